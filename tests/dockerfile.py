@@ -31,7 +31,7 @@ def stage(name: str) -> list[tuple[str, str]]:
 
 
 def environment() -> dict[str, str]:
-    """Of the last stage, which is the image."""
+    """Return the variables of the last stage, which is the image."""
     (text,) = (rest for name, rest in stage("service") if name == "ENV")
     return dict(pair.split("=", 1) for pair in text.split())
 
@@ -43,7 +43,7 @@ def health_check() -> list[str]:
 
 
 def default_command() -> list[str]:
-    """With the program itself."""
+    """Return the image's command, the program first."""
     (program,), (rest,) = arguments("ENTRYPOINT"), arguments("CMD")
     command: list[str] = [*json.loads(program), *json.loads(rest)]
     return command

@@ -51,7 +51,7 @@ def run_alone(
 
 
 def empty_tmp() -> list[str]:
-    """Return commands that empty /tmp but keep this project if it lies there."""
+    """Return commands that empty /tmp, except this project if it lies there."""
     emptied = "mount -t tmpfs -o mode=1777 tmpfs /tmp"
     if not ROOT.is_relative_to("/tmp"):
         return [emptied]

@@ -98,8 +98,8 @@ def _places(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def check_each(count: int, read: Callable[[random.Random], object]) -> None:
-    """Call `read`, which makes a mutant and reads it. It may succeed or raise an error of ours,
-    described in one line. Other errors, long times and much memory fail."""
+    """Call `read`, which makes a mutant and reads it. `read` may succeed or raise one of this
+    project's errors, described in one line. Other errors, long times and much memory fail."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for seed in range(count):
         with bounded(f"mutant {seed}"):

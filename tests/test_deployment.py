@@ -55,7 +55,7 @@ def write_foreign_model(folder: Path, factor: float = 1.001) -> None:
 
 
 def write_benchmark_files(folder: Path) -> None:
-    """By the names that `sdxl eval fetch` gives them; what is in them is drawn at random."""
+    """Their names are those that `sdxl eval fetch` gives them; their content is random."""
     import numpy as np
     import torch
     from transformers import CLIPConfig, CLIPModel

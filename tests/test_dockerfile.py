@@ -227,7 +227,7 @@ FOR_AN_L40S = "--backend tensorrt-rtx --gpu l40s"
 @pytest.mark.long
 @pytest.mark.timeout(2400)
 def test_it_exports_and_builds_where_nothing_but_its_volumes_can_be_written(tmp_path: Path) -> None:
-    """The commands of the deployment page; the build is one that needs no GPU."""
+    """It runs the commands of the deployment page; the build is one that needs no GPU."""
     pytest.importorskip("tensorrt_rtx")
     tmp_path.chmod(0o777)
     write_foreign_model(tmp_path / "foreign")
@@ -242,7 +242,7 @@ def test_it_exports_and_builds_where_nothing_but_its_volumes_can_be_written(tmp_
 
 
 def in_the_image() -> list[str]:
-    """What docs/deploy.md runs in it, after the volumes' names."""
+    """Return the commands that docs/deploy.md runs in the image, for these volumes."""
     text = (ROOT / "docs" / "deploy.md").read_text()
     found = re.findall(r"^docker run .*? (sdxl (?:export|build) .*)$", text, re.M)
     return [line.replace("/models", "/tmp/models") for line in found]

@@ -162,7 +162,7 @@ def test_names_are_not_vague() -> None:
 
 
 def test_class_names_are_unique() -> None:
-    """In all packages together."""
+    """They are unique in all packages together."""
     places: dict[str, list[str]] = {}
     for path in MODULES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -103,7 +103,7 @@ def with_gpu(trouble: Trouble, name: str | None) -> None:
 def refusal_of_engines(
     trouble: Trouble, backend: str, folder: Path | None = None, precision: str | None = None
 ) -> str:
-    """Return why no engines were refusal_of_engines for a model of this digest."""
+    """Return why no engines were found for a model of this digest."""
     from engines import choice
     from engines.choice import EngineRequest, choose_engines
 

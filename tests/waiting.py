@@ -15,7 +15,7 @@ def wait_until(
     pause_s: float = 0.02,
     details: Callable[[], object] = str,
 ) -> T:
-    """Return the first result of `check` that is true. `details` tells a failure's reader more."""
+    """Return the first result of `check` that is true. A failure's message ends with `details`."""
     until_s = time.monotonic() + timeout_s
     while not (result := check()):
         assert time.monotonic() < until_s, f"not after {timeout_s:g} s: {details()}"

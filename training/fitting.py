@@ -22,7 +22,7 @@ _WARMUP = 0.04
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how hard to train."""
+    """The length and the rates of a training run."""
 
     steps: int
     peak_rate: float
@@ -35,13 +35,13 @@ Loss = Callable[[np.random.Generator, int], Tensor]
 
 
 def in_half(device: str) -> torch.autocast:
-    """bf16 where it is faster; a processor without AVX-512 takes ten times as long in it."""
+    """Use bf16 where it is faster: without AVX-512 a processor takes ten times as long in it."""
     is_fast = device != "cpu" or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
     return torch.autocast(device, torch.bfloat16, enabled=is_fast)
 
 
 def rate_at(schedule: Schedule, step: int) -> float:
-    """Linear warm-up, then half a cosine down to a hundredth of the peak."""
+    """Return the rate: linear warm-up, then half a cosine down to a hundredth of the peak."""
     done = (step + 1) / (schedule.cycle or schedule.steps)
     if done < _WARMUP:
         return schedule.peak_rate * done / _WARMUP
@@ -96,7 +96,7 @@ def _load_average(weights: list[nn.Parameter], average: list[Tensor]) -> None:
 
 
 def load_latest(module: nn.Module, checkpoint: Path) -> None:
-    """Give `module` the last weights of a fit, not their average, to train on from there."""
+    """Give `module` the last weights of a fit, not their average, to continue training."""
     module.load_state_dict(torch.load(checkpoint, map_location="cpu")["module"])
 
 
@@ -143,7 +143,7 @@ def _save(
 
 
 def save_adopted(module: nn.Module, step: int, checkpoint: Path) -> None:
-    """A checkpoint as a fit leaves it at `step`, for weights that came from elsewhere."""
+    """Save a checkpoint as a fit leaves it at `step`, for weights from elsewhere."""
     weights = [p for p in module.parameters() if p.requires_grad]
     state = {
         "module": module.state_dict(),

@@ -46,7 +46,7 @@ def task(judges: Judges) -> QualityTask:
 
 @dataclass
 class Noise:
-    """A source of noise: picture i has seed i. Raises at `fails_at`."""
+    """A source of noise: picture i has seed i. Its picture number `fails_at` raises an error."""
 
     side: int = 128
     fails_at: int | None = None

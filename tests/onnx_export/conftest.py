@@ -21,12 +21,12 @@ from tests.onnx_export.exports import CachedTrace, Exports, export_tiny, write_t
 
 PROMPTS = ("a red circle on a blue background", "two green stars", "a ring")
 MINI_PROMPTS = 8
-"""that its 8-bit exports are calibrated on here: enough for numerics, not for quality"""
+"""prompts that calibrate its 8-bit exports here: enough for the numerics, not for quality"""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def quiet_model_optimizer() -> None:
-    """It warns, as it is imported, of a transformers it has not met."""
+    """Model Optimizer warns at its import that it does not know this version of transformers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         importlib.import_module("modelopt.torch.quantization")
@@ -47,7 +47,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 @pytest.fixture(scope="session")
 def tiny_export(tiny: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> ExportFolder:
-    """For reading; what changes a folder makes its own."""
+    """A shared export for tests that only read it; a test that changes a folder makes its own."""
     return export_tiny(tiny, tmp_path_factory.mktemp("tiny") / "fp32")
 
 
@@ -55,7 +55,7 @@ def tiny_export(tiny: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> E
 def tiny_exports(
     tiny: Checkpoint, tiny_export: ExportFolder, tmp_path_factory: pytest.TempPathFactory
 ) -> Exports:
-    """The tiny model by precision."""
+    """Return a function that exports the tiny model in a precision."""
     root = tmp_path_factory.mktemp("tiny_precisions")
 
     @cache
@@ -71,7 +71,7 @@ def tiny_exports(
 
 @pytest.fixture(scope="session")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
-    """The embedded model by precision, unchecked: minutes each, for long tests."""
+    """Return a function that exports the embedded model, unchecked: minutes, for long tests."""
     root = tmp_path_factory.mktemp("mini")
 
     @cache

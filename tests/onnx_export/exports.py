@@ -58,11 +58,11 @@ TINY: Configs = {
         "sample_size": 32,
     },
 }
-"""One layer a block, and a VAE of two levels: seconds to trace."""
+"""One layer a block and a VAE of two levels: traced in seconds."""
 
 
 class CachedTrace:
-    """`trace`, cached on disk: a graph depends on the network's shape alone, as a test shows.
+    """`trace`, cached on disk: a graph depends only on the network's shape, as a test shows.
 
     A file is named by the digest of all that its graph depends on: the network and its spec, the
     configurations, the exporter's sources and the libraries' versions."""
@@ -113,20 +113,20 @@ def write_tiny(folder: Path) -> Checkpoint:
 
 
 def write_tiny_inpainting(folder: Path) -> Checkpoint:
-    """The same, whose UNet also reads a mask and the picture under it."""
+    """Write the tiny model for inpainting: its UNet also reads a mask and a masked picture."""
     write_checkpoint(folder, {**TINY, "unet": {**TINY["unet"], "in_channels": 9}})
     return Checkpoint(folder.name, folder)
 
 
 Exports = Callable[[str], ExportFolder]
 BOUNDS = {"fp32": 60.0, "int8": 15.0}
-"""dB; what 8 bits cost, the tiny model's random weights say little of"""
+"""in dB; the tiny model's random weights say little of what 8 bits cost"""
 
 
 def painted_as_by_pytorch(
     checkpoint: Checkpoint, folder: ExportFolder, asked: Sequence[GenerationParams | Edit]
 ) -> list[Result]:
-    """What an export paints with ONNX Runtime, held against the checkpoint itself."""
+    """Compare what an export paints on ONNX Runtime with what the checkpoint itself paints."""
     found, expected = (
         Pipeline(checkpoint, engines).generate(asked)
         for engines in (load_onnxruntime(folder), load_torch(checkpoint))

@@ -50,7 +50,7 @@ class Band:
     recorded: Measured
 
     def outside(self, current: Measured) -> list[str]:
-        """A line for each score outside the band."""
+        """Return a line for each score outside the band."""
         wrong = []
         for what in ("exact", "fast"):
             recorded, measured = getattr(self.recorded, what), getattr(current, what)
@@ -70,7 +70,7 @@ class Band:
 
 
 def measure(int8: ExportFolder) -> Measured:
-    """The shipped fp32 graphs at interval 1, and this export at interval 2."""
+    """Measure the shipped fp32 graphs at interval 1, and this export at interval 2."""
     judges = mini_judges(DRAWN)
     exact = _score(load_onnxruntime(open_mini()), 1, judges)
     fast = _score(load_onnxruntime(int8), FAST_INTERVAL, judges)

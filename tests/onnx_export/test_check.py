@@ -1,4 +1,4 @@
-"""The check passes the model, catches another, and says what it measured beside what it needed."""
+"""The check accepts the right model, refuses another, and prints measured and required values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(folder: ExportFolder, checkpoint: Checkpoint, said: Said | None = None) 
 @pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "fp8"])
 def test_the_embedded_models_exports_are_the_model(precision: str, exports: Exports) -> None:
-    """As `sdxl export` checks, with fewer pictures; it raises where they are not."""
+    """It checks as `sdxl export` does, with fewer pictures; a difference raises an error."""
     folder, mini = exports(precision), find("mini")
     subject = subject_of(mini, compared=2, scored=32)
     order = ExportSpec(mini, precision, folder.folder)
@@ -77,7 +77,7 @@ def test_another_models_weights_are_found_out(
 
 @pytest.mark.slow
 def test_an_8_bit_graph_may_differ_as_its_rounding_differs_from_itself(exports: Exports) -> None:
-    """And by no more: the embedded model's rounding hardly does, so its bound stays what it is."""
+    """It may not differ by more: the embedded model's rounding hardly does, so its bound stays."""
     folder, mini = exports("int8"), find("mini")
     checked = _Run(folder, ExportSpec(mini, "int8", folder.folder), subject_of(mini))
     names = [tensor.name for tensor in folder.graphs["unet_deep"].spec.outputs]
@@ -98,7 +98,7 @@ SEEN = (0.0, 0.06, 0.07)
 
 @pytest.mark.slow
 def test_pytorchs_own_8_bits_have_findings_of_their_own(exports: Exports, tmp_path: Path) -> None:
-    """No graph points into the further layers' numbers: where they are wrong, the graphs hold."""
+    """No graph uses the numbers of the further layers: if those are wrong, the graphs are right."""
     mini = find("mini")
     folder = ExportFolder.read(shutil.copytree(exports("int8").folder, tmp_path / "int8"))
     in_torch = in_8_bits_in_torch(folder, mini)

@@ -113,7 +113,7 @@ def test_graphs_hold_no_weights(tiny_export: ExportFolder) -> None:
 
 @pytest.mark.slow
 def test_what_is_stored_as_float32_is_halved_in_the_graph(tiny: Checkpoint, out: Path) -> None:
-    """As the embedded model's text encoders are."""
+    """The embedded model's text encoders are stored so."""
     mixed = copy_of(tiny, out.with_name("mixed"))
     path = mixed.folder / "text_encoder" / "model.safetensors"
     whole = {name: tensor.float() for name, tensor in load_file(path).items()}

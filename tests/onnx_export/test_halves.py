@@ -1,4 +1,4 @@
-"""An export in halves decodes and encodes what overflows in them (tests/sdxl/test_halves.py)."""
+"""A half precision export handles values that would overflow (tests/sdxl/test_halves.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A LoRA file, in either format, gives the model diffusers makes of it; a bad one, one line."""
+"""A LoRA file in either format gives diffusers' model; a bad file is refused in one line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def modules(checkpoint: Checkpoint) -> dict[str, nn.Module]:
 
 
 def adapters(parts: Mapping[str, nn.Module]) -> dict[tuple[str, str], tuple[Tensor, Tensor]]:
-    """Down and up by part and layer, seeded."""
+    """Return random down and up matrices by part and layer; a seed fixes them."""
     generator = torch.Generator().manual_seed(0)
     found = {}
     for part, module in parts.items():
@@ -48,7 +48,7 @@ def full_name(name: str) -> str:
 
 
 def in_diffusers_format(parts: Mapping[str, nn.Module]) -> Tensors:
-    """peft's names, and no alpha: its effect is in the weights."""
+    """Its names are peft's and it stores no alpha: the weights are already scaled by it."""
     tensors = {}
     for (part, name), (down, up) in adapters(parts).items():
         layer = f"{part}.{name if part == 'unet' else full_name(name)}"

@@ -1,4 +1,4 @@
-"""Our own graphs through the real TensorRT-RTX, for an L40S, without a GPU.
+"""The real TensorRT-RTX builds our own graphs for an L40S, without a GPU.
 
 A plan that builds doesn't prove that 8-bit kernels run: TensorRT chooses, and tensorrt-rtx
 documents INT8 for weights alone. Only a timing on the GPU tells.
@@ -69,7 +69,7 @@ def test_a_small_unet_in_eight_bits_builds(
 @pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 def test_a_small_inpainting_checkpoint_builds(tmp_path: Path, precision: str) -> None:
-    """Nine channels into the UNet, and what encodes the picture under the mask."""
+    """The UNet has nine input channels, and the masked picture's encoder is built too."""
     checkpoint = write_tiny_inpainting(tmp_path / "nine")
     prompts = PROMPTS if precision in RECIPES else ()
     export = export_tiny(checkpoint, tmp_path / "export", precision, prompts=prompts)

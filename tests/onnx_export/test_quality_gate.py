@@ -1,4 +1,4 @@
-"""int8 at interval 2 keeps its quality. The test is here because the exports are."""
+"""int8 at interval 2 keeps its quality. The test is in this folder because the exports are."""
 
 from __future__ import annotations
 

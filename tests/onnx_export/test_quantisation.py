@@ -1,4 +1,4 @@
-"""Every layer becomes what the recipe says, by numbers from our own loop, in graphs that run."""
+"""Every layer becomes what the recipe says, with scales from our own loop, in graphs that run."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from tests.onnx_export.conftest import PROMPTS
 from tests.onnx_export.exports import Exports
 
 KEPT = "time_emb_proj|time_embedding|conv_in|conv_out|conv_shortcut|add_embedding|norm_out|to_out"
-"""what the reference submission keeps, by its own pattern"""
+"""the layers that the reference submission does not quantise, by its own pattern"""
 NUMBERS = tuple(RECIPES)
 FLIPS = {"int8": 0.01, "fp8": 0.03}
-"""Scales are stored as halves: a value in the middle of two steps may be rounded to the other."""
+"""Scales are stored in half precision: a value between two steps may round the other way."""
 
 pytestmark = pytest.mark.timeout(300)
-"""Whichever test comes first quantises or exports a network."""
+"""The first test of a network quantises or exports it, which takes long."""
 
 
 def layers_of(unet: nn.Module) -> list[str]:
@@ -117,7 +117,7 @@ def test_calibration_sees_the_first_steps_of_every_prompt(tiny: Checkpoint) -> N
 
 
 def test_calibration_follows_the_plan_that_is_served(tiny: Checkpoint) -> None:
-    """What Deep alone has is called at its steps, what Shallow has too at all of them."""
+    """Layers of Deep alone are called at deep steps, layers that Shallow has too at all steps."""
     parts = {name: tiny.part(name) for name in ADAPTED}
     clock, seen = StepClock(), dict[str, list[int]]()
     for name in ("mid_block.resnets.0.conv1", "up_blocks.2.resnets.1.conv2"):
@@ -149,7 +149,7 @@ def test_calibration_paints_with_the_protocols_guidance_and_negative_prompt(
 
 
 def test_prompts_of_several_lengths_are_calibrated_apart(tiny: Checkpoint) -> None:
-    """Else a step of theirs would be two calls, and its statistic that of two steps."""
+    """Otherwise a step would be two calls, and its statistic would be counted as two steps."""
     parts = {name: tiny.part(name) for name in ADAPTED}
     rows: list[int] = []
     parts["unet"].get_submodule("time_proj").register_forward_pre_hook(
@@ -174,7 +174,7 @@ def quantised(request: pytest.FixtureRequest, tiny: Checkpoint) -> tuple[str, nn
 def test_stored_numbers_are_model_optimizers(
     quantised: tuple[str, nn.Module, Quantised], tiny: Checkpoint, tmp_path: Path
 ) -> None:
-    """Our own rounding, by the stored numbers alone, computes what its modules compute."""
+    """Our own rounding with only the stored numbers computes what Model Optimizer's modules do."""
     number, theirs, found = quantised
     save_file(dict(found.tensors), tmp_path / "tensors.safetensors")
     ours = tiny.part("unet")
@@ -226,7 +226,7 @@ def test_smoothing_leaves_the_product(
 
 @pytest.fixture(params=NUMBERS)
 def folder(request: pytest.FixtureRequest, tiny_exports: Exports) -> ExportFolder:
-    """Half a minute for the first: slow tests alone have it."""
+    """Only slow tests use it: the first export takes half a minute."""
     return tiny_exports(request.param)
 
 
@@ -320,7 +320,7 @@ def test_any_other_model_has_500_prompts_of_our_own(tiny: Checkpoint) -> None:
 
 
 def test_mlperfs_own_list_is_read(tiny: Checkpoint, tmp_path: Path) -> None:
-    """Ids of COCO's captions, or the table that its tools make of them."""
+    """The list holds ids of COCO's captions, or is the table that COCO's tools make of them."""
     ids, table, annotations = (tmp_path / name for name in ("ids.txt", "captions.tsv", "coco.json"))
     ids.write_text("655\n282\n")
     table.write_text("id\tcaption\n655\ta dog\n282\ta cat\n")
@@ -386,5 +386,5 @@ def test_a_calibration_prints_its_progress_but_not_model_optimizers(
 
 
 def test_a_calibrated_unet_is_freed() -> None:
-    """In its own process: the library's first import kept it alive."""
+    """It runs in a process of its own, because the library's first import kept the UNet alive."""
     subprocess.run([sys.executable, "-c", FREED], check=True, timeout=120)

@@ -1,4 +1,4 @@
-"""A fact that specs.py states is stated nowhere else: one word changed there flows through."""
+"""A fact in specs.py is stated nowhere else: changing one word there changes everything."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ print(json.dumps({"names": names, "psnr": psnr(ours, theirs)}))
 
 @pytest.fixture(scope="module")
 def renamed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The code, with one word changed."""
+    """A copy of the code with one word changed."""
     root = tmp_path_factory.mktemp("renamed")
     for package in ("sdxl", "engines", "onnx_export"):
         ignored = shutil.ignore_patterns("__pycache__", "weights", "onnx")

@@ -1,4 +1,4 @@
-"""The graphs in the repository are those that the exporter makes of the embedded model today."""
+"""The graphs in the repository are those that the exporter makes of the embedded model now."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_what_is_shipped_is_of_these_weights() -> None:
 
 @pytest.mark.long
 def test_exporting_again_gives_the_same_bytes(exports: Exports) -> None:
-    """In another process, and maybe after another training."""
+    """The second export runs in another process."""
     again, shipped = exports("fp32"), ExportFolder.read(GRAPHS)
     for name, graph in again.graphs.items():
         ours = (again.folder / graph.file).read_bytes()

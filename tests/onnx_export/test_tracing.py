@@ -55,7 +55,7 @@ def test_a_graph_says_nothing_of_where_it_was_made(name: str, graphs: dict[str, 
 
 @pytest.mark.slow
 def test_weights_have_no_part_in_a_graph(tiny: Checkpoint, graphs: dict[str, ir.Model]) -> None:
-    """Zeros would be folded away, and equal tensors made one, by an optimiser that sees them."""
+    """An optimiser that saw the weights would fold zeros away and merge equal tensors."""
     network = networks_of("vae", tiny.part("vae"))["vae_decoder"]
     with torch.no_grad():
         for parameter in network.parameters():

@@ -1,4 +1,4 @@
-"""The embedded model with another UNet: one that reads more, by random weights of its own."""
+"""The embedded model with another UNet, which reads more inputs through random weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sdxl.checkpoint import MINI, WEIGHT_NAMES
 def write_altered(
     folder: Path, facts: dict[str, Any], change: Callable[[dict[str, Tensor]], None]
 ) -> Path:
-    """`facts` go into the UNet's configuration; `change` is told its weights by name."""
+    """`facts` are added to the UNet's configuration; `change` gets its weights by name."""
     shutil.copytree(MINI, folder)
     # They are of other weights.
     (folder / "presets.json").unlink()
@@ -33,6 +33,6 @@ def write_altered(
 
 
 def drawn(dims: tuple[int, ...], strength: float, like: Tensor) -> Tensor:
-    """The same each time."""
+    """Return the same random weights each time."""
     noise = torch.randn(dims, generator=torch.Generator().manual_seed(0))
     return (noise * strength).to(like.dtype)

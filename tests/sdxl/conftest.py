@@ -1,4 +1,4 @@
-"""Pipelines and tokenizers that several modules share."""
+"""Pipelines and tokenizers that several test modules share."""
 
 from __future__ import annotations
 

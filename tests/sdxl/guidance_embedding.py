@@ -1,7 +1,7 @@
 """A small checkpoint in the layout of one that was distilled to read guidance, such as LCM's for
 SDXL: the embedded model, whose UNet also reads an embedding of guidance.
 
-The weights of what it reads besides are random: its pictures are not good, but depend on guidance.
+The weights of that embedding are random: the pictures are not good, but depend on guidance.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.sdxl.altered import drawn, write_altered
 
 CHANNELS = 24
 STRENGTH = 0.3
-"""of the random weights: guidance then moves a picture about as much as another prompt"""
+"""of the random weights: with it, guidance changes a picture about as much as another prompt"""
 
 
 def write_embedding(folder: Path, channels: int = CHANNELS) -> Path:

@@ -1,7 +1,7 @@
 """A small checkpoint in the layout of stable-diffusion-xl-1.0-inpainting-0.1: the embedded model,
 whose UNet also reads a mask and the latents of the picture under it.
 
-The weights of what it reads besides are random: its pictures are not good, but depend on all of it.
+The weights of these inputs are random: the pictures are not good, but depend on all inputs.
 """
 
 from __future__ import annotations

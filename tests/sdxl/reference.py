@@ -1,4 +1,4 @@
-"""The denoising loop written the plain way: one image, alone, step after step."""
+"""A plain denoising loop: one image, alone, step after step."""
 
 from __future__ import annotations
 

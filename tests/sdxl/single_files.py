@@ -1,7 +1,7 @@
 """The original layout of SDXL checkpoints, written from a folder in diffusers layout.
 
-The names are those of Stability's generative-models, stated here on their own: nothing of the code
-under test, or of diffusers' converters, is used.
+The names are those of Stability's generative-models. They are listed here independently: nothing of
+the code under test or of diffusers' converters is used.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def write_single_file(
     more: Mapping[str, Tensor] | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> Path:
-    """One file of a folder's four networks, as Civitai has them; as they are without a `dtype`."""
+    """Write a folder's four networks into one file, as Civitai has them, in `dtype` if given."""
     tensors: dict[str, Tensor] = {}
     for part, rename in RENAMED.items():
         if part not in without:

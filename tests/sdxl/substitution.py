@@ -1,5 +1,5 @@
-"""DeepCache without its two networks: diffusers' own UNet runs in full at every call, and between
-deep ones its inner tensors are those of the last deep one.
+"""DeepCache without its two networks: diffusers' own UNet runs in full at every call, and at
+shallow steps its inner tensors are replaced by those of the last deep step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @contextmanager
 def substituted(unet: Any, interval: int = 2) -> Iterator[None]:
-    """For whatever calls it once a step, meanwhile; the first call is deep."""
+    """Inside the block the UNet must be called once a step; the first call is deep."""
     kept: dict[str, Tensor] = {}
     calls = 0
 

@@ -1,4 +1,4 @@
-"""Reading checkpoints: what loads, and what is refused with which words."""
+"""Which checkpoints load, and the messages that refuse the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line's entry: what is listed exists, and every error is one line and an exit code."""
+"""The command line: every listed command exists; every error is one line and an exit code."""
 
 from __future__ import annotations
 

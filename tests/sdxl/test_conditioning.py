@@ -46,7 +46,7 @@ class EncoderEngine:
 
 @dataclass
 class NoEngine:
-    """The networks that conditioning has no business calling."""
+    """Stands for the networks that conditioning must not call."""
 
     spec: ModelSpec
 
@@ -75,7 +75,7 @@ class Setup:
         return encode(requests, prompts, engines, **options)
 
     def reference(self, request: GenerationParams, force_zeros: bool) -> tuple[Tensor, Tensor]:
-        """context and pooled, as diffusers' pipeline makes them."""
+        """Return context and pooled as diffusers' pipeline makes them."""
         pipeline = StableDiffusionXLPipeline(
             vae=None,
             text_encoder=self.models[0],
@@ -99,7 +99,7 @@ class Setup:
         return context, pooled
 
     def chunked(self, text: str) -> tuple[Tensor, Tensor]:
-        """A long prompt's context and pooled, chunk by chunk, one call each."""
+        """Return a long prompt's context and pooled, with one call for each chunk."""
         contexts, pooled = [], []
         for tokenizer, model in zip(self.theirs, self.models, strict=True):
             ids = tokenizer(text).input_ids

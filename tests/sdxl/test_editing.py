@@ -27,7 +27,7 @@ PROMPT = "a small yellow star above a green square on a white background"
 SIZES = [(128, 128), (96, 160), (136, 120)]
 STRENGTHS = (0.1, 0.5, 0.8, 1.0)
 HOLE = (16, 24, 72, 88)
-"""in whole latents, so that their averages are what diffusers' choice of pixels is"""
+"""in whole latents, so that averaging their pixels gives what diffusers' choice of pixels gives"""
 
 
 def drawing(width: int, height: int) -> Image.Image:
@@ -54,7 +54,7 @@ def edit(params: GenerationParams, *, is_masked: bool = False) -> Edit:
 
 @pytest.fixture(scope="module")
 def pipes(diffusers_mini: Any) -> Any:
-    """diffusers' image to image and inpainting, on the same parts."""
+    """Make diffusers' image to image and inpainting pipelines from the same networks."""
     from diffusers import StableDiffusionXLImg2ImgPipeline, StableDiffusionXLInpaintPipeline
 
     made = [
@@ -72,7 +72,7 @@ def theirs(pipes: Any, asked: Edit) -> Tensor:
 
 @torch.inference_mode()
 def painted(pipes: Any, asked: Edit, output_type: str) -> Tensor:
-    """Latents go in where we encode the mean: diffusers draws a sample of pixels."""
+    """diffusers gets latents, since it would sample an encoded picture where we take the mean."""
     params, source = asked.params, asked.source
     pipe = pipes[source.mask is not None]
     set_scheduler(pipe, params.scheduler)
@@ -110,7 +110,7 @@ def params_of(scheduler: str, size: tuple[int, int], strength: float, **rest: An
 def test_edits_of_every_strength_equal_diffusers(
     mini: Pipeline, pipes: Any, scheduler: str, size: tuple[int, int], is_masked: bool
 ) -> None:
-    """With guidance and without, in flight together."""
+    """They are with guidance and without, in flight together."""
     asked = [
         edit(params_of(scheduler, size, strength, guidance=guidance), is_masked=is_masked)
         for strength, guidance in itertools.product(STRENGTHS, (5.0, 1.0))
@@ -132,7 +132,7 @@ def test_edits_equal_diffusers(mini: Pipeline, pipes: Any, scheduler: str, is_ma
 def test_a_picture_of_any_size_is_brought_to_size_as_diffusers_brings_it(
     mini: Pipeline, pipes: Any, side: int
 ) -> None:
-    """It is given whole: diffusers' image to image takes it to the multiples of 8 below its own."""
+    """diffusers gets the whole picture and resizes it to the next lower multiples of 8."""
     size = 8 * (side // 8), 8 * (side * 2 // 8)
     given = GivenImage.read(file_of(drawing(side, side * 2)))
     for encoding in ("sample", "mean"):
@@ -149,7 +149,7 @@ def test_a_picture_of_any_size_is_brought_to_size_as_diffusers_brings_it(
 def test_interval_2_equals_the_full_unet_with_tensors_substituted(
     mini: Pipeline, pipes: Any, scheduler: str, is_masked: bool
 ) -> None:
-    """Counted from the first step that is taken."""
+    """Deep steps are counted from the first step that is taken."""
     usual = {"steps": 8 if scheduler in FEW else 20, "cache_interval": 2}
     asked = [
         edit(params_of(scheduler, SIZES[1], strength, **usual), is_masked=is_masked)
@@ -168,7 +168,7 @@ def test_a_sample_of_the_latents_is_drawn_as_diffusers_draws_it(mini: Pipeline, 
 
 
 def test_a_hidden_picture_leaves_no_trace_at_full_strength(mini: Pipeline) -> None:
-    """Under a mask, as in diffusers; without one the start shows it."""
+    """This holds under a mask, as in diffusers; without one the start shows the picture."""
     plain = params_of("euler", SIZES[0], 1.0, steps=2)
     (one, other) = (
         Edit(plain, GivenImage.read(file_of(Image.new("RGB", SIZES[0], colour))).source(plain))
@@ -183,7 +183,7 @@ def test_a_hidden_picture_leaves_no_trace_at_full_strength(mini: Pipeline) -> No
 
 
 def test_what_a_mask_keeps_is_the_source_to_the_byte(mini: Pipeline) -> None:
-    """Around a soft mask, and around one that is worked at enlarged."""
+    """The mask is soft, or its region is enlarged for the work."""
     size = (200, 152)
     for rest in ({"mask_blur": 4}, {"mask_padding": 16}, {}):
         given = GivenImage.read(file_of(drawing(*size)), file_of(masking(*size)))
@@ -214,8 +214,8 @@ def test_the_first_step_of_an_edit_runs_the_whole_unet(mini: Pipeline) -> None:
 
 
 def test_edits_and_pictures_from_text_share_calls(mini: Pipeline) -> None:
-    """Of one size they are alike to the loop: as many calls as the longest of them has steps, and
-    each picture is that of itself alone."""
+    """Requests of one size share all calls, so there are as many calls as the longest has steps,
+    and each picture equals the one made alone."""
     usual: dict[str, Any] = {"steps": 6, "guidance": 5.0, "cache_interval": 2}
     text = GenerationParams(PROMPT, seed=3, width=128, height=128, **usual)
     asked: list[GenerationParams | Edit] = [
@@ -232,7 +232,7 @@ def test_edits_and_pictures_from_text_share_calls(mini: Pipeline) -> None:
 
 
 def test_a_mask_s_neighbours_are_not_touched(mini: Pipeline) -> None:
-    """A picture from text beside an inpainting is the same to the bit in one shape of calls."""
+    """In calls of one shape, a picture from text beside an inpainting is the same to the bit."""
     exact = replace(mini, is_deterministic=True)
     text = GenerationParams(PROMPT, steps=4, cache_interval=2, seed=3, width=128, height=128)
     masked = edit(params_of("euler", SIZES[0], 1.0, steps=4), is_masked=True)

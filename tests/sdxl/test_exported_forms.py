@@ -1,4 +1,4 @@
-"""What a graph computes otherwise than PyTorch is the same, asked of the forms themselves."""
+"""The forms in which graphs compute differently from PyTorch give the same results."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def image_of(model: Pipeline, asked: GenerationParams | Edit) -> Tensor:
 
 @pytest.mark.parametrize("scheduler", FIRST_QUICK)
 def test_pictures_equal_diffusers(model: Pipeline, pipe: Any, scheduler: str) -> None:
-    """Every size and guidance, in flight together; a negative prompt is not read."""
+    """Every size and guidance is in flight together; a negative prompt is not read."""
     usual: dict[str, Any] = {"steps": 4, "seed": 7, "scheduler": scheduler, "cache_interval": 1}
     asked = [
         GenerationParams(PROMPT, negative, width=w, height=h, guidance=guidance, **usual)

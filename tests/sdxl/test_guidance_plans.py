@@ -1,5 +1,5 @@
-"""Guidance in a part of the steps: what a request's words mean step by step, that a row less is
-counted as less, and that pictures are those of the loop written the plain way."""
+"""Guidance in a part of the steps: what a request's fields mean for each step, that a row less is
+counted as less work, and that pictures equal those of a plain loop."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_guidance_in_every_step_is_the_plan_without_a_word_of_it() -> None:
 
 @given(st.integers(1, 60), st.integers(0, 100), st.integers(0, 100))
 def test_an_interval_is_that_of_diffusers_guiders(steps: int, begin: int, end: int) -> None:
-    """They compare the step's number with int(share * steps)."""
+    """Their guiders compare the step's number with int(share * steps)."""
     if begin >= end:
         return
     # Of whole hundredths, without what floats make of them.
@@ -137,7 +137,7 @@ def test_calls_have_no_row_for_an_unused_negative_prompt() -> None:
 
 
 def test_a_recorded_tick_holds_for_whatever_comes_under_its_key() -> None:
-    """As a GPU replays it: the work of the first that came under a key, on its tensors."""
+    """A GPU replays the recorded work of the first request with a key on that request's tensors."""
     recorded: dict[Hashable, Callable[[], None]] = {}
 
     def replay(network: str, key: Hashable, work: Callable[[], None]) -> bool:

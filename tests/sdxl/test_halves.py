@@ -1,4 +1,4 @@
-"""A VAE that half precision holds is the same VAE, and holds what would overflow."""
+"""A VAE rescaled for half precision computes the same, without overflow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sdxl.networks.vae import VaeDecoder, VaeEncoder
 
 MOST = torch.finfo(torch.float16).max
 LOUD = 2.0**13
-"""times the embedded model's own sums: a hundred thousands, as a VAE has that overflows"""
+"""times the embedded model's sums: hundreds of thousands, as in a VAE that overflows"""
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def embedded() -> Any:
 
 
 def changed(vae: Any, share: float, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The same VAE with so many times its sums."""
+    """Return the same VAE with its sums multiplied by this factor."""
     with monkeypatch.context() as patch:
         patch.setattr(halves, "SHARE", share)
         fit_halves(vae := copy.deepcopy(vae))
@@ -34,7 +34,7 @@ def changed(vae: Any, share: float, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def images() -> Tensor:
-    """Two smooth ones, with edges."""
+    """Return two smooth images with edges."""
     across = torch.linspace(-1, 1, 96).expand(96, 96)
     disc = (across**2 + across.T**2 < 0.4).float() * 2 - 1
     return torch.stack([torch.stack([across, across.T, disc]), torch.stack([disc, disc, across])])
@@ -46,7 +46,7 @@ def latents() -> Tensor:
 
 @torch.inference_mode()
 def both_ways(vae: Any, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Latents of the images, and images of latents, which are nobody else's."""
+    """Return the latents of the images, and the images of random latents."""
     vae = copy.deepcopy(vae)
     encoder, decoder = VaeEncoder(vae).to(dtype), VaeDecoder(vae).to(dtype)
     return encoder(images().to(dtype))[0].float(), decoder(latents().to(dtype))[0].float()
@@ -57,7 +57,7 @@ def decibels(found: Tensor, needed: Tensor) -> float:
 
 
 def largest(vae: Any) -> float:
-    """Of all that its modules give, both ways."""
+    """Return the largest value that any module returns while encoding or decoding."""
     found = [0.0]
     hooks = [
         module.register_forward_hook(lambda _, __, out: found.append(float(out.abs().max())))
@@ -100,7 +100,7 @@ def test_what_overflows_is_held(embedded: Any, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow
 def test_so_it_is_at_sdxl_s_own_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its architecture, with random weights."""
+    """The test uses the architecture of SDXL's VAE with random weights."""
     torch.manual_seed(0)
     blocks: dict[str, Any] = {
         "down_block_types": ("DownEncoderBlock2D",) * 4,

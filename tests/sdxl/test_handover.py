@@ -1,4 +1,4 @@
-"""Work between threads: what an interrupt at any bytecode leaves behind."""
+"""Work handed to threads: the state that an interrupt at any bytecode leaves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOON_S = 5.0
 
 
 class Both:
-    """Two pieces of work that say whether the second still runs."""
+    """Two pieces of work that record whether the second still runs."""
 
     def __init__(self) -> None:
         self.thread = WorkThread()

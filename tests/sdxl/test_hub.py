@@ -1,4 +1,4 @@
-"""A hub id may name a revision, and what was fetched is known by its commit."""
+"""A hub id may name a revision, and a downloaded model is identified by its commit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def address() -> Iterator[str]:
 
 
 def fetch(address: str, home: Path, *models: str, **environment: str) -> list[str]:
-    """In a process of its own: huggingface_hub reads its settings when it is imported."""
+    """It runs in a process of its own, because huggingface_hub reads its settings at import."""
     places = {"HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *models],
@@ -92,7 +92,7 @@ def test_the_hub_is_asked_for_the_revision(
 
 
 def error_of(kind: str) -> Exception:
-    """As the hub's client raises it, without the answer that it was made of."""
+    """Make an error as the hub's client raises it, without the HTTP answer behind it."""
     from huggingface_hub import errors
 
     answer = Mock(headers={}, request=None)
@@ -132,7 +132,7 @@ def test_a_hub_out_of_order_does_not_stop_a_model_that_was_fetched(
 
 @pytest.mark.slow
 def test_of_each_network_one_variant_is_fetched(tmp_path: Path) -> None:
-    """The public hub's SDXL has both, a second VAE and other frameworks' files."""
+    """The public hub's SDXL has two variants, a second VAE and other frameworks' files."""
     model, home = tmp_path / "model", tmp_path / "home"
     shutil.copytree(MINI, model)
     for file in list(model.rglob("*.safetensors")):

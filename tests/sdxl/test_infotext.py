@@ -1,4 +1,4 @@
-"""What other programs say of their pictures, read as far as it means something here."""
+"""Parameters that other programs write into pictures are read where they have a meaning here."""
 
 from __future__ import annotations
 

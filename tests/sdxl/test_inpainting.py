@@ -1,4 +1,4 @@
-"""Checkpoints made for inpainting, whose UNet reads a mask and what lies under it, against
+"""Checkpoints made for inpainting, whose UNet reads a mask and the picture under it, against
 diffusers' own pipeline on the same folder."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.sdxl.test_pipeline import assert_alike, set_scheduler
 from tests.sdxl.their_schedulers import FEW, FIRST_QUICK, asked_of, each_at
 
 HOLE = (13, 27, 75, 90)
-"""Its edges are not those of latents: which of them are masked, one pixel of each decides."""
+"""Its edges are not those of latents: one pixel of each latent decides whether it is masked."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def pipe(folder: Path) -> Any:
 
 
 def hole(size: tuple[int, int]) -> Image.Image:
-    """Soft at one side."""
+    """Return a mask that is soft at one side."""
     mask = Image.new("L", size, 0)
     mask.paste(255, HOLE)
     mask.paste(100, (HOLE[2], HOLE[1], HOLE[2] + 6, HOLE[3]))
@@ -65,8 +65,8 @@ def edit(params: GenerationParams, mask: Image.Image | None = None) -> Edit:
 
 @torch.inference_mode()
 def painted(pipe: Any, asked: Edit | GenerationParams, output_type: str) -> Tensor:
-    """Without a mask, everything is masked. Latents go in where we encode the mean: diffusers
-    draws a sample of pixels."""
+    """Without a mask, everything is masked. diffusers gets latents, since it would sample an
+    encoded picture where we take the mean."""
     params = asked.params if isinstance(asked, Edit) else asked
     assert params.width and params.height
     size = params.width, params.height
@@ -104,7 +104,7 @@ def compare(model: Pipeline, pipe: Any, *asked: Edit | GenerationParams) -> None
 def test_inpainting_equals_diffusers(
     model: Pipeline, pipe: Any, scheduler: str, size: tuple[int, int]
 ) -> None:
-    """Every strength with guidance and without, in flight together."""
+    """Every strength, with guidance and without, is in flight together."""
     params = (
         params_of(scheduler, size, strength, guidance=guidance)
         for strength, guidance in itertools.product(STRENGTHS, (5.0, 1.0))
@@ -114,8 +114,8 @@ def test_inpainting_equals_diffusers(
 
 @pytest.mark.parametrize("size", SIZES)
 def test_what_has_no_mask_is_all_masked(model: Pipeline, pipe: Any, size: tuple[int, int]) -> None:
-    """A picture from text, as diffusers inpaints one at full strength, and one made from another
-    one."""
+    """That is a picture from text, which diffusers inpaints at full strength, and a picture made
+    from another one."""
     from_text = replace(params_of("euler", size, 1.0, steps=5), strength=None)
     compare(model, pipe, from_text, edit(params_of("dpmpp_2m", size, 0.6, steps=5)))
 

@@ -1,4 +1,4 @@
-"""A picture of two legs is promised, counted and queued whole from the beginning."""
+"""An upscaled picture is two legs: both are promised, counted and queued from the beginning."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WORK_S = 6 * 1.0 + 0.5 + 4 * 5.0
 
 
 def test_what_is_promised_holds_both_legs_and_what_lies_between() -> None:
-    """Decoding counts by the size of what is decoded."""
+    """Decoding counts by the size of the decoded picture."""
     found = project([ONE], LIMITS, COSTS, 10.0)
     assert found[0] == pytest.approx(10.0 + 6 * 1.0 + 0.1)
     found = project([BOTH], LIMITS, COSTS, 10.0)
@@ -39,7 +39,7 @@ def test_what_is_promised_holds_both_legs_and_what_lies_between() -> None:
 
 
 def test_pictures_are_pasted_one_after_another() -> None:
-    """Into a larger image, after the pictures that already have no more steps."""
+    """They are written into a larger image behind those that have no more steps."""
     costs = replace(COSTS, paste_s=2.0, pasting_s=7.0)
     flights = [replace(ONE, id=0, pasted=3.0), replace(ONE, id=1, pasted=3.0), replace(ONE, id=2)]
     ready = project(flights, LIMITS, costs, 0.0)
@@ -90,7 +90,7 @@ def test_a_deadline_that_only_the_first_leg_would_meet_is_refused() -> None:
 
 
 def test_upscaled_and_plain_pictures_share_a_device_by_work() -> None:
-    """And every promise holds, though half of them are of two legs."""
+    """Every promise holds, though half of the pictures have two legs."""
     world = World([Device(4, queue=12)])
     wide = Leg(axes(128, 128), plan(8, 2))
     Caller(world, "plain", connections=8, n=4, deadline_s=math.inf, axes=OF_THE_DEVICE)

@@ -1,4 +1,4 @@
-"""Low priority beside interactive load, in simulated time on the true loop and policy."""
+"""Low priority beside interactive load, in simulated time on the real loop and policy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fakes import FakeClock, FakeEngine, fake_conditioning, fake_engines
 
 ROWS, BUCKETS = 4, (1, 2, 4)
 STEPS, DEEP_S, SHALLOW_S = 20, 0.030, 0.003
-"""A deep tick of two rows; more rows cost more, as on a device that computes them one by one."""
+"""Seconds of a tick of two rows; the device computes rows one by one, so more cost more."""
 LOAD, ARRIVALS = 0.6, 400
 QUEUED_LOW = 16
 
@@ -27,7 +27,7 @@ def cost_s(network: str, rows: int) -> float:
 
 @dataclass
 class Simulation:
-    """Poisson arrivals; time passes in engine calls alone, and waits where there is nothing."""
+    """Requests arrive at random; time passes only in engine calls, or until the next arrival."""
 
     has_low: bool
     clock: FakeClock = field(default_factory=FakeClock)
@@ -81,7 +81,7 @@ class Simulation:
 
 
 def arrivals() -> list[float]:
-    """At 60% of what the device can make of full calls."""
+    """The load is 60% of what the device makes in full calls."""
     pair = cost_s("unet_deep", ROWS) + cost_s("unet_shallow", ROWS)
     images_per_s = (ROWS // 2) / (pair * STEPS / 2)
     chance, now, times = random.Random(7), 0.0, []

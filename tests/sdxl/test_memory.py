@@ -1,4 +1,4 @@
-"""The peak that is reported is the process's own."""
+"""The reported peak is that of the process itself."""
 
 import platform
 import subprocess

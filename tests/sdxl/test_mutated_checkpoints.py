@@ -23,7 +23,7 @@ FILES = [
     *(f"tokenizer/{name}" for name in ("vocab.json", "merges.txt", "tokenizer_config.json")),
 ]
 HEADER_BYTES = 100_000
-"""of a safetensors file: what stands behind it is numbers"""
+"""of a safetensors file: the bytes behind it are numbers"""
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_a_scheduler_that_no_table_can_be_made_of_is_refused(
 
 
 def read_all(model: Checkpoint) -> None:
-    """All that is read without a network."""
+    """Read everything that can be read without a network."""
     _ = model.arch, model.sizes, model.tokenizers, model.force_zeros, model.index
     table("euler", 10, model.scheduler)
     load_preview_map(model.folder, model.arch.latent_channels)

@@ -1,4 +1,4 @@
-"""A picture of a stranger is read, or refused in our own words."""
+"""A stranger's picture is read, or refused with one of our own messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole pictures against diffusers' own pipeline, and alone against in company."""
+"""Whole pictures equal diffusers', and each equals the same picture made alone."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ CONFIG = json.loads((find("mini").folder / "scheduler" / "scheduler_config.json"
 PROMPT = "a small yellow star above a green square on a white background"
 SIZES = [(128, 128), (96, 160), (136, 120)]
 LATENTS = 1e-4
-"""by which those of one picture may differ"""
+"""the largest allowed difference between latents of one picture"""
 
 
 def set_scheduler(pipe: Any, scheduler_name: str) -> None:
-    """diffusers' own of that name."""
+    """Give diffusers' pipeline its own scheduler of that name."""
     pipe.scheduler = their_scheduler(scheduler_name, CONFIG)
 
 
@@ -49,7 +49,7 @@ def painted(pipe: Any, params: GenerationParams, output_type: str) -> Tensor:
 
 @pytest.fixture(scope="module")
 def restored(diffusers_mini: Any) -> Any:
-    """diffusers' pipeline; its scheduler is put back for other modules."""
+    """Yield diffusers' pipeline; afterwards its scheduler is put back for other modules."""
     scheduler = diffusers_mini.scheduler
     yield diffusers_mini
     diffusers_mini.scheduler = scheduler
@@ -62,7 +62,7 @@ def restored(diffusers_mini: Any) -> Any:
 def test_pictures_equal_diffusers(
     mini: Pipeline, restored: Any, scheduler: str, steps: int
 ) -> None:
-    """Every size and guidance of one scheduler and step count, in flight together."""
+    """Every size and guidance of one scheduler and step count is in flight together."""
     asked = [
         GenerationParams(
             PROMPT,
@@ -154,7 +154,7 @@ def test_results_keep_their_order_and_say_what_ran(mini: Pipeline) -> None:
 def test_where_a_device_works_by_itself_a_picture_is_decoded_while_the_last_is_checked(
     calls_ahead: int, most: int, mini: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And one that fails to be decoded costs no other."""
+    """A picture that cannot be decoded harms no other."""
     started, under_way = itertools.count(), list[int]()
     seen, launch = list[int](), ImageDecoder.launch
 

@@ -1,4 +1,4 @@
-"""Pictures that are shown while they form: as the model expects them, and no other for it."""
+"""Previews: each uses the factors that its model expects, and no other model's."""
 
 from __future__ import annotations
 

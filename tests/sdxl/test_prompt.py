@@ -69,7 +69,7 @@ def test_every_stored_layout_encodes_alike(
 def layouts(
     tokenizer_folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Pair]:
-    """tokenizer_2 as transformers 5 saves it, and as the published SDXL does."""
+    """Save tokenizer_2 as transformers 5 does, or as the published SDXL has it."""
     root = tmp_path_factory.mktemp("layouts")
     CLIPTokenizer.from_pretrained(tokenizer_folders[1]).save_pretrained(root / "saved")
     assert not (root / "saved" / "merges.txt").exists()

@@ -1,4 +1,4 @@
-"""Pictures that say where they come from, and whether they are still what they were."""
+"""Pictures tell where they come from, and whether they were changed since."""
 
 from __future__ import annotations
 

@@ -59,20 +59,20 @@ def coefficients(made: Table, index: int) -> torch.Tensor:
 
 
 def assert_close(found: torch.Tensor, needed: torch.Tensor, x: torch.Tensor, what: str) -> None:
-    """Of the largest value in the step, since diffusers subtracts from x in float32."""
+    """The tolerance is a share of the largest value: diffusers subtracts from x in float32."""
     difference = (found - needed).abs().max().item()
     allowed = TOLERANCE * max(needed.abs().max().item(), x.abs().max().item())
     assert difference <= allowed, f"{what}: off by {difference:.2e}, allowed {allowed:.2e}"
 
 
 def exactness(name: str) -> float:
-    """Of timesteps: diffusers finds those of levels that it is given in float32."""
+    """Return the tolerance for timesteps: diffusers computes those of given levels in float32."""
     return 1e-4 if name == "euler_ays" else 0.0
 
 
 def compare(name: str, steps: int, values: Mapping[str, Any], at: int | None = None) -> None:
-    """Feed both the same x at every step; what each makes of it must agree. `at`: the step that
-    begins, with a picture's latents made noisy."""
+    """Give both the same x at every step and compare their results. `at`: the step that an edit
+    begins with, from its latents with noise."""
     theirs = their_scheduler(name, values)
     theirs.set_timesteps(steps)
     if not name.startswith("ddim"):  # else it starts one late where the first two are equal
@@ -117,7 +117,7 @@ def compare(name: str, steps: int, values: Mapping[str, Any], at: int | None = N
 @pytest.mark.parametrize("prediction", PREDICTIONS)
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_every_step_equals_diffusers(name: str, prediction: str, spacing: str) -> None:
-    """From the first one, and of edits, which begin in the middle with that step's noise."""
+    """A run begins at the first step, and at a later one as edits do, with that step's noise."""
     values = {**SDXL, "prediction_type": prediction, "timestep_spacing": spacing}
     for steps in STEPS:
         compare(name, steps, values)
@@ -193,7 +193,7 @@ def test_a_thousand_steps_work_where_the_schedule_has_as_many() -> None:
 
 
 def test_trailing_never_runs_past_the_end() -> None:
-    """arange's rounding gives diffusers a 62nd of 61 steps, at timestep -1."""
+    """Because of arange's rounding diffusers makes a 62nd of 61 steps, at timestep -1."""
     config = SchedulerConfig.from_dict({**SDXL, "timestep_spacing": "trailing"})
     made = table("ddim", 61, config)
     assert len(made.rows) == 61 and column(made, "timestep").min() >= 0

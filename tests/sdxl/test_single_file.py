@@ -1,4 +1,4 @@
-"""Checkpoints in one file: the same model as the folder, or refused by what they are."""
+"""A checkpoint in one file gives the folder's model; others are refused with the reason."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("channels", [4, 9])
 def test_every_tensor_of_the_full_size_has_its_place(channels: int) -> None:
-    """Names and shapes alone: SDXL 1.0's networks to the original layout, and back."""
+    """Only names and shapes are compared: SDXL 1.0's networks to the original layout, and back."""
     from sdxl.checkpoint_checks import shapes_of_network
     from sdxl.single_file.configs import SDXL_1_0
     from sdxl.single_file.conversion import parts_of

@@ -1,4 +1,4 @@
-"""What lasts long is named while it lasts; what does not is not."""
+"""The log names what takes long while it runs, and nothing else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sdxl.slow import named_if_slow
 
 @pytest.fixture(autouse=True)
 def heard(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """A command line may have taken the log for itself."""
+    """Collect the log's lines, even if a command line has configured the logger."""
     monkeypatch.setattr(slow.log, "propagate", True)
     monkeypatch.setattr(slow, "PATIENCE_S", 0.05)
     caplog.set_level(logging.INFO, slow.log.name)

@@ -1,4 +1,4 @@
-"""Pictures that anybody may send to be made anew: read, or refused with one clear error."""
+"""Strangers' pictures as the source of an edit: each is read, or refused with one clear error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def plain(width: int = 80, height: int = 60, colour: str = "red") -> Image.Image
 
 
 def png(width: int, height: int, pixels: bytes, *, depth: int = 8, colours: int = 2) -> bytes:
-    """Of any size, bit depth and colour type that its header names, whatever its pixels are."""
+    """Make a PNG whose header names this size, bit depth and colour type."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return (
@@ -41,7 +41,7 @@ def png(width: int, height: int, pixels: bytes, *, depth: int = 8, colours: int 
 
 
 def bomb(width: int, height: int) -> bytes:
-    """A few bytes that claim to be so large."""
+    """Return a small file whose header claims a very large picture."""
     return png(width, height, bytes(1000))
 
 
@@ -115,7 +115,7 @@ def test_a_mask_is_white_or_transparent_where_it_is_to_change() -> None:
 
 
 def test_the_colours_around_a_hole_are_spread_into_it() -> None:
-    """And the rest stays as it was."""
+    """The colours outside the hole stay as they were."""
     canvas = Image.new("RGBA", (192, 128), (0, 0, 0, 0))
     picture = plain(128, 128, "blue")
     canvas.paste(picture, (0, 0))

@@ -1,4 +1,4 @@
-"""The specs say what SDXL 1.0's real networks do, at full size (on the meta device)."""
+"""The specs agree with SDXL 1.0's real networks at full size (on the meta device)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures made anew at a larger size, against diffusers' two pipelines one after the other, and
+"""Pictures upscaled by a second leg, against diffusers' two pipelines one after the other, and
 among others in flight."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def upscaled(**fields: Any) -> GenerationParams:
 
 @pytest.fixture(scope="module")
 def pipes(diffusers_mini: Any) -> Any:
-    """diffusers' text to image and image to image, on the same parts."""
+    """Make diffusers' text to image and image to image pipelines from the same networks."""
     from diffusers import StableDiffusionXLImg2ImgPipeline
 
     scheduler = diffusers_mini.scheduler
@@ -45,7 +45,7 @@ def pipes(diffusers_mini: Any) -> Any:
 
 @torch.inference_mode()
 def theirs(pipes: Any, params: GenerationParams) -> Tensor:
-    """Each pipeline draws its noise from the seed anew. Latents go in where we encode the mean."""
+    """Each pipeline draws its noise anew. diffusers gets latents, for it would sample our mean."""
     first, second = pipes
     is_latent = params.upscaler == "latent"
     width, height = params.result_size
@@ -83,7 +83,7 @@ def test_upscaled_pictures_equal_diffusers(mini: Pipeline, pipes: Any, fields: A
 
 @pytest.mark.slow
 def test_four_kinds_in_flight_together_are_each_itself_alone(mini: Pipeline) -> None:
-    """Two of each, which share calls in the first leg's size and in the second's."""
+    """Two of each kind share calls in the first leg's size and in the second's."""
     usual: dict[str, Any] = {"guidance": 5.0, "cache_interval": 2}
     text = GenerationParams(PROMPT, steps=6, seed=3, width=128, height=128, **usual)
     large = replace(text, width=192, height=192, seed=11)
@@ -107,7 +107,7 @@ def test_four_kinds_in_flight_together_are_each_itself_alone(mini: Pipeline) -> 
 
 
 def test_an_edit_is_upscaled_as_a_picture_from_text_is(mini: Pipeline) -> None:
-    """With a strength of its own it has two legs; without, its image begins at the larger size."""
+    """With its own strength an edit has two legs; without, its image begins at the larger size."""
     plain = edit(params_of("euler", (128, 128), 0.5))
     both = replace(plain, params=replace(plain.params, upscale=1.5))
     (result,) = mini.generate([both])
@@ -118,7 +118,7 @@ def test_an_edit_is_upscaled_as_a_picture_from_text_is(mini: Pipeline) -> None:
 
 
 def test_a_request_without_upscale_says_nothing_of_it(mini: Pipeline) -> None:
-    """Its file is the one from before there was any."""
+    """Its file is the same as before upscaling existed."""
     from sdxl.images import encode, to_pixels
 
     (result,) = mini.generate([GenerationParams(PROMPT, steps=2, seed=1, cache_interval=1)])
@@ -140,7 +140,7 @@ def test_the_second_leg_follows_the_first_one_s_parameters() -> None:
 
 
 def test_both_legs_are_work() -> None:
-    """1.5 times as wide and as high, and two fifths of the steps."""
+    """The second leg is 1.5 times as wide and as high, and takes two fifths of the steps."""
     one, both = standard_images(upscaled(upscale=None), SIZES), standard_images(upscaled(), SIZES)
     assert both == pytest.approx(one * (1 + 1.5**2 * 0.4))
 

@@ -1,4 +1,4 @@
-"""A mark in the pixels: found after what pictures go through, and in no picture without it."""
+"""A watermark is found after usual changes to a picture, and never in a picture without it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def scene(seed: int) -> Pixels:
 
 
 def rough(side: int, seed: int = 0) -> Pixels:
-    """Every frequency alike, as no photograph has it."""
+    """Return noise with the same strength at every frequency, which no photograph has."""
     return np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
 
 
@@ -67,7 +67,7 @@ def scaled(pixels: Pixels, by: float) -> Pixels:
 
 
 def cropped(pixels: Pixels, leaves: float) -> Pixels:
-    """This share of its area, and not from a corner that a tile shares."""
+    """Cut out this share of the area, from a corner that does not begin a tile."""
     height, width = (round(side * math.sqrt(leaves)) for side in pixels.shape[:2])
     top, left = (pixels.shape[0] - height) // 3, (pixels.shape[1] - width) // 3
     return pixels[top : top + height, left : left + width]

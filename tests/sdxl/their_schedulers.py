@@ -38,12 +38,12 @@ PICTURED = (
     *("euler", "euler_karras", "euler_ays", "euler_a", "ddim", "dpmpp_2m", "dpmpp_2m_karras"),
     *("dpmpp_2m_sde", "lcm", "tcd"),
 )
-"""Every solver, and what differs in more than its levels."""
+"""Every solver, and every scheduler that differs by more than its levels."""
 QUICK = ("euler", "euler_a", "dpmpp_2m")
 
 
 def each(*quick: str) -> list[Any]:
-    """For tests that make pictures: these in quick runs, every solver in slow ones."""
+    """Return schedulers for tests of pictures: these in quick runs, every solver in slow ones."""
     return [
         name
         if name in quick
@@ -54,14 +54,14 @@ def each(*quick: str) -> list[Any]:
 
 EACH = each(*QUICK)
 FIRST_QUICK = each(QUICK[0])
-"""where another test of pictures has the others in quick runs"""
+"""for a test of pictures where another test has the other quick schedulers"""
 FEW = ("lcm", "tcd")
-"""for models that were distilled to few steps: with many, LCM lets the least difference grow"""
+"""for models distilled to few steps: with many steps, LCM lets the smallest difference grow"""
 TEN_ALIGNED = (14.615, 6.315, 3.771, 2.181, 1.342, 0.862, 0.555, 0.380, 0.234, 0.113)
 
 
 def each_at(sizes: Sequence[tuple[int, int]]) -> list[Any]:
-    """Each scheduler at each size: a pair for every size in quick runs, all in long ones."""
+    """Pair schedulers and sizes: one pair for every size in quick runs, all pairs in long ones."""
     quick = set(zip(QUICK, sizes, strict=True))
     return [
         pytest.param(
@@ -87,7 +87,7 @@ def their_scheduler(name: str, config: Mapping[str, Any]) -> Any:
 
 
 def _set_aligned(made: Any, set_timesteps: Any, steps: int, **rest: Any) -> None:
-    """It takes these levels from its caller."""
+    """The scheduler takes these levels from its caller."""
     levels = TEN_ALIGNED if steps == len(TEN_ALIGNED) else aligned(0, 0, steps)
     lowest = float(((1 - made.alphas_cumprod[0]) / made.alphas_cumprod[0]) ** 0.5)
     last = 0.0 if made.config.final_sigmas_type == "zero" else lowest
@@ -96,13 +96,13 @@ def _set_aligned(made: Any, set_timesteps: Any, steps: int, **rest: Any) -> None
 
 
 def eta_of(name: str) -> float:
-    """What diffusers' pipelines are to be told: they hand their own 0 to a scheduler that has an
-    eta, in place of its default."""
+    """Return the eta for diffusers' pipelines: otherwise they replace a scheduler's own default by
+    0."""
     return TCD_ETA if name == "tcd" else 0.0
 
 
 def asked_of(params: GenerationParams, output_type: str) -> dict[str, Any]:
-    """What every pipeline of diffusers is told alike."""
+    """Return the arguments that all of diffusers' pipelines share."""
     assert params.seed is not None
     return {
         "prompt": params.prompt,

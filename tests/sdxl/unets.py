@@ -71,13 +71,13 @@ def architecture(size: str) -> Architecture:
 def random_inputs(
     size: str, rows: int, h: int, w: int, cut: Cut = "reference", tokens: int = 77
 ) -> dict[str, Tensor]:
-    """Deep's inputs, seeded, at different timesteps in each row."""
+    """Return Deep's inputs, seeded, with a different timestep in each row."""
     inputs = _random("unet_deep", size, rows, h, w, cut, tokens)
     return inputs | {"timestep": torch.linspace(999.0, 1.5, rows)}
 
 
 def random_prompt(size: str, rows: int, h: int, w: int, tokens: int = 77) -> dict[str, Tensor]:
-    """What is encoded of a prompt and a picture's size, seeded."""
+    """Return the encoding of a prompt and of a picture's size, seeded."""
     inputs = _random("unet_prompt", size, rows, h, w, "reference", tokens)
     time_ids = torch.tensor([[h * 8.0, w * 8.0, 0, 0, h * 8.0, w * 8.0]] * rows)
     return inputs | {"time_ids": time_ids}

@@ -26,8 +26,8 @@ def ports_of(process: psutil.Process) -> set[int]:
 
 
 def drop(process: psutil.Process) -> None:
-    """Whatever goes to a port that it listens on, or comes from one. Rules come in order, and the
-    one for local addresses is always first, unless it is made anew further down."""
+    """Drop the packets to and from every port on which this process listens. The kernel's rule for
+    local addresses comes first, unless it is removed and added again further down."""
     run("ip", "rule", "add", "pref", "100", "lookup", "local")
     run("ip", "rule", "del", "pref", "0")
     for port in ports_of(process):

@@ -57,7 +57,7 @@ def nodes_of(name: str) -> list[str]:
 
 
 def pictures(port: int) -> int:
-    """How many of ten come when they are asked for at once."""
+    """Return how many of ten simultaneous requests get a picture."""
     body = json.dumps({"prompt": "a ring", "n": 10, "steps": 2, "deadline_s": 100}).encode()
     headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
     asked = urllib.request.Request(f"http://127.0.0.1:{port}/v1/images/generations", body, headers)

@@ -24,7 +24,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
-    """On fake engines."""
+    """A worker on fake engines."""
     with workers.running() as found:
         yield found
 

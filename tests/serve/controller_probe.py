@@ -25,11 +25,11 @@ from serve.fleet.router import ROUTING
 
 PATIENCE_S = 60.0
 LISTEN_S = 4.0
-"""below Ray's period, and above several of a router's"""
+"""shorter than Ray's period, and longer than several of a router's"""
 
 
 class Asked:
-    """Notes when it is asked how much it has to do."""
+    """Records when it is asked for its load."""
 
     def __init__(self, log: str) -> None:
         self.log = Path(log)
@@ -55,7 +55,7 @@ class Probe:
         return sum(float(line) >= began_s for line in self.log.read_text().splitlines())
 
     def watched_until(self, is_so: Callable[[], bool]) -> list[bool | None]:
-        """The controller's answers until then."""
+        """Return the controller's answers up to this condition."""
         answers, until_s = list[bool | None](), time.monotonic() + PATIENCE_S
         while not (answers and answers[-1] and is_so()):
             assert time.monotonic() < until_s, f"{answers}, {self.said}"

@@ -1,4 +1,4 @@
-"""A GPU that is not there, as NVIDIA's management library would tell of it."""
+"""A simulated GPU, as NVIDIA's management library describes it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 
 class OneGpu:
-    """As much of the management library as is asked of it."""
+    """The functions of the management library that the service calls."""
 
     NVMLError = RuntimeError
 

@@ -1,4 +1,4 @@
-"""Requests at a fixed rate to a service that runs, and what becomes of them while it is struck."""
+"""Requests at a fixed rate to a running service, and what becomes of them during a failure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Load:
 
     url: str
     rate: float
-    """a second"""
+    """requests a second"""
     statuses: Counter[str] = field(default_factory=Counter)
     answered_s: list[float] = field(default_factory=list)
     waits_s: list[float] = field(default_factory=list)
@@ -72,7 +72,7 @@ def is_answered(url: str) -> bool:
 
 
 def is_whole(found: Service) -> bool:
-    """Two replicas and two fronts report."""
+    """Return whether two replicas and two fronts report."""
     try:
         page = httpx.get(f"{found.url}/metrics", timeout=10).text
     except httpx.HTTPError:

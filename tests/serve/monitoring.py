@@ -1,4 +1,4 @@
-"""What the dashboard and the alerts ask Prometheus for."""
+"""What the dashboard and the alerts query from Prometheus."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def panels() -> list[dict[str, object]]:
 
 
 def questions() -> Iterator[tuple[str, str]]:
-    """Where it is asked, and the PromQL expression."""
+    """Return each query's place and its PromQL expression."""
     for panel in panels():
         targets = panel["targets"]
         assert isinstance(targets, list)
@@ -36,7 +36,7 @@ def questions() -> Iterator[tuple[str, str]]:
 
 
 def unanswered(page: str) -> list[str]:
-    """Metrics and labels that are asked for and that no line of a scraped page has."""
+    """Return the queried metrics and labels that no line of a scraped page has."""
     labels: dict[str, set[str]] = {}
     for line in page.splitlines():
         match = re.match(r"([a-z_]+)(?:\{(.*)\})? ", line)

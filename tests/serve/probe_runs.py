@@ -1,5 +1,5 @@
-"""Programs beside tests that start Ray clusters of their own and tell, as a line of JSON, what they
-saw."""
+"""Run the probe programs, which start Ray clusters of their own and print what they saw as a line
+of JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENVIRONMENT = {
 def told_by(
     program: str, *arguments: str, begins: str = '{"', timeout_s: float = 3000, **environment: str
 ) -> dict[str, Any]:
-    """`begins`: of the line, as Ray's own are among them."""
+    """`begins`: the beginning of that line, since Ray prints lines too."""
     done = subprocess.run(
         [sys.executable, "-m", program, *arguments],
         cwd=ROOT,

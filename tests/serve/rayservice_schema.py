@@ -1,4 +1,4 @@
-"""KubeRay's RayService as a JSON schema of our own, as far as our manifest goes.
+"""A JSON schema for the fields of KubeRay's RayService that our manifest uses.
 
 Fields and types are those that KubeRay's API reference (1.6) lists for RayServiceSpec,
 RayClusterSpec, HeadGroupSpec, WorkerGroupSpec, AutoscalerOptions, AuthOptions and

@@ -31,7 +31,7 @@ PROMPT = "a red circle on a blue background"
 
 
 class Load:
-    """Clients that ask again and again, each over a new connection."""
+    """Clients that send one request after another, each over a new connection."""
 
     def __init__(self, url: str, steps: int = 8, clients: int = CLIENTS) -> None:
         self.url, self.steps = url, steps
@@ -60,7 +60,7 @@ class Load:
 
 
 def config(folder: Path, port: int, name: str, **arguments: Any) -> Path:
-    """The shipped one, with the embedded model on loopback ports of this machine."""
+    """Write the shipped config, with the embedded model on loopback ports of this machine."""
     found = yaml.safe_load(CONFIG.read_text())
     found["http_options"]["port"] = port
     given = {
@@ -99,13 +99,13 @@ def status(serve: str, dashboard: str) -> str:
 
 
 def processes(url: str) -> tuple[set[str], set[str]]:
-    """Names of the replicas and of the fronts that answer now."""
+    """Return the names of the replicas and of the fronts that answer now."""
     page = httpx.get(f"{url}/metrics", timeout=30).text
     return set(re.findall(r'replica="(\w+)"', page)), set(re.findall(r'ingress="(\w+)"', page))
 
 
 def roll(folder: Path, url: str, port: int, dashboard: str) -> dict[str, Any]:
-    """Every replica and every front is replaced while clients go on asking."""
+    """Replace every replica and every front while clients send requests."""
     deploy(config(folder, port, "before", queue=64), dashboard)
     before = processes(url)
     with Load(url) as load:
@@ -119,14 +119,14 @@ def roll(folder: Path, url: str, port: int, dashboard: str) -> dict[str, Any]:
 
 
 def again(folder: Path, url: str, port: int, dashboard: str) -> bool:
-    """Whether deploying the same once more leaves every process as it is."""
+    """Return whether deploying the same config once more keeps every process."""
     before = processes(url)
     deploy(config(folder, port, "again", queue=63), dashboard)
     return before == processes(url)
 
 
 def grow(folder: Path, url: str, port: int, dashboard: str) -> int:
-    """How many replicas there are once images wait for the two: more than both take at once."""
+    """Return how many replicas there are when more images wait than two replicas take at once."""
     arguments = {"max_replicas": 3, "target_queue_s": 0.2, "queue": 63}
     deploy(config(folder, port, "growing", **arguments), dashboard)
     with Load(url, steps=60, clients=WAITING):

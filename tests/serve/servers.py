@@ -36,7 +36,7 @@ async def client(
 
 @asynccontextmanager
 async def client_of(app: FastAPI, key: str | None = None) -> AsyncIterator[httpx.AsyncClient]:
-    """In process: no socket."""
+    """Yield a client that calls the application in this process, without a socket."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(
@@ -52,7 +52,7 @@ def call(
     settings: Mapping[str, Any] = NO_SETTINGS,
     **request: Any,
 ) -> httpx.Response:
-    """One request, in process."""
+    """Send one request in this process."""
 
     async def send() -> httpx.Response:
         async with client(worker, **settings) as http:
@@ -66,9 +66,8 @@ def post(worker: Worker, body: Any, path: str = GENERATE, **settings: Any) -> ht
 
 
 def leave_midway(http: httpx.Client, path: str, **request: Any) -> None:
-    """Asks for all of it twice, which shows how long that takes on this machine, and a third time
-    leaves when a third of it is over. Returns when as many pictures were given up as one
-    such request makes."""
+    """Send the request twice to measure its duration on this machine, then a third time and leave
+    after a third of it. Return when as many pictures were cancelled as one such request makes."""
 
     def whole() -> float:
         begin = time.monotonic()
@@ -86,12 +85,12 @@ def leave_midway(http: httpx.Client, path: str, **request: Any) -> None:
 
 
 def ended(http: httpx.Client, outcome: str) -> float:
-    """How many pictures ended so."""
+    """Return how many pictures ended with this outcome."""
     return measured(http, "sdxl_images_total", f'outcome="{outcome}"')
 
 
 def measured(http: httpx.Client, name: str, label: str = "") -> float:
-    """The sum of a metric over all processes."""
+    """Return the sum of a metric over all processes."""
     lines = http.get("/metrics").text.splitlines()
     return sum(
         float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{") and label in line
@@ -99,7 +98,7 @@ def measured(http: httpx.Client, name: str, label: str = "") -> float:
 
 
 def error_of(answer: httpx.Response) -> dict[str, Any]:
-    """The envelope, whole."""
+    """Return the error, after a check that its envelope is complete."""
     body = answer.json()
     assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
     assert answer.headers["x-request-id"]
@@ -111,7 +110,7 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
 def listening(
     pipeline: Pipeline | None = None, queue: int = 64, tracer: Any = None, **settings: Any
 ) -> Iterator[tuple[str, Worker]]:
-    """A true server on a free loopback port: its URL, and the worker behind it."""
+    """Run a real server on a free loopback port; yield its URL and the worker behind it."""
     with (
         running(pipeline, queue=queue, tracer=tracer) as worker,
         listening_to(create_app([worker], ServeSettings(**settings))) as url,
@@ -121,7 +120,7 @@ def listening(
 
 @contextmanager
 def listening_to(app: Any, log_level: str = "error", **options: Any) -> Iterator[str]:
-    """Serve it, and return its URL."""
+    """Serve the application and yield its URL."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         # A connection before the server has started waits, and is not refused.

@@ -81,7 +81,7 @@ COMMAND = (sys.executable, "-m", "sdxl.cli", "serve")
 
 
 def end_with_tests() -> None:
-    """Where a test hangs in C, nobody is left to stop the service."""
+    """If a test hangs in C, nothing else would stop the service."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -94,7 +94,7 @@ def service(folder: Path, *flags: str, command: Sequence[str] = COMMAND) -> Iter
 
 @contextmanager
 def starting(folder: Path, *flags: str, command: Sequence[str] = COMMAND) -> Iterator[Service]:
-    """Not ready yet."""
+    """Yield the service before it is ready."""
     log, port = folder / "serve.log", free_port()
     argv = [*command, "--port", str(port), *flags]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("SDXL_", "RAY_"))}

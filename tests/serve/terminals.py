@@ -1,7 +1,6 @@
-"""A double of a terminal: it answers questions as known ones do, and keeps what is drawn on it.
+"""A double of a terminal: it answers queries as known terminals do, and keeps what is drawn on it.
 
-It stands for their answers and for what moves a cursor; that a true one shows the pictures is for
-tests/serve/test_terminal_xterm.py.
+It imitates their answers and cursor movements; tests/serve/test_terminal_xterm.py uses a real one.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ KITTY = b"\x1b_Gi=31,s=1,v=1,a=q,t=d,f=24;AAAA\x1b\\"
 COLOURS = b"\x1b[?1;1;0S"
 SOON_S = 30.0
 FIRST_MARK, MARKS = 1000, re.compile(rb"\x1b\[1\d\d\dm")
-"""Colours that do not exist: they change nothing, and say how far has been read."""
+"""Colours that do not exist: they change nothing, and mark how much has been read."""
 Answers = Mapping[bytes, bytes]
 
 CELL_TOLD = b"\x1b[6;20;10t"
@@ -76,25 +75,25 @@ KINDS: Mapping[str, Answers] = {
     "tmux": {NAME: b"\x1bP>|tmux 3.4\x1b\\", ATTRIBUTES: b"\x1b[?1;2;4c"},
     "silent": {},
 }
-"""What each says when asked, as their documentation and their users' reports have it."""
+"""The answers of each terminal, from its documentation or its users' reports."""
 
 
 @dataclass
 class Drawn:
     line: int
-    """counted from the first ever written, whatever has scrolled away"""
+    """counted from the first line ever written, including those that scrolled away"""
     column: int
     protocol: str
     picture: Image.Image
     cells: tuple[int, int] | None
-    """columns and rows, where they are told"""
+    """columns and rows, if they are given"""
     number: int = 0
 
 
 @dataclass
 class Display:
-    """The cursor, lines and pictures after these bytes; a picture moves the cursor as the worst of
-    the terminals would."""
+    """The cursor, lines and pictures after these bytes; a picture moves the cursor as far as on any
+    known terminal."""
 
     rows: int = ROWS
     cell: tuple[int, int] = CELL
@@ -155,7 +154,7 @@ class Display:
             self.line, self.column = self._saved[0] + self._top, self._saved[1]
 
     def _cut(self, data: bytes) -> None:
-        """Another sequence began in the middle of this one."""
+        """Do nothing: another sequence began inside this one."""
 
     def _csi(self, data: bytes) -> None:
         count = int(data[:-1]) if data[:-1].isdigit() else 1
@@ -189,7 +188,7 @@ class Display:
             self._down(-(-picture.height // self.cell[1]))
 
     def _apc(self, data: bytes) -> None:
-        """A picture's first part says what it is; the others hold its rest."""
+        """A picture's first part describes it; the others continue its data."""
         said, _, text = data.removeprefix(b"G").partition(b";")
         values = dict(each.split("=") for each in said.decode().split(","))
         if values.get("a") == "q":
@@ -217,7 +216,7 @@ class Display:
 
 
 class DoubleTerminal:
-    """`late_s`: before each answer; `pieces`: they come byte for byte."""
+    """`late_s`: the pause before each answer; `pieces`: answers come byte for byte."""
 
     def __init__(self, answers: Answers, late_s: float = 0.0, pieces: bool = False) -> None:
         self.master, self.slave = pty.openpty()
@@ -238,7 +237,7 @@ class DoubleTerminal:
         return Display(rows).take(self.output)
 
     def settle(self) -> None:
-        """Until all that was written has been read here: what is written last comes last."""
+        """Wait until all output has been read here: a mark is written last."""
         mark = b"\x1b[%dm" % next(self._marks)
         os.write(self.slave, mark)
         wait_until(lambda: mark in self._received, SOON_S, 0.01, lambda: self._received[-300:])
@@ -288,7 +287,7 @@ OWNER = (
     "fcntl.ioctl(2, termios.TIOCSCTTY, 0)\n"
     "os.execv(sys.argv[1], sys.argv[1:])\n"
 )
-"""Takes the terminal for its own, as a shell's command has it."""
+"""Makes the terminal the process's own, as it is for a shell's command."""
 
 
 def run_in(
@@ -311,7 +310,7 @@ def run_in(
 
 
 def environment_with(more: Mapping[str, str]) -> dict[str, str]:
-    """Without what is known of the terminal that the tests run in."""
+    """Return the environment without variables of the terminal in which the tests run."""
     named = ("TERM", "TERM_PROGRAM", "TMUX", "STY", "ZELLIJ", "INSIDE_EMACS", "KITTY_WINDOW_ID")
     kept = {name: value for name, value in os.environ.items() if name not in named}
     return {**kept, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", **more}

@@ -94,7 +94,7 @@ def batch_api(
     others: Sequence[Worker] = (),
     **given: Any,
 ) -> Iterator[BatchService]:
-    """A front end and a runner. `others` serve the settings' models after the first."""
+    """Run a front end and a runner. `others` serve the settings' models after the first."""
     settings = ServeSettings(
         batches_dir=str(folder / "batches"), results_dir=str(folder / "results"), **given
     )

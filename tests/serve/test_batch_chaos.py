@@ -26,7 +26,7 @@ COUNT = int(os.environ.get("BATCH_REQUESTS", "10000"))
 KILL_PERIOD_S = 20.0
 DOOMED = ("ImageReplica", "ImageIngress", "BatchReplica")
 QUIET_S = 1800.0
-"""The test gives up on a batch that makes no progress for so long."""
+"""The test fails if a batch makes no progress for so long."""
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(12 * 3600)]
 

@@ -1,5 +1,5 @@
-"""Many devices and many machines, made up on one: every replica has a device of its own, in every
-deployment that ships."""
+"""Many devices and machines, simulated on one: in every shipped deployment, each replica has a
+device of its own."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ SHIPPED: list[tuple[str, list[dict[str, Any]], int, int]] = [
     ("kuberay.yaml", [HEAD, POD], 1, 0),
     ("llm_pods", [HEAD, LLM_POD, POD], 1, 1),
 ]
-"""A file or an overlay, the nodes it is for, and how many replicas of each model there will be."""
+"""A file or an overlay, its nodes, and the number of replicas of each model."""
 
 
 def shipped(name: str, folder: Path) -> Path:
-    """With models and engines that are here, and paths of this machine."""
+    """Return the shipped config with models, engines and paths of this machine."""
     is_file = name.endswith(".yaml")
     text = "" if is_file else ray_service(name)["spec"]["serveConfigV2"]
     config = serve_configs()[name] if is_file else yaml.safe_load(text)

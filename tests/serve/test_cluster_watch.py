@@ -1,4 +1,4 @@
-"""A controller that hangs is replaced, one that is still starting is let alone."""
+"""A controller that hangs is replaced; one that is still starting is left alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A connection's bounds, on a true server with the protocol that Ray's proxy gets."""
+"""The limits of a connection, on a real server with the protocol class that Ray's proxy gets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLOSED_S = 20.0
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers with what reached it of the headers."""
+    """Answers with the headers that reached it."""
     size, more = 0, True
     while more:
         message = await receive()
@@ -34,7 +34,7 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def deaf(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers before it has read the body."""
+    """Answers before it reads the body."""
     headers = [(b"content-length", b"2")]
     await send({"type": "http.response.start", "status": 413, "headers": headers})
     await send({"type": "http.response.body", "body": b"no"})
@@ -57,7 +57,7 @@ def connected(port: int) -> closing[socket.socket]:
 
 
 def told(port: int, *parts: bytes) -> tuple[int, dict[str, Any]]:
-    """Status and body of the answer to raw bytes; the server ends the connection."""
+    """Return the status and body of the answer to raw bytes; the server ends the connection."""
     with connected(port) as raw:
         for part in parts:
             try:
@@ -98,7 +98,8 @@ def test_a_head_is_bounded(port: int, parts: list[bytes]) -> None:
 
 @pytest.mark.parametrize("endless", [b"0\r\nx: " + b"a" * MIB, b"1;" + b"a" * MIB])
 def test_what_follows_a_body_s_part_is_bounded(port: int, endless: bytes) -> None:
-    """A trailer, an extension of a chunk: no answer, as the request itself is not over."""
+    """Trailers and chunk extensions have limits too; a request that has not ended gets no
+    answer."""
     with connected(port) as raw:
         raw.sendall(CHUNKED)
         with pytest.raises(OSError):

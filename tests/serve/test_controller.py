@@ -1,5 +1,5 @@
-"""Ray Serve's own controller, killed and stopped: the watch finds the next one by the handle that
-it keeps, and whoever routes goes on without it."""
+"""Ray Serve's own controller is killed and stopped: the watch finds the next one by its handle, and
+routers continue without it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Ctrl-C at random moments: the command ends soon, says so, and leaves no process and no half of a
-file behind.
+"""Ctrl-C at random moments: the command ends soon, prints that, and leaves no process and no
+incomplete file.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tests.serve.services import ROOT, is_alive
 
 TIMES = int(os.environ.get("CTRL_C_TIMES", "30"))
 SOON_S = 30.0
-"""Long after a few seconds, so that a loaded machine passes; what hangs does so for ever."""
+"""Much longer than the usual few seconds, for a loaded machine; a hang would last for ever."""
 ENDS = (0, 130, -signal.SIGINT)
-"""Done already; interrupted; interrupted while Python itself still starts."""
+"""The exit codes: done already, interrupted, or interrupted while Python itself starts."""
 
 
 def start(argv: list[str], said: Path) -> subprocess.Popen[bytes]:
-    """In a session of its own, as a terminal's command is in a group of its own."""
+    """Start the command in its own session, as a terminal gives a command its own group."""
     command = [sys.executable, "-m", "sdxl.cli", *argv]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with said.open("wb") as file:
@@ -38,7 +38,7 @@ def start(argv: list[str], said: Path) -> subprocess.Popen[bytes]:
 
 
 def strike(argv: list[str], after_s: float, said: Path) -> tuple[int, float]:
-    """The exit code and the seconds from Ctrl-C to the end of its last process."""
+    """Return the exit code and the seconds from Ctrl-C to the end of the last process."""
     process = start(argv, said)
     time.sleep(after_s)
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]

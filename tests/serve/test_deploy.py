@@ -1,4 +1,4 @@
-"""What ships for clusters: each file fits the schema of what reads it, and they agree."""
+"""The files for clusters: each fits the schema of the program that reads it, and they agree."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def pod_templates() -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("name", [*SERVE_CONFIGS, "kuberay.yaml"])
 def test_ray_takes_every_serve_config_and_its_arguments_are_settings(name: str) -> None:
-    """A service on GPUs names its backend and precision, so that no other ones replace them."""
+    """A service on GPUs names its backend and precision, so that no other is chosen."""
     config = serve_configs()[name]
     ServeDeploySchema.model_validate(config)
     (application,) = config["applications"]
@@ -80,7 +80,7 @@ def test_compose_takes_every_gpu_and_names_its_engines() -> None:
 
 
 def defaults_of(environment: dict[str, str]) -> dict[str, str]:
-    """What compose takes where a variable of the shell is not set."""
+    """Return compose's defaults for variables that the shell does not set."""
     return {name: re.sub(r"\$\{\w+:?-([^}]*)\}", r"\1", text) for name, text in environment.items()}
 
 
@@ -213,7 +213,7 @@ def test_systemd_takes_the_unit_and_grants_it_time_to_end(tmp_path: Path) -> Non
 
 
 def flags_of(*arguments: str, token: Path) -> tuple[list[str], dict[str, str]]:
-    """What start_node.sh gives to `ray`, and in which environment."""
+    """Return the arguments that start_node.sh gives to `ray`, and the environment."""
     fake = token.parent / "ray"
     fake.write_text('#!/bin/sh\nprintf "%s\\n" "$@"; echo --; env\n')
     fake.chmod(0o755)

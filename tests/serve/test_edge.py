@@ -1,4 +1,4 @@
-"""The edge configuration in front of the service: what it bounds, and what it strips."""
+"""The edge configuration in front of the service: its limits, and the headers that it strips."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_ray_s_own_routes_are_hidden(edge: str) -> None:
 
 
 def test_haproxy_takes_it_as_it_is_shipped(tmp_path: Path) -> None:
-    """But for the certificate, which only a site has."""
+    """Only the certificate is replaced, which each site has for itself."""
     pem = tmp_path / "sdxl.pem"
     command = [tool("openssl", "openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes"]
     command += ["-subj", "/CN=localhost", "-keyout", str(pem), "-out", str(tmp_path / "cert")]
@@ -121,7 +121,7 @@ def test_it_waits_longer_than_any_deadline() -> None:
 
 
 def test_its_limits_are_the_service_s(edge: str) -> None:
-    """Of every path: what the service takes passes, a byte more does not."""
+    """For every path, a body of the service's limit passes and one byte more does not."""
     from serve.front.api import larger_bodies
     from serve.settings import ServeSettings
 

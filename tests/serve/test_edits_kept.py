@@ -1,5 +1,5 @@
-"""What came with an edit is let go as soon as it is answered, refused or not: by the last
-reference, and not only when Python next looks for cycles, which is after many requests."""
+"""The pictures of an edit are freed as soon as it is answered or refused: by the last reference,
+and not only by Python's garbage collector, which runs after many requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIB = 1 << 20
 MOST, LARGE = 4 * MIB, 3 * MIB
 REQUESTS, SOON_S = 3, 5.0
 KEPT = MIB // 2
-"""that a request may leave, in logs, metrics and caches; each sends or unpacks six times as much"""
+"""bytes a request may leave in logs, metrics and caches; each sends or unpacks six times that"""
 FORM = {"content-type": "multipart/form-data; boundary=a"}
 Body = bytes | list[bytes]
 
@@ -56,7 +56,7 @@ SENT: dict[str, tuple[int, Body]] = {
 
 
 def send(url: str, body: Body) -> int:
-    """By a client that keeps nothing itself."""
+    """Send it with a client that keeps nothing itself."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=50)
     try:
         is_whole = isinstance(body, bytes)

@@ -1,4 +1,4 @@
-"""Clients that leave an edit: at whatever point, nothing of it goes on for longer than a tick."""
+"""Clients that leave during an edit: at any point, work on it ends within a tick."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS: dict[str, tuple[dict[str, bytes], dict[str, str]]] = {
     "mask": ({"image": png(), "mask": hole()}, {}),
     "second leg": ({"image": png(64, 64)}, {"strength": "0.1", "upscale": "2"}),
 }
-"""All end in the model's own size."""
+"""Each makes a picture of the model's own size."""
 
 
 def unet_calls(worker: Worker) -> list[dict[str, tuple[int, ...]]]:
@@ -32,8 +32,7 @@ def unet_calls(worker: Worker) -> list[dict[str, tuple[int, ...]]]:
 
 
 class Held:
-    """A worker's third UNet call from now on that is of the model's own size; it lasts until it is
-    let go."""
+    """Blocks a worker's third UNet call of the model's own size, until it is released."""
 
     def __init__(self, worker: Worker) -> None:
         self.begun, self.may_end = threading.Event(), threading.Event()
@@ -92,7 +91,7 @@ def test_a_client_that_leaves_within_its_body_asks_nothing() -> None:
 
 
 async def test_images_are_decoded_in_turn(monkeypatch: pytest.MonkeyPatch, worker: Worker) -> None:
-    """Else memory would be bounded only by how many leave."""
+    """Otherwise memory would be bounded only by the number of clients that leave."""
     at_once, most, done = 0, 0, 0
     lock, read = threading.Lock(), edits.read_images
 

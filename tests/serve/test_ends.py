@@ -1,4 +1,4 @@
-"""Whatever dies or is stopped below `sdxl serve`: it recovers, or it ends and leaves nothing."""
+"""A process below `sdxl serve` dies or stops: the service recovers, or ends and leaves nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.waiting import wait_until
 
 SHUTDOWN_S = 5.0
 ENDS_S = 15.0
-"""After which a service that cannot go on has ended."""
+"""A service that cannot go on must have ended by then."""
 FLAGS = ("--llm", "none", "--shutdown-s", str(SHUTDOWN_S))
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
@@ -66,7 +66,7 @@ def test_it_ends_when_a_process_dies_that_ray_cannot_replace(tmp_path: Path, tit
 
 
 def test_it_recovers_or_ends_when_any_other_process_dies(tmp_path: Path) -> None:
-    """One after another, whatever Ray has started; a service that ended is started again."""
+    """Ray's processes die one after another; a service that ended is started again."""
     titles = ["log_monitor.py", "dashboard/agent.py", "runtime_env/agent/main.py", "monitor.py"]
     for number, title in enumerate(titles):
         folder = tmp_path / str(number)

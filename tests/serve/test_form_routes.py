@@ -1,4 +1,4 @@
-"""What forms ask besides /v1/models: a prompt's length in tokens, and example pictures."""
+"""What forms request besides /v1/models: a prompt's length in tokens, and example pictures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MOST = 2 * BODY
 
 @pytest.fixture(scope="module")
 def short() -> Iterator[Worker]:
-    """Two passes of 75 tokens."""
+    """A worker whose prompts may have two passes of 75 tokens."""
     with running(max_prompt_tokens=MOST) as found:
         yield found
 
@@ -105,7 +105,7 @@ async def test_examples_are_the_pictures_that_their_prompts_and_seeds_give(short
 
 
 class Counting(Worker):
-    """Counts orders; the first ones may be refused."""
+    """Counts orders and can refuse the first ones."""
 
     failures = 0
     orders = 0
@@ -142,7 +142,7 @@ async def test_examples_that_failed_are_made_when_asked_for_again(counting: Coun
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_cancelled_request_does_not_stop_the_examples_of_others(tmp_path: Path) -> None:
-    """Ray Serve cancels what a request asked for when its client leaves."""
+    """Ray Serve cancels the work of a request when its client leaves."""
     with service(tmp_path, "--llm", "none") as found:
         for _ in range(3):
             with suppress(httpx.ReadTimeout):

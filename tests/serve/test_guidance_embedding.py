@@ -1,4 +1,4 @@
-"""A worker of a checkpoint that reads guidance itself: an image is one row, wherever it counts."""
+"""A worker of a checkpoint that reads guidance as an embedding: an image counts as one row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests whose front dies or hangs: the client reads one answer, as if nothing had been."""
+"""Requests whose front end dies or hangs: the client reads one answer and notices nothing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def answers(body: bytes, scope: Scope, receive: Receive, send: Send) -> No
 
 
 async def dies(body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-    """Ray's proxy returns without a word."""
+    """Stands for Ray's proxy, which returns without an answer."""
 
 
 async def hangs(body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,7 +107,7 @@ def test_a_hanging_replica_is_awaited_if_no_other_answers() -> None:
 
 
 def test_a_request_that_ends_takes_no_other_of_its_id_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a third front end is silent, a request that no front end holds is soon retried."""
+    """While a third front end is silent, a request that no front end has is soon retried."""
     monkeypatch.setattr(handover, "SILENCE_S", 2.0)
     known, paths = Liveness(), list[str]()
     known.keep(["works", "silent"])
@@ -153,7 +153,7 @@ async def test_a_begun_answer_or_a_client_that_left_is_not_asked_for_again(
 
 
 def test_a_failed_request_keeps_no_body() -> None:
-    """Ray's frames may hold the request in a cycle: its error refers to them."""
+    """Ray's frames may keep the request in a reference cycle, because its error refers to them."""
 
     async def fails(body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         raise RuntimeError("lost")
@@ -170,7 +170,7 @@ def test_where_no_front_can_answer_it_says_so(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_body_that_travels_with_its_request_does_so_again() -> None:
-    """As in Ray's proxy, where small bodies are no messages."""
+    """This is as in Ray's proxy, which does not send small bodies as messages."""
     carried: list[bytes] = []
 
     async def reads(body: bytes, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""Names of the service: another site's page in a browser gets nothing, whoever else asks does."""
+"""The service's host names: another site's page in a browser is refused, others are served."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FOREIGN_PAGES = (
 
 @pytest.mark.parametrize("origin", FOREIGN_PAGES)
 def test_another_site_s_page_cannot_order_pictures(worker: Worker, origin: str) -> None:
-    """Such as by text/plain, for which browsers do not ask first."""
+    """It could send text/plain, for which browsers do not ask permission first."""
     answer = ask(worker, "POST", GENERATE, {"origin": origin, "content-type": "text/plain"})
     assert answer.status_code == 403 and error_of(answer)["code"] == "host_not_allowed"
 

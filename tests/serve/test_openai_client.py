@@ -1,4 +1,4 @@
-"""The official `openai` package against a true server on loopback, unchanged."""
+"""The unchanged official `openai` package against a real server on loopback."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_it_edits(client: openai.OpenAI) -> None:
 
 
 def test_lists_of_an_edit_travel_as_the_client_writes_them(client: openai.OpenAI) -> None:
-    """`deep_steps[]`, once for each."""
+    """The client sends `deep_steps[]` once for each value."""
     extra = {"seed": 5, "steps": 4, "strength": 1.0, "deep_steps": [0, 2]}
     answer = client.images.edit(image=picture_file("a.png"), prompt=PROMPT, extra_body=extra)
     assert answer.data and answer.data[0].b64_json
@@ -176,7 +176,7 @@ def test_it_streams_partial_edits(client: openai.OpenAI) -> None:
 
 NOT_OF_REQUESTS = {"image", "mask", "extra_headers", "extra_query", "extra_body", "timeout"}
 REFUSED = {"markup"}
-"""A picture with marks; tests/serve/test_edits.py sends one."""
+"""a field for a picture with marks, which tests/serve/test_edits.py sends"""
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""serve/overlays over kuberay.yaml, as kubectl's own kustomize applies them: what comes out fits
-Kubernetes, KubeRay and the service, and says what its plain counterpart says."""
+"""serve/overlays over kuberay.yaml, as kubectl's own kustomize applies them: the results fit
+Kubernetes, KubeRay and the service, and have the settings of the plain Serve configs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.serve.services import ROOT
 from tests.serve.test_deploy import KUBERNETES, kuberay, serve_configs
 
 OVERLAYS = {"eight_h100": "one_host.yaml", "one_host_llm": "one_host_llm.yaml", "cpu": ""}
-"""And the plain Serve config with the same settings."""
+"""Each overlay, and the plain Serve config with the same settings."""
 LLM_PODS = "llm_pods"
 EVERY = (*OVERLAYS, LLM_PODS)
 GPU = "nvidia.com/gpu"
@@ -89,7 +89,7 @@ def test_its_settings_are_those_of_the_plain_config_and_fit_its_pods(name: str, 
 
 
 def test_a_language_model_has_pods_like_those_for_pictures_but_for_its_image_and_label() -> None:
-    """And as many as it may have replicas, with a GPU each."""
+    """There are as many as it may have replicas, with a GPU each."""
     spec = ray_service(LLM_PODS)["spec"]
     (application,) = yaml.safe_load(spec["serveConfigV2"])["applications"]
     settings = ServeSettings(**application["args"])
@@ -109,7 +109,7 @@ def test_a_language_model_has_pods_like_those_for_pictures_but_for_its_image_and
 
 
 def pod_specs(facts: Any) -> list[dict[str, Any]]:
-    """Whatever has containers, at any depth."""
+    """Yield every object with containers, at any depth."""
     inner = list(facts.values()) if isinstance(facts, dict) else facts
     found = [facts] if isinstance(facts, dict) and "containers" in facts else []
     return found + [s for each in inner if isinstance(each, dict | list) for s in pod_specs(each)]

@@ -1,4 +1,4 @@
-"""The web page and the API's documentation as files: whole, small, of this origin alone."""
+"""The web page and the API's documentation as files: complete, small, and without other origins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers with pictures in them, as they go from process to process."""
+"""Answers with pictures, as processes send them to each other."""
 
 from __future__ import annotations
 

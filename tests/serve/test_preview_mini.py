@@ -1,4 +1,4 @@
-"""`sdxl render` in a terminal, whole: the true command on the embedded model."""
+"""The real `sdxl render` command in a terminal, on the embedded model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The file that is made where nobody looks."""
+    """Return the file that is made without a terminal."""
     out = tmp_path_factory.mktemp("plain")
     with double("kitty") as there:
         process = run_in(there, *RENDER, "--out", str(out), "--preview", "off")

@@ -1,4 +1,4 @@
-"""What operators' tools ask and read: health, version, licence, and the service's log lines."""
+"""What operators' tools query and read: health, version, licence, and the service's log lines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def http() -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    """What the service writes, as JSON."""
+    """Collect the service's log lines, as JSON."""
     text = io.StringIO()
     handler = logging.StreamHandler(text)
     handler.setFormatter(logs.JsonLines())
@@ -39,7 +39,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
 
 
 def facts(lines: io.StringIO) -> list[dict[str, object]]:
-    """A request's line is written when its answer is out."""
+    """Return a request's log lines; they are written after its answer."""
     wait_until(lambda: lines.getvalue().endswith("\n"))
     return [json.loads(line) for line in lines.getvalue().splitlines()]
 

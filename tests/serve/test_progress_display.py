@@ -1,5 +1,5 @@
-"""Pictures and a bar on a terminal: in place, above what is said, and gone where they are not
-wanted."""
+"""Pictures and a progress bar on a terminal: each in its place above the printed lines, and none
+where they do not fit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Clock:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.made: list[float] = []
-        """when previews were"""
+        """when previews were made"""
 
     def __call__(self) -> float:
         return self.now_s
@@ -53,7 +53,7 @@ def picture(shade: int) -> Pixels:
 
 
 def said(line: str) -> None:
-    """As the command tells of a picture."""
+    """Print a line as the command does for a picture."""
     tqdm.write(line, file=sys.stderr)
 
 
@@ -150,7 +150,8 @@ def test_a_preview_comes_at_most_every_fifth_of_a_second(watch: Watch, clock: Cl
 def test_a_slow_terminal_gets_fewer_pictures(
     monkeypatch: pytest.MonkeyPatch, watch: Watch, clock: Clock
 ) -> None:
-    """Each takes half a second to draw: a tenth of the time, and two seconds more, are for it."""
+    """Each takes half a second to draw; a tenth of the time and two seconds may be spent on
+    them."""
 
     def write(self: Terminal, data: bytes) -> None:
         clock.now_s += 0.5 * (len(data) > 100)
@@ -198,7 +199,7 @@ def test_an_interrupt_in_the_middle_of_a_picture_leaves_as_little(
     watch: Watch,
     clock: Clock,
 ) -> None:
-    """`is_lost`: all was written, and the kernel threw the rest away."""
+    """`is_lost`: all was written, but the kernel dropped the rest."""
     write, pictures = Terminal.write, count()
 
     def cut(self: Terminal, data: bytes) -> None:
@@ -224,7 +225,7 @@ def test_an_interrupt_in_the_middle_of_a_picture_leaves_as_little(
 
 
 def until_interrupted(output: bytes, which: int) -> bytes:
-    """The part that was cut off ends at the next ST; its own words were never whole."""
+    """Return the output without the sequence that was cut off, up to the next ST."""
     for start, end in (
         (b"\x1b_Ga=T", b"\x1b\\"),
         (b"\x1bP0;1;0q", b"\x1b\\"),

@@ -1,4 +1,4 @@
-"""What stands around Ray's proxy, a fake one inside it: its words, its losses, small bodies."""
+"""The code around Ray's proxy, over a fake one: its own answers, lost requests, small bodies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def part(body: bytes, more: bool = False) -> Message:
 
 
 def said_by(app: App, received: Iterable[Message | float] = (), size: int = 0) -> list[Message]:
-    """What the client is sent; a number among what it sends is a pause in seconds."""
+    """Return what the client gets; a number in the fake proxy's messages is a pause in seconds."""
     coming, sent = list(received), list[Message]()
 
     async def receive() -> Message:
@@ -55,7 +55,7 @@ def speaker(status: int, kind: bytes, body: bytes, is_whole: bool = True) -> App
 
 
 async def silent(scope: Scope, receive: Receive, send: Send) -> None:
-    """As Ray's proxy is when an answer is larger than its processes may exchange."""
+    """Ray's proxy does this when an answer is larger than its processes may exchange."""
 
 
 async def waiting(scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,7 +105,7 @@ def test_a_client_that_left_lost_nothing(caplog: pytest.LogCaptureFixture) -> No
 
 
 def heard(received: list[Message | float], size: int) -> tuple[bytes | None, list[Message]]:
-    """The body that came with the scope, and what had still to be received, to the client's end."""
+    """Return the body that came with the scope, and the messages that were received afterwards."""
     carried, rest = [], list[Message]()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

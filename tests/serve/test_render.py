@@ -29,7 +29,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 class FakePipeline:
-    """A picture that depends on the seed alone; a prompt "broken" fails, "overflow" is NaN."""
+    """Its picture depends only on the seed; a prompt "broken" fails, "overflow" gives NaN."""
 
     sizes = Sizes(default=64, minimum=32, maximum=128)
     checkpoint = find("mini")
@@ -232,7 +232,7 @@ def test_few_steps_do_without_deepcache(
 
 
 def test_few_steps_with_an_interval_are_made_again(pipeline: FakePipeline) -> None:
-    """It says which one it had."""
+    """Their files name the interval."""
     asked = ["--steps", "4", "--cache-interval", "2", "--out", "a.png"]
     assert cli.main(["render", "a ring", *asked]) == 0
     assert cli.main(["render", "--from", "a.png"]) == 0

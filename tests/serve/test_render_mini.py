@@ -1,4 +1,4 @@
-"""`sdxl render` as a user runs it: the true pipeline on the embedded model."""
+"""`sdxl render` as a user runs it: the real pipeline on the embedded model."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_picture_makes_itself_again(scheduler: str, folder: Path) -> None:
 
 
 def test_an_image_is_made_anew_and_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where its mask is white, and from its own settings, if the image is given with them."""
+    """Only what the mask shows white changes; an image may also supply its own settings."""
     picture = Image.effect_noise((128, 128), 60).convert("RGB")
     mask = Image.new("L", picture.size, 0)
     mask.paste(255, (32, 32, 96, 96))

@@ -60,7 +60,7 @@ class Answer:
 
 
 class Handle:
-    """Stands for Ray's: the calls get the scripts in turn."""
+    """Stands for Ray's handle: the calls get the scripts in turn."""
 
     def __init__(self, *scripts: Sequence[Any], kind: type[Answer] = Answer) -> None:
         self.kind = kind
@@ -165,7 +165,7 @@ async def test_an_order_without_time_is_refused_once(first: Exception, status: i
 
 
 async def test_who_is_cancelled_again_and_again_still_ends_what_he_listened_to() -> None:
-    """So anyio cancels, in which Starlette streams."""
+    """anyio cancels like this, and Starlette streams inside it."""
     ended = []
 
     async def talk() -> AsyncGenerator[int]:
@@ -235,7 +235,7 @@ async def updates_while(handle: Handle, name: str) -> list[Any]:
 
 
 class Held(Answer):
-    """A call that is silent for three times SILENCE_S, while the router knows who has it."""
+    """A call that is silent for three times SILENCE_S, while the router knows its replica."""
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         known = liveness.of_deployment(self.script[0])

@@ -33,7 +33,7 @@ def test_a_result_is_stored_until_it_expires(tmp_path: Path) -> None:
 
 
 def assert_the_oldest_give_way(store: ResultStore, folder: Path) -> None:
-    """In a folder with space for three of eight pictures."""
+    """Check a folder with space for three of eight pictures."""
     names = []
     for age in range(8, 0, -1):
         store.check_room(30)
@@ -49,8 +49,8 @@ def test_it_never_takes_more_than_it_may_and_drops_the_oldest(tmp_path: Path) ->
 
 
 def has_space_for(monkeypatch: pytest.MonkeyPatch, folder: Path, size: int) -> None:
-    """Stands for a disk of this size; what it cannot show is a file that was begun before it is
-    full, which `write_atomic` removes."""
+    """Stands for a disk of this size; it cannot show a file that was begun before the disk is full,
+    which `write_atomic` removes."""
 
     def write(path: Path, data: bytes) -> None:
         held = sum(each.stat().st_size for each in folder.iterdir())

@@ -1,4 +1,4 @@
-"""The router's arithmetic: who will finish first, given old news and what was sent since."""
+"""The router's arithmetic: which replica finishes first, by old reports and later orders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom a router asks whether it works: who gets orders, and who leaves until it has finished."""
+"""The router asks replicas whether they work; one that does not answer gets no new orders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Asked:
 
 
 class Router(EarliestFinishRouter):
-    """Ray's part left out."""
+    """The router without Ray's part."""
 
     def __init__(self, *replicas: Asked) -> None:
         self.running = {each.replica_id.unique_id: each for each in replicas}

@@ -1,4 +1,4 @@
-"""One seed is one picture: alone or under load, and on whichever replica of a real service."""
+"""One seed gives one picture: alone or under load, and on any replica of a real service."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def render(found: Service, body: dict[str, object]) -> bytes:
 
 
 def alone_and_in_company(found: Service) -> tuple[bytes, list[bytes]]:
-    """The request by itself, and ten of it among seven others: more than one replica takes."""
+    """Make the picture alone, and ten times among seven others: more than one replica takes."""
     alone = render(found, ASKED)
     bodies = [ASKED, *OTHERS] + [ASKED] * 9
     with ThreadPoolExecutor(len(bodies)) as pool:

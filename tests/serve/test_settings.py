@@ -1,4 +1,4 @@
-"""Settings: stated once, read from three places, and nothing unknown passes."""
+"""Settings are stated once and read from three places; unknown ones are refused."""
 
 from __future__ import annotations
 

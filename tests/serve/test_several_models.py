@@ -1,5 +1,5 @@
-"""Several image models behind one service: the request's `model` chooses, and nobody is told of one
-and given another's picture."""
+"""Several image models behind one service: the request's `model` chooses, and an answer names the
+model that made the picture."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def asked(workers: list[Worker], path: str, json: Any = None, **settings: Any) -
 
 
 def painter(data: str) -> Any:
-    """The model that a picture itself names."""
+    """Return the model that a picture's own metadata names."""
     return read_parameters(base64.b64decode(data))["model"]
 
 
@@ -177,7 +177,7 @@ async def test_a_client_of_webui_chooses_by_its_checkpoint(workers: list[Worker]
 
 
 class Away(ImageBackend):
-    """Replicas that say nothing, or refuse at once."""
+    """Replicas that never answer, or refuse at once."""
 
     def __init__(self, is_silent: bool) -> None:
         self.is_silent = is_silent
@@ -241,7 +241,7 @@ async def test_ready_waits_for_every_model_once_and_then_for_any(workers: list[W
 
 
 async def test_a_replica_makes_no_picture_for_another_model(workers: list[Worker]) -> None:
-    """While one model takes another's place, replicas of both are in one deployment."""
+    """While one model replaces another, one deployment has replicas of both."""
     replica = ImageReplica.__new__(ImageReplica)
     replica.worker, replica.model = workers[0], "mini"
 

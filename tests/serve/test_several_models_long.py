@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 ASKED = {"prompt": "a red circle on a blue background", "seed": 7, "steps": 8, "deadline_s": 60}
 WHILE_AWAY = 12
-"""pictures of the model that lives, while the other's replica starts anew"""
+"""pictures of the model that still runs, while the other's replica restarts"""
 OTHERS = "ServeReplica:default:ImageReplica-other"
 
 

@@ -1,4 +1,4 @@
-"""Engine calls that never return: each kind is found by what it took before."""
+"""Engine calls that never return: each is noticed by how long such calls took before."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALL, LARGE = ((("latent_h", side), ("latent_w", side)) for side in (64, 128))
 
 @pytest.mark.parametrize("network", ["clip_g", "unet_deep", "unet_shallow", "vae_decoder"])
 def test_an_order_inside_a_call_that_never_returns_is_given_back(network: str) -> None:
-    """By the replica itself, whose engine hangs: another replica may make it."""
+    """The replica itself, whose engine hangs, returns it: another replica may make it."""
     pipeline, may_end = fake_pipeline(), threading.Event()
 
     async def scenario(replica: ImageReplica) -> Problem:
@@ -75,7 +75,7 @@ def test_a_call_is_judged_by_its_own_kind() -> None:
 
 
 def test_a_size_that_is_new_on_a_slow_machine_may_take_its_time() -> None:
-    """SDXL's own size on a processor: a call takes minutes, and of other sizes nothing is known."""
+    """On a processor a call of SDXL's own size takes minutes, and no other times are known yet."""
     now = 0.0
     denoiser = Denoiser(InFlight(fake_engines(), lambda: now, Limits((1, 2), 2)))
     known, new = (Group(CallKey("unet_deep", size), (), 2) for size in (SMALL, LARGE))

@@ -1,4 +1,4 @@
-"""What `sdxl serve` waits for before anybody can ask it anything."""
+"""What `sdxl serve` waits for before it accepts requests."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.serve.services import free_port
 
 @pytest.mark.slow
 def test_what_starts_the_service_loads_no_torch() -> None:
-    """It looks at the checkpoint and describes the application; only replicas compute. Torch there
-    was a second of every start."""
+    """Starting reads the checkpoint and describes the application; only replicas compute. Importing
+    torch there took a second of every start."""
     code = (
         "import sys, serve.app; from sdxl.checkpoint import check_model; check_model('mini');"
         "print('torch' in sys.modules)"
@@ -38,7 +38,7 @@ def test_a_model_that_is_not_there_is_one_line_before_ray_starts(
     code: int,
     message: str,
 ) -> None:
-    """It took 29 s and a hundred lines of tracebacks."""
+    """Without this check it took 29 s and printed a hundred lines of tracebacks."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("ray.init", lambda **_: pytest.fail("Ray was started"))

@@ -1,4 +1,4 @@
-"""The process above the service: whatever becomes of that, it ends in time and leaves nothing."""
+"""The process above the service ends in time and leaves nothing, whatever happens below it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 STOPPED = "os.kill(os.getpid(), signal.SIGSTOP)"
 RAY_S_HANDLER = "signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))"
 MOST_S = 20.0
-"""On a busy machine; alone it is 7."""
+"""For a busy machine; alone it takes 7."""
 
 
 @contextmanager

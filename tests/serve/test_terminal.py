@@ -1,4 +1,4 @@
-"""The terminal is asked what it shows, and is afterwards as it was, whatever it says."""
+"""The terminal is asked what it can show, and is unchanged afterwards, whatever it answers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ termios.tcsetattr(2, termios.TCSANOW, after)
 with open(sys.argv[1], "w") as file:
     json.dump([found and [found.protocol, found.cell, found.colours], before == after, left], file)
 """
-"""What it found, whether the modes are as before, and what is left to be read."""
+"""Writes what it found, whether the modes are unchanged, and what is left to read."""
 CELL = [10, 20]
 
 
@@ -152,7 +152,7 @@ def test_tmux_says_if_it_shows_sixels(features: str, found: str | None, tmp_path
 
 
 def test_variables_alone_prove_nothing(tmp_path: Path) -> None:
-    """They came along from the terminal that this one was started in."""
+    """They may come from the terminal in which this one was started."""
     environment = {"KITTY_WINDOW_ID": "1", "LC_TERMINAL": "iTerm2", "TERM": "xterm-kitty"}
     environment["TERM_PROGRAM"] = "iTerm.app"
     with double("none") as there:

@@ -1,4 +1,4 @@
-"""Pictures as terminals take them, read again by other code than wrote them."""
+"""Pictures in the formats of terminals, read again by independent code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CELL = (10, 20)
 
 
 def scene(width: int = 96, height: int = 64) -> Image.Image:
-    """Smooth colours, a flat part and a sharp edge."""
+    """Return smooth colours, a flat part and a sharp edge."""
     across, down = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
     pixels = np.stack([across, down, 255 - across], -1).astype(np.uint8)
     pixels[: height // 2, : width // 3] = (250, 30, 20)

@@ -1,4 +1,4 @@
-"""A true terminal: xterm, on a screen of its own, shows what is drawn in sixels where it says."""
+"""A real terminal: xterm, on a screen of its own, shows sixels where they were drawn."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.waiting import wait_until
 
 SOON_S = 100.0
 BORDER = 2
-"""pixels between the window's edge and the first cell, and its frame's one"""
+"""pixels between the window's edge and the first cell, and the one of its frame"""
 
 SHOW = """
 import os, sys, time
@@ -55,7 +55,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 @pytest.fixture
 def display(tmp_path: Path) -> Iterator[str]:
-    """The number of a screen, whose pixels are in a file."""
+    """Yield the number of a screen whose pixels are in a file."""
     reading, writing = os.pipe()
     flags = ["-displayfd", str(writing), "-screen", "0", "700x400x24", "-fbdir", str(tmp_path)]
     server = subprocess.Popen(
@@ -71,7 +71,7 @@ def display(tmp_path: Path) -> Iterator[str]:
 
 
 def run_xterm(display: str, folder: Path, *flags: str) -> tuple[list[str], NDArray[np.uint8]]:
-    """What was found, and the screen once all is drawn."""
+    """Return what was found, and the screen when all is drawn."""
     file, said = folder / "scene.png", folder / "said"
     scene(120, 120).save(file)
     command = [sys.executable, "-c", SHOW, str(file), str(said)]
@@ -90,7 +90,7 @@ def run_xterm(display: str, folder: Path, *flags: str) -> tuple[list[str], NDArr
 
 
 def settled(file: Path) -> NDArray[np.uint8]:
-    """What the screen shows once it changes no more."""
+    """Return the screen once it stops changing."""
     before = pixels_of(file)
     while True:
         time.sleep(1.0)
@@ -101,7 +101,7 @@ def settled(file: Path) -> NDArray[np.uint8]:
 
 
 def pixels_of(file: Path) -> NDArray[np.uint8]:
-    """Of a dump of a window: big-endian numbers, colours of 12 bytes, rows of pixels in BGRX."""
+    """Read a dump of a window: big-endian numbers, colours of 12 bytes, rows of pixels in BGRX."""
     data = file.read_bytes()
     numbers = struct.unpack(">25I", data[:100])
     head, width, height, row, colours = (numbers[at] for at in (0, 4, 5, 12, 19))

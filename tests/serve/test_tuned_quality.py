@@ -1,4 +1,4 @@
-"""A quality that stands for a tuned plan: over REST, in a job, and as a service tells it."""
+"""A quality with a tuned plan: over REST, in a job, and in the service's list."""
 
 from __future__ import annotations
 

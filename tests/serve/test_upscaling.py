@@ -64,7 +64,7 @@ def test_latents_are_enlarged_without_the_encoder() -> None:
 
 
 def test_progress_and_previews_go_through_both_legs() -> None:
-    """Five steps and two: the fifth is the first leg's last."""
+    """Five steps and two: the fifth is the last of the first leg."""
     asked = upscaled(wants_progress=True, preview_steps=(2, 5, 6))
     with running(fake_pipeline(tick_s=0.02)) as worker:
         updates = asyncio.run(updates_of(worker, asked))
@@ -79,7 +79,7 @@ def test_progress_and_previews_go_through_both_legs() -> None:
 
 @pytest.mark.parametrize("ends", ["done", "leaves", "fails"])
 async def test_between_its_legs_a_picture_is_still_counted_and_then_no_more(ends: str) -> None:
-    """Who comes meanwhile is promised the time after it."""
+    """The time promised to later requests includes it."""
     pipeline = fake_pipeline()
     at_encoder, may_go_on = threading.Event(), threading.Event()
 
@@ -125,8 +125,8 @@ def test_a_scheduler_s_most_steps_are_checked_first(
 
 
 def test_an_estimate_counts_the_second_leg(worker: Worker) -> None:
-    """In steps: one of the model's own size costs 1, whatever it runs, a larger one by its pixels;
-    so do encoding and decoding."""
+    """It counts in steps: one of the model's own size costs 1 in either network, a larger one by
+    its pixels, and so do encoding and decoding."""
     threads = worker._started()
     loop, pipeline = threads.denoiser.loop, worker.pipeline
     assert loop.limits.standard is not None
@@ -183,7 +183,7 @@ def test_what_cannot_be_upscaled_is_refused_before_any_work(
 
 
 def test_an_existing_picture_is_upscaled_by_an_edit(worker: Worker) -> None:
-    """One leg at the larger size; with a strength of its own, two; with a mask, none."""
+    """It takes one leg at the larger size; with its own strength two; with a mask it is refused."""
     fields = {"prompt": PROMPT, "steps": "5", "seed": "7", "upscale": "2", "cache_interval": "2"}
     answer = send(worker, {"image": png(96, 64)}, fields)
     told = read_parameters(picture_in(answer))
@@ -231,7 +231,7 @@ def webui(worker: Worker, path: str, body: dict[str, Any] | None = None) -> http
 def test_hires_fix_means_there_what_it_means_in_the_webui(
     worker: Worker, fields: Any, upscaler: str, strength: float, taken: int
 ) -> None:
-    """Its second pass takes as many steps as it says, whatever the strength."""
+    """The second pass takes as many steps as the request says, whatever the strength."""
     answer = webui(worker, TXT2IMG, {**HIRES, **fields})
     assert answer.status_code == 200, answer.text
     file = base64.b64decode(answer.json()["images"][0])

@@ -1,5 +1,5 @@
-"""The watermark is in the pictures of `sdxl render` and of workers, which are the service's and the
-batch's: the same mark, in the same picture."""
+"""`sdxl render` and the workers of service and batch put the same watermark into the same
+picture."""
 
 from __future__ import annotations
 

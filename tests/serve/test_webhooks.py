@@ -1,4 +1,4 @@
-"""Signed events of batches that end, as two other packages read them."""
+"""Signed events about ended batches, read by two independent packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker on fake engines: every order has one outcome, and threads do not get in its way."""
+"""The worker on fake engines: every order has one outcome; threads do not disturb each other."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_before_it_is_started_it_says_so() -> None:
 
 
 def test_the_first_request_takes_as_long_as_promised() -> None:
-    """On a clock that only calls of the UNet advance."""
+    """The clock advances only in calls of the UNet."""
     pipeline, clock = fake_pipeline(), FakeClock()
 
     def take_a_while() -> None:

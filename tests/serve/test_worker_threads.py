@@ -1,4 +1,4 @@
-"""The worker's threads: each network on its own, a GPU's streams, health, and how they end."""
+"""The worker's threads: one for each network, a GPU's streams, health, and how they end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.serve.workers import fake, fake_pipeline, order, picture_of, running
 
 
 def test_a_network_runs_on_its_own_thread_from_the_warm_up_on() -> None:
-    """cuDNN and attention keep what they have found out by thread."""
+    """cuDNN and attention cache what they found by thread."""
     pipeline = fake_pipeline()
     seen: dict[str, set[str]] = {}
     for name in pipeline.engines.by_name:
@@ -72,7 +72,7 @@ def on_a_gpu(cuda: FakeCuda, *, captures: bool) -> tuple[Pipeline, CudaDevice]:
 
 
 def test_nothing_runs_on_cudas_default_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorRT would wait there at every call, and the rooms would wait for each other."""
+    """TensorRT would synchronise there at every call, and the streams would wait for each other."""
     cuda = FakeCuda().install(monkeypatch)
     pipeline, device = on_a_gpu(cuda, captures=False)
     seen: dict[str, set[int]] = {}

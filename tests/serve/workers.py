@@ -1,4 +1,4 @@
-"""Workers on fake engines: the true threads and queues, with nothing to compute."""
+"""Workers on fake engines: real threads and queues, with nothing to compute."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def running(pipeline: Pipeline | None = None, **options: Any) -> Iterator[Worker
 
 
 def widen(worker: Worker, rows: int) -> None:
-    """As many rows in flight, whatever a busy machine measured."""
+    """Allow as many rows in flight, whatever a busy machine measured."""
     loop = worker._started().denoiser.loop
     loop.limits = replace(loop.limits, rows=rows, crowded_rows=0)
 
 
 def order(prompt: str = "a ring", seed: int = 1, *, steps: int = 4, **rest: Any) -> ImageOrder:
-    """Deep and shallow steps take turns."""
+    """Its deep and shallow steps take turns."""
     names = ("guidance", "width", "height", "negative_prompt", "scheduler", "cache_interval")
     given = {"cache_interval": 2, **{name: rest.pop(name) for name in names if name in rest}}
     return ImageOrder(GenerationParams(prompt, seed=seed, steps=steps, **given), **rest)
@@ -70,14 +70,14 @@ async def picture_of(worker: Worker, asked: ImageOrder) -> Done:
 
 
 async def end_of(worker: Worker, asked: ImageOrder) -> float:
-    """When its picture is there."""
+    """Return when its picture is there."""
     await picture_of(worker, asked)
     return time.perf_counter()
 
 
 @asynccontextmanager
 async def begun(worker: Worker, asked: ImageOrder) -> AsyncIterator[AsyncIterator[Update]]:
-    """An order that is past its first step."""
+    """Begin an order, and yield its updates after its first step."""
     async with aclosing(worker.generate(asked)) as updates:
         async for update in updates:
             if getattr(update, "step", 0) > 0:
@@ -93,7 +93,7 @@ class ShiftedClock:
 
 
 def past_the_deadline() -> Problem:
-    """Of a picture that is being made."""
+    """Return the problem of a picture whose deadline passes while it is made."""
     clock = ShiftedClock()
 
     async def scenario(worker: Worker) -> None:

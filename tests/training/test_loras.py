@@ -1,4 +1,4 @@
-"""The LoRAs in the repository: each does what its name says, wherever it is loaded."""
+"""The LoRAs in the repository: each does what its name says, in exports and in other libraries."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def plain() -> Any:
 
 
 def fused(name: str) -> Any:
-    """As an export fuses it."""
+    """Return a pipeline with the LoRA fused into it, as an export fuses it."""
     pipe = load_painter(WEIGHTS)
     parts = {part: getattr(pipe, part) for part in ("unet", "text_encoder", "text_encoder_2")}
     fuse([Lora.parse(name)], parts)
@@ -113,7 +113,7 @@ def dark_share(image: Image) -> float:
 
 
 def without_lines(image: Image) -> Image:
-    """Each dark pixel takes the colour of the nearest that is not."""
+    """Give each dark pixel the colour of the nearest pixel that is not dark."""
     nearest = distance_transform_edt(
         image.max(-1) < 110, return_distances=False, return_indices=True
     )
@@ -135,7 +135,7 @@ def test_outlined_draws_black_lines_about_things_of_their_captions_colours(plain
 
 
 def ink_share(image: Image) -> float:
-    """How much of the rectangle about the largest thing has its colour."""
+    """Return how much of the rectangle about the largest thing has its colour."""
     _, found = blobs(image)
     if not found:
         return 0.0

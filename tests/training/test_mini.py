@@ -1,4 +1,4 @@
-"""Training: it goes on from exported weights, and from where it was stopped."""
+"""Training continues from exported weights, and from where it was stopped."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _latents(vae: AutoencoderKL, pixels: Tensor) -> Tensor:
 
 
 def _shift(latents: Tensor, others: Tensor) -> float:
-    """In parts of the latents' deviation."""
+    """Return the difference as a share of the latents' deviation."""
     return float((latents - others).square().mean().sqrt() / latents.std())
 
 
@@ -53,7 +53,7 @@ def test_no_norm_of_a_new_vae_has_fewer_than_four_channels_a_group() -> None:
 
 @pytest.mark.parametrize("by", [1, 2, 4])
 def test_what_the_decoder_learns_by_is_about_what_the_judge_counts(by: int) -> None:
-    """Things on plain ground, moved to the right; and a faint tint is on no wrong side."""
+    """Things on plain ground are moved to the right; a faint tint is no error."""
     singles = [scene for scene in held_out_scenes(30) if scene.kind == "single"]
     drawn = as_tensor(np.stack([draw(scene, i) for i, scene in enumerate(singles)]))
     assert float(misread(drawn, drawn)) == pytest.approx(0.0, abs=1e-6)
@@ -110,7 +110,7 @@ def test_every_stage_runs_from_nothing_to_a_folder_that_diffusers_paints_with(
 
 
 def _painter_that_learns_alone(work: Path) -> UNetWithText:
-    """With text encoders that stand still, as from `shapes` on."""
+    """Return a painter whose text encoders are frozen, as from the stage `shapes` on."""
     painter = UNetWithText()
     save_adopted(painter, 1, work / "shapes.pt")
     for part in (painter.text_encoder, painter.text_encoder_2, painter.sketch):
@@ -151,7 +151,7 @@ def test_noise_anew_leaves_half_as_they_are_and_all_as_noisy_as_they_were() -> N
 
 
 def test_a_picture_that_is_painted_on_becomes_what_it_was_begun_as(tmp_path: Path) -> None:
-    """From the sampler's last steps on, noise is too little to change what is there."""
+    """In the sampler's last steps the noise is too weak to change the picture."""
     adopt(WEIGHTS, TrainingPlan(), tmp_path)
     plan = replace(TrainingPlan(), pictures=2)
     data, painter = encode_pictures(plan, tmp_path, "cpu"), own_courses.load_newest(plan, tmp_path)

@@ -1,4 +1,4 @@
-"""The weights in the repository: small, loaded by plain libraries, right in their pictures."""
+"""The weights in the repository: small, loaded by plain libraries, with right pictures."""
 
 from __future__ import annotations
 

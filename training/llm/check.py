@@ -28,7 +28,7 @@ MOST_TOKENS = 48
 
 @dataclass(frozen=True)
 class Trial:
-    """A prompt, and what its expansion must be like."""
+    """A prompt, and the conditions for its expansion."""
 
     messages: tuple[Message, ...]
     wanted: WantedScene | None = None
@@ -50,7 +50,7 @@ def trials(count: int, seed: int = 21) -> Iterator[Trial]:
 
 
 def changes(count: int, seed: int = 22) -> Iterator[Trial]:
-    """Second turns that ask to change the scene of the first."""
+    """Make second turns that ask to change the scene of the first."""
     rng = np.random.default_rng(seed)
     while count:
         scene = full_scene(rng, held_out=True)
@@ -81,7 +81,7 @@ def expand(
 def faults(
     model: Any, prompts: Prompts, asked: Sequence[Trial], temperature: float
 ) -> list[tuple[str, str]]:
-    """What was asked, and what is wrong with the answer."""
+    """Return each request with what is wrong with its answer."""
     texts = expand(model, prompts, asked, temperature)
     found = ((t.messages[-1].content, t.fault(x)) for t, x in zip(asked, texts, strict=True))
     return [(said, fault) for said, fault in found if fault is not None]

@@ -1,6 +1,6 @@
 """Reads what `sdxl.mini.scenes.caption` writes: from a full caption back to its scene.
 
-It takes the plain wording alone, so a text either is a caption to the letter or is none.
+It accepts only the plain wording: a text is a caption to the letter, or none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _COUNTED = {word: count for count, word in COUNTS.items()} | {"an": 1}
 
 
 def parse(text: str) -> Scene | None:
-    """The scene, or None where this is no full caption."""
+    """Return the scene, or None if this is no full caption."""
     found = _FULL.fullmatch(text)
     if found is None:
         return None

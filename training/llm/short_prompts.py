@@ -1,4 +1,4 @@
-"""Short prompts: what somebody may state of a scene, how they may put it, and whether a scene
+"""Short prompts: what a prompt may state about a scene, in which words, and whether another scene
 keeps it. The other half of the training data; the first is `sdxl.mini.scenes`.
 """
 
@@ -46,7 +46,7 @@ ANYTHING = ("", "anything", "a scene", "surprise me", "something", "a picture", 
 
 @dataclass(frozen=True)
 class Stated:
-    """What is said of one thing."""
+    """What a prompt states about one thing."""
 
     shape: str | None = None
     colour: str | None = None
@@ -89,7 +89,7 @@ def full_scene(rng: np.random.Generator, held_out: bool = False) -> Scene:
 
 
 def wanted_of(scene: Scene, rng: np.random.Generator) -> WantedScene:
-    """Some of what holds in the scene; how much differs from prompt to prompt."""
+    """Choose some of the scene's facts; how many differs from prompt to prompt."""
     talk = rng.random()
 
     def keep(value: str | None, share: float = 1.0) -> str | None:
@@ -164,7 +164,7 @@ def _strange_word(rng: np.random.Generator) -> str:
 
 
 def _with_noise(text: str, rng: np.random.Generator) -> str:
-    """Words that say nothing the grammar knows."""
+    """Add words that mean nothing to the grammar."""
     words = text.split()
     for _ in range(int(rng.integers(1, 3))):
         words.insert(int(rng.integers(len(words) + 1)), _strange_word(rng))
@@ -172,7 +172,7 @@ def _with_noise(text: str, rng: np.random.Generator) -> str:
 
 
 def phrase(wanted: WantedScene, rng: np.random.Generator) -> str:
-    """What is wanted, in words, in one of many ways."""
+    """Put the wanted facts into words, in one of many ways."""
     text = _core(wanted, rng)
     if wanted.background:
         behind = _background(wanted.background, rng)
@@ -190,7 +190,7 @@ def phrase(wanted: WantedScene, rng: np.random.Generator) -> str:
 
 
 def change(scene: Scene, rng: np.random.Generator) -> tuple[str, Scene] | None:
-    """A request to alter one thing about a scene of one kind of thing, and what comes of it."""
+    """Make a request to change one thing about a scene of one kind, and the changed scene."""
     if scene.kind == "pair":
         return None
     (thing,) = scene.things

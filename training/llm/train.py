@@ -57,7 +57,7 @@ def new_model(vocabulary: int, end: int) -> LlamaForCausalLM:
 
 @dataclass
 class TrainingRow:
-    """Conversations one behind the other; each begins at position 0 and sees itself alone."""
+    """Conversations one behind the other; each begins at position 0 and attends only to itself."""
 
     ids: list[int] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
@@ -111,7 +111,7 @@ def _tensors(rows: Sequence[TrainingRow]) -> dict[str, Tensor]:
 
 
 def conversation(rng: np.random.Generator) -> list[str]:
-    """What is read and what is learned, in turns; or a caption alone, which is learned."""
+    """Return the parts to read and to learn, in turns; or a caption alone, to learn."""
     scene = full_scene(rng)
     if rng.random() < PLAIN:
         return [caption(scene) + END]

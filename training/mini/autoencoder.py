@@ -1,4 +1,4 @@
-"""Trains the VAE, from nothing or near to another's latents."""
+"""Trains the VAE, from nothing or so that its latents stay near to those of another VAE."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EDGES, COARSE = 0.5, 0.5  # weights of the error's slopes and of its means over 
 
 
 def as_tensor(images: np.ndarray) -> Tensor:
-    """uint8 NHWC to float NCHW in −1…1."""
+    """Turn uint8 NHWC into float NCHW in −1…1."""
     return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
@@ -40,7 +40,7 @@ def _crops(rng: np.random.Generator, count: int, side: int) -> np.ndarray:
 
 
 def miss(decoded: Tensor, images: Tensor) -> Tensor:
-    """How far pictures are apart: pixels, edges, and plain surfaces, whose small errors add up."""
+    """Return how far pictures are apart: in pixels, edges, and plain surfaces."""
     error = decoded.float() - images
     edges = error.diff(dim=-1).abs().mean() + error.diff(dim=-2).abs().mean()
     coarse = sum(F.avg_pool2d(error, side).abs().mean() for side in (4, 16))
@@ -48,13 +48,13 @@ def miss(decoded: Tensor, images: Tensor) -> Tensor:
 
 
 def ink_of(maps: Tensor) -> Tensor:
-    """What parts pictures, or their latents, from the plain background that their rims show."""
+    """Return how pictures, or their latents, differ from the plain background at their rims."""
     plain = (maps[:, :, 0].mean(-1) + maps[:, :, -1].mean(-1)) / 2
     return maps - plain[:, :, None, None]
 
 
 def miss_of_ink(decoded: Tensor, images: Tensor) -> Tensor:
-    """How far pixels are apart, in parts of each picture's ink: small things count as large."""
+    """Return how far pixels are apart, as a share of each picture's ink: small things count too."""
     ink = ink_of(images).abs().sum((1, 2, 3)).clamp(min=LEAST_INK)
     return ((decoded.float() - images).abs().sum((1, 2, 3)) / ink).mean()
 
@@ -64,9 +64,9 @@ def miss_of_shapes(decoded: Tensor, images: Tensor) -> Tensor:
 
 
 def misread(decoded: Tensor, images: Tensor) -> Tensor:
-    """About how many pixels lie on the wrong side of an edge, in parts of each picture's ink: what
-    the judge counts, with a slope. A pixel does where it is off by half of what ink and background
-    differ by."""
+    """Return about how many pixels lie on the wrong side of an edge, as a share of each picture's
+    ink: what the judge counts, made differentiable. A pixel does if its error is half of the
+    difference between ink and background."""
     contrast = ink_of(images).norm(dim=1)
     ink = (contrast > LEAST_CONTRAST).float()
     area = ink.sum((1, 2)).clamp(min=LEAST_INK)
@@ -78,7 +78,7 @@ def misread(decoded: Tensor, images: Tensor) -> Tensor:
 
 
 def train_vae(plan: TrainingPlan, work: Path, device: str) -> None:
-    """Through the mean and a little noise, as a sampled posterior drowns at the start.
+    """Decode the mean with a little noise: a sampled posterior would hide everything at the start.
 
     Crops teach it quickly; whole pictures, mixed in later, teach it wide plain backgrounds.
     """
@@ -106,10 +106,10 @@ def train_vae(plan: TrainingPlan, work: Path, device: str) -> None:
 
 
 def adopt_vae(weights: Path, plan: TrainingPlan, work: Path) -> None:
-    """Take an exported VAE to go on from.
+    """Take an exported VAE as the start of training.
 
-    One whose norms have other groups is trained again, near to the latents that it gave, so that
-    the UNet which knows them stays of use.
+    If its norms have other groups it is trained again, near to its old latents, so that the UNet
+    trained on those stays usable.
     """
     vae = AutoencoderKL.from_pretrained(weights)
     has_groups = vae.config["norm_num_groups"] == topology.VAE_GROUPS
@@ -126,7 +126,7 @@ def _load_teacher(work: Path, device: str) -> AutoencoderKL | None:
 
 
 def load_vae(work: Path) -> AutoencoderKL:
-    """As far as it is trained; its encoder comes frozen, for latents must not drift."""
+    """Load the VAE as far as it is trained; its encoder is frozen, so that latents do not drift."""
     vae = topology.new_vae()
     load_fitted(vae, work / "vae.pt")
     vae.encoder.requires_grad_(False)

@@ -2,7 +2,8 @@
 
 On held-out captions: does each picture's own caption rank first among 20, do the pixels show the
 colours, places and counts asked for, are the shapes what they are called, is the background clean?
-The same of drawn originals checks the judges, and of these once through the VAE the VAE.
+The same checks on drawn originals test the judges; on originals passed once through the VAE, they
+test the VAE.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _SEED, _BATCH, _COLUMNS = 2024, 20, 20
 
 @dataclass(frozen=True)
 class PictureVerdict:
-    """What the scorer and the pixel judge say of one picture."""
+    """What the scorer and the pixel judge find in one picture."""
 
     scene: Scene
     is_first: bool
@@ -48,7 +49,7 @@ def held_out_scenes(count: int, seed: int = _SEED) -> list[Scene]:
 
 
 def load_painter(weights: Path = WEIGHTS, lora: str | None = None) -> Any:
-    """Plain diffusers with the model, and a LoRA of the package where one is named."""
+    """Load the model in plain diffusers, with a LoRA of the package if one is named."""
     pipe = StableDiffusionXLPipeline.from_pretrained(
         weights, torch_dtype=torch.float32, add_watermarker=False
     )
@@ -72,7 +73,7 @@ def paint_with(
     is_trailing: bool = False,
     first_seed: int = 0,
 ) -> list[Image]:
-    """One picture a scene, each from its own seeded noise."""
+    """Paint one picture a scene, each from its own seeded noise."""
     spacing = "trailing" if is_trailing else "leading"
     pipe.scheduler = type(pipe.scheduler).from_config(
         pipe.scheduler.config, timestep_spacing=spacing
@@ -94,7 +95,7 @@ def paint_with(
 
 @torch.no_grad()
 def pass_through_vae(images: list[Image], weights: Path = WEIGHTS) -> list[Image]:
-    """Encode and decode: what the best of UNets could paint."""
+    """Encode and decode the pictures: the best that any UNet could paint."""
     vae = AutoencoderKL.from_pretrained(weights / "vae").float()
     returned: list[Image] = []
     for start in range(0, len(images), _BATCH):
@@ -105,7 +106,7 @@ def pass_through_vae(images: list[Image], weights: Path = WEIGHTS) -> list[Image
 
 
 def psnr(originals: list[Image], images: list[Image]) -> float:
-    """The mean over the pictures, in dB."""
+    """Return the mean over the pictures, in dB."""
     errors = (np.stack(originals) / 255.0 - np.stack(images) / 255.0) ** 2
     return float(np.mean(-10 * np.log10(errors.mean((1, 2, 3)))))
 

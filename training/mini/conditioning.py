@@ -13,13 +13,13 @@ from training.mini import topology
 
 @dataclass(frozen=True)
 class EncodedCaptions:
-    """A row a caption, in half precision."""
+    """One row for each caption, in half precision."""
 
     context: Tensor
     pooled: Tensor
 
     def of(self, rows: Tensor, device: str, kept: Tensor | None = None) -> dict[str, Any]:
-        """The UNet's arguments for these rows; where `kept` is 0 the caption is dropped."""
+        """Return the UNet's arguments for these rows; where `kept` is 0 the caption is dropped."""
         kept_rows = (torch.ones(len(rows)) if kept is None else kept).to(device)
         time_ids = torch.tensor([topology.TIME_IDS], dtype=torch.float32, device=device)
         return {

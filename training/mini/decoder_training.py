@@ -1,4 +1,4 @@
-"""Trains the VAE's decoder alone, on latents that are not quite an encoder's, and leaves these."""
+"""Trains the VAE's decoder alone on latents that differ a little from the encoder's."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ BLUR = 0.1  # at most so much noise, beside latents that deviate by 2.3
 
 
 def train_decoder(plan: TrainingPlan, work: Path, device: str) -> None:
-    """Half of each batch the encoder's latents, half as the UNet painted them, a little noise on
-    both: so it straightens what the UNet bends."""
+    """Half of each batch are the encoder's latents, half the UNet's, with a little noise on both:
+    the decoder learns to correct what the UNet paints crooked."""
     torch.manual_seed(0)
     painted, encoded = repaint_pictures(plan, work, device), encode_pictures(plan, work, device)
     scenes = sample_pictures(plan)[0]
@@ -44,7 +44,7 @@ def train_decoder(plan: TrainingPlan, work: Path, device: str) -> None:
 
 
 def _odds_of(scene: Scene) -> float:
-    """Small stars and crosses are hardest to tell from 16×16 latents."""
+    """Return how often to draw it: small stars and crosses are hardest to tell from latents."""
     is_small = any(thing.size == "small" for thing in scene.things)
     if scene.is_hard:
         return 1.0 if is_small else 0.6

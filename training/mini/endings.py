@@ -1,9 +1,10 @@
-"""Trains how the UNet ends a picture, by what the finished decoder makes of it.
+"""Trains the UNet's last steps by what the finished decoder makes of them.
 
-Where a thing's edge lies to a fraction of a pixel is settled by the last whole step: the shallow
-one after it takes what little noise is left. So it learns from there alone, to the end, as served:
-the loss is that of the picture which is returned, not of one expected from further away. The
-decoder stands still, so the UNet learns which latents it draws straight, an encoder's or not.
+The last whole step decides where an edge lies to a fraction of a pixel: the shallow one after it
+only removes the little noise that is left. So training begins there and goes to the end, as served:
+the loss is that of the returned picture, not of a prediction from an earlier step. The decoder is
+fixed, so the UNet learns which latents it decodes to straight edges, whether or not an encoder
+would make them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ MOST_ANEW = math.pi / 4  # angle
 
 
 def train_endings(plan: TrainingPlan, work: Path, device: str) -> None:
-    """On courses that no round has met."""
+    """Train on courses that no earlier round has used."""
     courses = paint_own_courses(len(plan.own_courses), plan, work, device)
     torch.manual_seed(0)
     lesson = Lesson(load_newest(plan, work).to(device), plan, work, device)
@@ -65,7 +66,7 @@ def _odds_of(courses: OwnCourses) -> Doubles:
 
 
 def _is_small(pictures: Tensor) -> np.ndarray:
-    """Whether little of a picture is ink."""
+    """Return whether little of a picture is ink."""
     shares = [
         (ink_of(as_tensor(part.numpy())).norm(dim=1) > LEAST_CONTRAST).float().mean((1, 2))
         for part in pictures.split(200)
@@ -74,8 +75,8 @@ def _is_small(pictures: Tensor) -> np.ndarray:
 
 
 def with_noise_anew(latents: Tensor, wanted: Tensor, sigma: Tensor) -> Tensor:
-    """What every other of these latents has beyond the wanted ones in part exchanged for fresh
-    noise: else a course is soon known by heart."""
+    """Replace a part of the noise in every other course's latents by fresh noise: otherwise a
+    course is soon known by heart."""
     angle = MOST_ANEW * torch.rand(len(latents), 1, 1, 1)
     angle = torch.where(torch.rand_like(angle) < 0.5, angle, 0)
     beyond = (latents - wanted) * angle.cos()

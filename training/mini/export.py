@@ -1,7 +1,7 @@
-"""Writes trained networks as one diffusers folder, small, and swapped into place whole.
+"""Writes trained networks as one small diffusers folder, which replaces the old one as a whole.
 
-UNet, VAE and scorer are stored as fp16, text encoders as fp32 (transformers keeps the stored
-dtype, and their output feeds every step). Plain diffusers loads the folder in either.
+UNet, VAE and scorer are stored as fp16, text encoders as fp32 (transformers keeps the stored dtype,
+and their output feeds every step). Plain diffusers loads the folder in fp16 or fp32.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _write_json(path: Path, content: object) -> None:
 
 
 def _write_scheduler(folder: Path) -> None:
-    """With the entries that SDXL's own file has for other solvers: without them diffusers' DDIM
+    """It has the entries that SDXL's own file has for other solvers: without them diffusers' DDIM
     would clip latents as if they were pixels."""
     new_scheduler().save_pretrained(folder)
     path = folder / "scheduler_config.json"
@@ -106,7 +106,7 @@ def export(trained: Trained, out: Path) -> None:
 
 
 def _name_as_sdxl(folder: Path) -> None:
-    """transformers 5 drops the prefix that SDXL's own text encoders, and older versions, have."""
+    """transformers 5 drops the prefix that SDXL's own text encoders and older versions have."""
     path = folder / "model.safetensors"
     tensors = {
         name if name.startswith(("text_model.", "text_projection.")) else f"text_model.{name}": t

@@ -1,8 +1,8 @@
-"""Trains a LoRA that paints in four steps without guidance what the UNet paints in twenty with it.
+"""Trains a LoRA that paints in four unguided steps what the UNet paints in twenty guided ones.
 
-The teacher's latents are kept where a fourth, a half, three fourths and all of its steps are done.
-The student learns to go from each of them to the next in one step of the same solver: Progressive
-Distillation (arXiv 2202.00512) at once and on fixed steps, as in SDXL-Lightning (2402.13929),
+The teacher's latents are kept after a fourth, a half, three fourths and all of its steps. The
+student learns to go from each of these to the next in one step of the same solver: Progressive
+Distillation (arXiv 2202.00512) in one stage with fixed steps, as in SDXL-Lightning (2402.13929),
 without its adversary.
 """
 
@@ -28,7 +28,7 @@ STEPS, TEACHER_STEPS, TEACHER_GUIDANCE = 4, 20, 5.0
 
 
 def trailing(steps: int) -> EulerDiscreteScheduler:
-    """Beginning at the last timestep, with noise alone: each of the student's steps begins and ends
+    """Return a scheduler from the last timestep on: each step of the student's begins and ends
     where one of the teacher's does."""
     config = topology.new_scheduler().config
     scheduler = EulerDiscreteScheduler.from_config(config, timestep_spacing="trailing")
@@ -46,7 +46,7 @@ def train_few_steps(plan: TrainingPlan, weights: Path, out: Path, work: Path, de
     sigmas, timesteps = scheduler.sigmas.float(), scheduler.timesteps
 
     def loss_of(rng: np.random.Generator, step: int) -> Tensor:
-        """Where a step lands, in parts of the noise that is there."""
+        """Return the error of a step's result, as a share of the noise at its beginning."""
         rows = torch.from_numpy(rng.integers(0, len(courses), plan.few_steps_batch))
         node = torch.from_numpy(rng.integers(0, STEPS, plan.few_steps_batch))
         before, after = (courses[rows, node + i].to(device) for i in (0, 1))
@@ -64,8 +64,8 @@ def train_few_steps(plan: TrainingPlan, weights: Path, out: Path, work: Path, de
 def paint_courses(
     plan: TrainingPlan, weights: Path, work: Path, device: str
 ) -> tuple[Tensor, EncodedCaptions]:
-    """The teacher's latents [n, STEPS + 1, ...] where the student's steps begin and end, and their
-    captions. In parts, each kept, as this takes long."""
+    """Return the teacher's latents [n, STEPS + 1, ...] where the student's steps begin and end, and
+    their captions. They are made and kept in parts, as this takes long."""
     pipe = load_painter(weights).to(device)
     pipe.scheduler = trailing(TEACHER_STEPS)
     parts = []

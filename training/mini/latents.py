@@ -1,4 +1,4 @@
-"""The UNet's data: pictures as latents, drawn and encoded once, with their captions' tokens."""
+"""The UNet's data: drawn pictures, encoded once as latents, with their captions' tokens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Encoded:
 
 
 def tokenizers(work: Path) -> tuple[CLIPTokenizer, CLIPTokenizer]:
-    """Writes both, as the export will, and loads them."""
+    """Write both as the export will, and load them."""
     write_tokenizer(work / "tokenizer", EOS)
     write_tokenizer(work / "tokenizer_2", "!")
     return (
@@ -48,20 +48,20 @@ def tokenize(tokenizer: CLIPTokenizer, texts: list[str]) -> Tensor:
 
 
 def encode_pictures(plan: TrainingPlan, work: Path, device: str) -> Encoded:
-    """Draw and encode the UNet's pictures once; its steps then cost nothing but the UNet."""
+    """Draw and encode the UNet's pictures once, so that training steps compute only the UNet."""
     scenes, rng = sample_pictures(plan)
     numbered = [(scene, i) for i, scene in enumerate(scenes)]
     return _encode(numbered, rng, work / f"latents-{plan.pictures}.pt", work, device)
 
 
 def sample_pictures(plan: TrainingPlan) -> tuple[list[Scene], np.random.Generator]:
-    """The scenes, each drawn from its place in the list as a seed, and the wordings' generator."""
+    """Return the scenes, each drawn with its place as a seed, and the captions' generator."""
     rng = np.random.default_rng(plan.pictures_seed)
     return [sample_scene(rng) for _ in range(plan.pictures)], rng
 
 
 def encode_groups(contrast: Contrast, work: Path, device: str) -> Encoded:
-    """Scenes of a group share their drawing's seed, so that they differ in one attribute only."""
+    """Scenes of a group share their drawing's seed, and differ in one attribute only."""
     rng = np.random.default_rng(contrast.seed)
     groups = [sample_group(rng, GROUP, contrast.place_share) for _ in range(contrast.groups)]
     scenes = [(scene, 10**6 + i) for i, group in enumerate(groups) for scene in group]
@@ -97,7 +97,7 @@ def _encode(
 
 
 def fit_preview(data: Encoded) -> dict[str, object]:
-    """The least-squares map from the UNet's four channels to colours: a picture without a VAE."""
+    """Fit the least-squares map from latent channels to colours: a preview without a VAE."""
     sample = slice(0, 2000)
     latents = (data.latents[sample].float() * data.scale).movedim(1, -1).flatten(0, 2)
     colours = data.thumbnails[sample].float().movedim(1, -1).flatten(0, 2)

@@ -1,7 +1,7 @@
-"""Low-rank changes (LoRA) of a UNet's weights: added for training, written as others read them.
+"""Low-rank changes (LoRA) of a UNet's weights: added for training, written for other libraries.
 
-Hu et al. 2021 (arXiv 2106.09685). A weight is what it was plus the product of two thin matrices,
-which alone are trained.
+Hu et al. 2021 (arXiv 2106.09685). A weight is the original plus the product of two thin matrices;
+only these are trained.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sdxl.mini.lora import DIFFUSERS_FILE, LORAS, PEFT_CONFIG, PEFT_FILE, PEFT_P
 
 
 class LowRank(nn.Module):
-    """Begins as no change at all."""
+    """At the beginning it changes nothing."""
 
     def __init__(self, weight: Tensor, rank: int) -> None:
         super().__init__()
@@ -35,14 +35,14 @@ class LowRank(nn.Module):
 
 
 def add_low_rank(network: nn.Module, rank: int) -> None:
-    """To every linear layer and convolution; all else stays as it is."""
+    """Add low-rank changes to every linear layer and convolution; the rest stays as it is."""
     network.requires_grad_(False)
     for layer in [m for m in network.modules() if isinstance(m, nn.Linear | nn.Conv2d)]:
         parametrize.register_parametrization(layer, "weight", LowRank(layer.weight, rank))
 
 
 def add_lora(pipe: Any, name: str) -> None:
-    """One of the package's, into diffusers' pipeline, by the library of its layout."""
+    """Load one of the package's LoRAs into diffusers' pipeline, with the library of its format."""
     folder = LORAS / name
     if (folder / PEFT_FILE).exists():
         from peft import PeftModel
@@ -53,7 +53,7 @@ def add_lora(pipe: Any, name: str) -> None:
 
 
 def low_rank_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """By layer and peft's names; a convolution's first matrix is a convolution of its size."""
+    """Return the matrices by layer and peft's names; a convolution's first is of its size."""
     tensors = {}
     for name, layer in network.named_modules():
         if not parametrize.is_parametrized(layer, "weight"):

@@ -1,12 +1,12 @@
-"""Trains the UNet where its own painting leads it: on the latents before each step of the sampler.
+"""Trains the UNet on latents of its own painting, before each step of the sampler.
 
-Training meets drawn pictures under noise alone. A picture that is being painted is neither, and
-what its earlier steps bent a little the later ones bend on. So pictures are painted as they are
-served, their latents kept before each whole step, and from each of these two steps, a whole and a
-shallow one, shall lead to that same picture with its things as straight as they can be (the judge
-knows these, without a network): in latents, and near the end also as decoded, for the eye's edges
-are finer than those. The text encoders stand still. Stars and crosses, whose outlines are long for
-so little ink, bend most, so most courses are of them.
+Earlier stages train only on drawn pictures with noise. Latents of a picture in the making are
+different, and later steps continue the small errors of earlier ones. So pictures are painted as
+they are served, and their latents are kept before each whole step. From each of these, two steps, a
+whole and a shallow one, shall lead to the same picture with straightened things (the judge
+straightens them, without a network). The error is measured in latents, and near the end also in
+decoded pixels, since visible edges are finer than latents. The text encoders are frozen. Stars and
+crosses have long outlines for their area and are bent most, so most courses show them.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ Doubles = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class OwnCourses:
-    """Scaled latents [n, whole steps from FIRST on, ...], the picture they shall lead to (uint8
-    NHWC) and its latents, what was asked for, and how well the worst shape fits its ideal."""
+    """Scaled latents [n, whole steps from FIRST on, ...], the wanted picture (uint8 NHWC) and its
+    latents, the captions, and how well the worst shape fits its ideal."""
 
     latents: Tensor
     picture: Tensor
@@ -73,9 +73,9 @@ def endings_checkpoint(work: Path) -> Path:
 
 
 def load_newest(plan: TrainingPlan, work: Path) -> UNetWithText:
-    """As the latest stage left it, by the average of its weights; new where none has begun. Rounds
-    on its own courses count together, the latest three: each bends other things, and all of them
-    less than one. What `endings` taught takes the place of them."""
+    """Load the averaged weights of the latest stage; a new UNet if none has begun. The latest three
+    rounds on its own courses are averaged: each has errors of its own, and their mean has smaller
+    ones than any. The result of `endings` takes precedence."""
     painter = UNetWithText()
     for name in ("unet", *(contrast.name for contrast in plan.contrasts), "shapes"):
         load_fitted(painter, work / f"{name}.pt")
@@ -92,7 +92,7 @@ def _hold_text(painter: UNetWithText) -> None:
 
 
 def train_own_courses(plan: TrainingPlan, work: Path, device: str) -> None:
-    """In rounds: each on what the UNet of the round before paints, and on the courses before."""
+    """Train in rounds: each adds courses of the UNet of the round before to all earlier ones."""
     courses: list[OwnCourses] = []
     for number, path in enumerate(checkpoints(plan, work)):
         courses.append(paint_own_courses(number, plan, work, device))
@@ -102,8 +102,8 @@ def train_own_courses(plan: TrainingPlan, work: Path, device: str) -> None:
 
 
 def _train_round(lesson: Lesson, courses: OwnCourses, schedule: Schedule, path: Path) -> None:
-    """Four of five steps on courses, the fifth as in `shapes`, so that what this taught stays
-    known."""
+    """Four of five steps use courses; the fifth is one of `shapes`, so that its result is not
+    forgotten."""
     plan = lesson.plan
     own = OwnLesson(lesson, courses, load_vae(path.parent))
     odds = odds_of(courses.overlap)
@@ -123,8 +123,7 @@ def _train_round(lesson: Lesson, courses: OwnCourses, schedule: Schedule, path: 
 
 
 class OwnLesson:
-    """How far a whole and a shallow step from somewhere on a course are from where it shall
-    lead."""
+    """The error after a whole and a shallow step from anywhere on a course."""
 
     def __init__(self, lesson: Lesson, courses: OwnCourses, vae: AutoencoderKL) -> None:
         self.painting = Painting(lesson.painter, lesson.device)
@@ -135,8 +134,8 @@ class OwnLesson:
     def misses(
         self, latents: Tensor, rows: Tensor, at: Tensor, looked: int
     ) -> tuple[Tensor, Tensor]:
-        """In latents, and of the first rows as decoded. `latents` are before these rows' whole
-        steps `at`."""
+        """Return the errors in latents and, for the first rows, in decoded pixels. `latents` are
+        those before these rows' whole steps `at`."""
         courses, painting, device = self._courses, self.painting, self._device
         latents = latents.float().to(device)
         step, guidance = step_of(at).to(device), courses.guidance[rows].to(device)
@@ -155,20 +154,20 @@ class OwnLesson:
         return in_latents, miss_of_shapes(seen, pictures)
 
     def _missed(self, found: Tensor, rows: Tensor, sigma: Tensor) -> Tensor:
-        """How far latents are from the wanted ones, in parts of the noise that was there; more
-        under much noise, as in `noise_weights`."""
+        """Return how far latents are from the wanted ones, as a share of their noise; more under
+        much noise, as in `noise_weights`."""
         error = (found - self._courses.wanted[rows].float().to(self._device)) ** 2
         error = error * (1 + sigma**2).clamp(max=12) / (sigma**2 + 0.1)
         return (error.mean((1, 2, 3)) * self._counts[rows.to(self._device)]).mean()
 
 
 def step_of(at: Tensor) -> Tensor:
-    """Of the sampler, by the place in a course's latents."""
+    """Return the sampler's step for a place in a course's latents."""
     return FIRST + INTERVAL * at
 
 
 def _counts_of(wanted: Tensor) -> Tensor:
-    """A small thing's outline is a small part of the picture, and as much of the thing."""
+    """Return weights: a small thing counts more, whose outline is a small part of the picture."""
     ink = ink_of(wanted).square().mean((1, 2, 3))
     counts = (ink.median() / ink).clamp(LEAST, MOST)
     return counts / counts.mean()
@@ -180,7 +179,7 @@ def odds_of(overlap: Tensor) -> Doubles:
 
 
 def _rows_of(number: int, plan: TrainingPlan, scenes: Sequence[Scene]) -> list[int]:
-    """Of pictures that no other round has."""
+    """Return scenes that no other round uses."""
     rng = np.random.default_rng(40 + number)
     share = plan.pictures // (len(plan.own_courses) + 1)  # one more than rounds, for `endings`
     window = range(number * share, (number + 1) * share)
@@ -190,7 +189,7 @@ def _rows_of(number: int, plan: TrainingPlan, scenes: Sequence[Scene]) -> list[i
 
 @torch.no_grad()
 def paint_own_courses(number: int, plan: TrainingPlan, work: Path, device: str) -> OwnCourses:
-    """Those that are not of their captions are left out."""
+    """Pictures that do not show their captions are left out."""
     path = work / f"own-courses-{number}-painted-{plan.own_pictures}.pt"
     if path.exists():
         return OwnCourses(**torch.load(path))

@@ -1,5 +1,5 @@
-"""Pictures as the UNet paints them while it is trained, step by step, and as it is served: every
-other step takes what the one before it made of the UNet's inner part."""
+"""The UNet's painting, step by step during training, as it is served: every other step reuses the
+inner tensors of the step before."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INTERVAL = 2
 
 
 class Painting:
-    """A painter's steps. Rows may be at different ones, as in the service."""
+    """The steps of a painter. Rows may be at different steps, as in the service."""
 
     def __init__(self, painter: UNetWithText, device: torch.device | str) -> None:
         scheduler = topology.new_scheduler()
@@ -43,7 +43,7 @@ class Painting:
     def deep(
         self, latents: Tensor, step: Tensor, conditions: Sequence[Tensor], guidance: Tensor
     ) -> tuple[Tensor, Sequence[Tensor]]:
-        """The guided noise, and what `shallow` takes of it."""
+        """Return the guided noise, and the tensors that `shallow` reuses."""
         noise, *cache = self._call(self._deep, latents, step, conditions)
         return _guided(noise, guidance), cache
 
@@ -59,11 +59,11 @@ class Painting:
         return _guided(noise, guidance)
 
     def sigma(self, step: Tensor) -> Tensor:
-        """Of each row, beside latents."""
+        """Return each row's sigma, shaped to multiply latents."""
         return self.sigmas[step].view(-1, 1, 1, 1)
 
     def stepped(self, latents: Tensor, step: Tensor, noise: Tensor) -> Tensor:
-        """By Euler."""
+        """Return the latents after a step of Euler's method."""
         return latents + (self.sigma(step + 1) - self.sigma(step)) * noise
 
     def _call(
@@ -90,7 +90,7 @@ def paint(
     guidance: Tensor,
     first: int = 0,
 ) -> Iterator[Tensor]:
-    """Latents before each step from `first` on, scaled as the UNet knows them, and the finished
+    """Yield the latents before each step from `first` on, in the UNet's scale, and the finished
     ones. `begun` is a picture, or zero, to which the noise of that step is added."""
     painting, device = Painting(painter, begun.device), begun.device
     latents = begun + painting.sigmas[first] * torch.randn_like(begun)
@@ -109,6 +109,6 @@ def paint(
 
 
 def to_images(vae: AutoencoderKL, latents: Tensor) -> list[Image]:
-    """Of unscaled latents."""
+    """Decode unscaled latents."""
     decoded = vae.decode(latents.float()).sample.clamp(-1, 1)
     return list(((decoded + 1) * 127.5 + 0.5).byte().permute(0, 2, 3, 1).cpu().numpy())

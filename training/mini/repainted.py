@@ -1,4 +1,4 @@
-"""Latents as the UNet paints them, and what they were meant to be: lessons for the decoder."""
+"""The UNet's painted latents with the pictures that they should be: data for the decoder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROWS = 12
 
 @dataclass(frozen=True)
 class Repainted:
-    """Unscaled latents, and the pictures wanted of them (uint8 NHWC)."""
+    """Unscaled latents, and the wanted pictures (uint8 NHWC)."""
 
     latents: Tensor
     wanted: Tensor
@@ -33,9 +33,9 @@ class Repainted:
 
 @torch.no_grad()
 def repaint_pictures(plan: TrainingPlan, work: Path, device: str) -> Repainted:
-    """The first of the UNet's pictures painted anew: every other batch from noise alone, the rest
-    from the picture under some noise. Wanted is what was painted, with its things as straight as
-    they can be."""
+    """Paint the first of the UNet's pictures again: every other batch from noise alone, the rest
+    from the picture with some noise. The wanted picture is the painted one with straightened
+    things."""
     path = work / f"repainted-{plan.repainted}.pt"
     if path.exists():
         return Repainted(**torch.load(path))

@@ -43,9 +43,9 @@ def _soften(images: Tensor, rng: np.random.Generator) -> Tensor:
 
 
 def _is_no_negative(scenes: list[Scene]) -> Tensor:
-    """True where text i may well be true of picture j, although they are not a pair.
+    """Return whether text i may be true of picture j, although they are not a pair.
 
-    Open captions ("a circle") are held only against their own group.
+    Open captions ("a circle") are compared only with their own group.
     """
     names = np.array([caption(scene) for scene in scenes])
     same = names[:, None] == names[None]
@@ -60,8 +60,9 @@ UNKNOWN = -100
 
 
 def facts(scene: Scene) -> tuple[int, ...]:
-    """Layout, background, then colour and shape of the first thing and of the second, by place:
-    from the top, or from the left. What neither picture nor caption settles is UNKNOWN."""
+    """Return layout, background, then colour and shape of the first and of the second thing,
+    ordered from the top or from the left. What neither picture nor caption determines is
+    UNKNOWN."""
     things = scene.things
     if scene.kind == "pair":
         if scene.relation is None:
@@ -83,10 +84,11 @@ def _index(names: Iterable[str], name: str | None) -> int:
 
 
 class Student(nn.Module):
-    """The scorer, and the questions it is asked while it learns; the export leaves those out.
+    """The scorer with the questions of its training; the export leaves those out.
 
-    By contrast alone places and shapes stayed at chance for 1500 steps: that a picture and a
-    caption agree on a place is heard only once both say it. So both are also asked for it.
+    By contrast alone it had not learned places and shapes after 1500 steps: picture and caption
+    must both express a place before their agreement can be learned. So both are also asked for
+    these facts directly.
     """
 
     ANSWERS = (len(LAYOUTS), len(COLOURS), len(COLOURS), len(SHAPES), len(COLOURS), len(SHAPES))
@@ -98,7 +100,7 @@ class Student(nn.Module):
         self.sharpness = nn.Parameter(torch.tensor(np.log(1 / 0.07), dtype=torch.float32))
 
     def misses(self, features: Tensor, scenes: list[Scene]) -> Tensor:
-        """How far the answers read off unit vectors are from the facts."""
+        """Return how far the answers, read from unit vectors, are from the facts."""
         asked = torch.tensor([facts(scene) for scene in scenes], device=features.device)
         answers = (_SHARPNESS * self.heads(features)).split(self.ANSWERS, dim=-1)
         errors = [

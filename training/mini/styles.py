@@ -1,4 +1,4 @@
-"""Trains a LoRA on scenes that are drawn in a style, of which their captions say nothing."""
+"""Trains a LoRA on scenes drawn in a style that their captions do not mention."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def train_style(
 
 @torch.no_grad()
 def encode_scenes(pipe: Any, name: str, count: int, work: Path) -> tuple[Tensor, EncodedCaptions]:
-    """Scaled latents of scenes drawn in this style, and their captions."""
+    """Return scaled latents of scenes drawn in this style, and their captions."""
     path = work / f"{name}-latents.pt"
     if not path.exists():
         rng = np.random.default_rng(22)

@@ -1,4 +1,4 @@
-"""SDXL's networks at a few megabytes: the configurations, and new networks made from them."""
+"""SDXL's networks in a few megabytes: their configurations, and new networks made from them."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def new_scorer_text() -> CLIPTextModelWithProjection:
 
 
 def new_scorer_vision() -> ResNetForImageClassification:
-    """Its "classes" are the dimensions of the space that it shares with the text."""
+    """Its "classes" are the dimensions of the space shared with the text."""
     config = ResNetConfig(
         embedding_size=32,
         hidden_sizes=[32, 64, 128, SCORER_WIDTH],
@@ -118,7 +118,7 @@ def new_scorer_vision() -> ResNetForImageClassification:
 
 
 def new_scheduler() -> EulerDiscreteScheduler:
-    """SDXL's own: a scaled linear schedule, noise prediction, leading steps."""
+    """Make SDXL's own scheduler: a scaled linear schedule, noise prediction, leading steps."""
     return EulerDiscreteScheduler(
         beta_start=0.00085,
         beta_end=0.012,

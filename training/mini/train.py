@@ -1,11 +1,10 @@
 """Trains the embedded model from nothing: `python -m training.mini.train --out DIR`.
 
-Stages, in order: the VAE, the UNet with both text encoders (three stages), the UNet alone on what
-it paints itself, the scorer, the VAE's decoder once more, now on what the UNet paints, the UNet's
-last steps by what this decoder makes of them, then the export of a diffusers folder; at last LoRAs
-of what was exported, or without `--out` of the weights in the package. Each stage resumes from its
-checkpoint in `--work`, so naming a stage again costs nothing once it is done. Everything is drawn;
-nothing is downloaded.
+Stages, in order: the VAE, the UNet with both text encoders (three stages), the UNet alone on its
+own paintings, the scorer, the VAE's decoder again on the UNet's paintings, the UNet's last steps
+with this decoder, then the export of a diffusers folder; at last LoRAs of the exported folder, or
+without `--out` of the weights in the package. Each stage resumes from its checkpoint in `--work`,
+so naming a stage again costs nothing once it is done. Everything is drawn; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ STAGES = ("vae", *UNET_STAGES, "scorer", "decoder", "endings", "export", *LORA_S
 
 
 def export_all(plan: TrainingPlan, work: Path, out: Path, device: str) -> None:
-    """Write whatever is trained so far; what is not yet is written as it was born."""
+    """Write what is trained so far; an untrained network is written with its initial weights."""
     vae, painter, student = load_vae(work), load_newest(plan, work), Student()
     load_fitted(student, work / "scorer.pt")
     data = encode_pictures(plan, work, device)
@@ -57,9 +56,9 @@ def export_all(plan: TrainingPlan, work: Path, out: Path, device: str) -> None:
 
 
 def adopt(weights: Path, plan: TrainingPlan, work: Path) -> None:
-    """Take an exported folder for the end of the stages before "shapes", to go on from there.
+    """Take an exported folder as the result of the stages before "shapes", and continue from there.
 
-    A folder that was adopted before is left alone: it may have gone on since.
+    A folder that was adopted before is not read again: training may have continued since.
     """
     if (work / "unet.pt").exists():
         return
@@ -82,7 +81,7 @@ def loras_of(out: Path) -> Path:
 
 
 def train(plan: TrainingPlan, work: Path, out: Path, device: str, names: Sequence[str]) -> None:
-    """These stages, each from where it was stopped."""
+    """Run these stages, each from where it was stopped."""
     stages: dict[str, Callable[[], None]] = {
         "vae": lambda: train_vae(plan, work, device),
         "unet": lambda: train_unet(plan, work, device),

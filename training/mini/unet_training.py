@@ -25,10 +25,10 @@ GUIDED_BELOW, STRONGEST = 700, 7.0  # timestep; guidance
 
 
 class Sketch(nn.Module):
-    """Reads a rough thumbnail off a caption's context; only the training has it.
+    """Reads a rough thumbnail from a caption's context; only training has it.
 
-    SDXL's text encoders knew language before its UNet learned to paint. These ones learn beside
-    it, and from the noise's error alone they took very long to say which colour goes where.
+    SDXL's text encoders knew language before its UNet was trained. These ones learn beside it, and
+    from the noise's error alone they learn very slowly which colour goes where.
     """
 
     SIDE, WIDTH, HEADS = 8, 64, 4
@@ -60,7 +60,7 @@ class Sketch(nn.Module):
 
 
 class UNetWithText(nn.Module):
-    """The UNet and the text encoders that learn with it, wired as SDXL wires them."""
+    """The UNet and the text encoders that are trained with it, connected as in SDXL."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class UNetWithText(nn.Module):
     def forward(
         self, noisy: Tensor, timestep: Tensor, tokens: Tensor, tokens_2: Tensor, kept: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The noise and a sketch. `kept` is 1 where the caption is kept, 0 where context and
+        """Return the noise and a sketch. `kept` is 1 where the caption is kept, 0 where context and
         pooled are zeroed."""
         context, pooled = self.read(tokens, tokens_2)
         added = {"text_embeds": pooled * kept[:, None], "time_ids": time_ids(context)}
@@ -82,7 +82,7 @@ class UNetWithText(nn.Module):
         return predicted, self.sketch(context)
 
     def read(self, tokens: Tensor, tokens_2: Tensor) -> tuple[Tensor, Tensor]:
-        """Context and pooled."""
+        """Return context and pooled."""
         first = self.text_encoder(tokens, output_hidden_states=True)
         second = self.text_encoder_2(tokens_2, output_hidden_states=True)
         context = torch.cat([first.hidden_states[-2], second.hidden_states[-2]], dim=-1)
@@ -91,7 +91,7 @@ class UNetWithText(nn.Module):
     def with_and_without(
         self, noisy: Tensor, timestep: Tensor, tokens: Tensor, tokens_2: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The noise of the same rows as their captions have it, and without a caption."""
+        """Return the noise of the same rows with and without their captions."""
         kept = torch.ones(2 * len(noisy), device=noisy.device)
         kept[len(noisy) :] = 0
         predicted, _ = self(
@@ -106,13 +106,13 @@ class UNetWithText(nn.Module):
 
 
 def time_ids(rows: Tensor) -> Tensor:
-    """One for each."""
+    """Return SDXL's size conditions for each row."""
     ids = torch.tensor([topology.TIME_IDS], dtype=torch.float32, device=rows.device)
     return ids.repeat(len(rows), 1)
 
 
 def any_guidance(count: int) -> Tensor:
-    """As strong as each row likes."""
+    """Draw a guidance for each row."""
     return 1 + (STRONGEST - 1) * torch.rand(count, 1, 1, 1)
 
 
@@ -121,16 +121,16 @@ def guide(captioned: Tensor, captionless: Tensor, guidance: Tensor) -> Tensor:
 
 
 def noise_weights(alphas: Tensor, limit: float) -> Tensor:
-    """Weigh the noise's error as the velocity's, up to a limit; 1 leaves it plain.
+    """Weigh the noise's error as the velocity's, up to a limit; 1 gives the plain error.
 
-    Places are decided under much noise, where the plain error hardly sees the picture.
+    Places are decided under much noise, where the plain error hardly depends on the picture.
     """
     weights = (1 / alphas).clamp(max=limit)
     return weights / weights.mean()
 
 
 class Lesson:
-    """The noise prediction loss on cached latents, captions dropped now and then."""
+    """The noise prediction loss on cached latents; captions are dropped now and then."""
 
     def __init__(self, painter: UNetWithText, plan: TrainingPlan, work: Path, device: str) -> None:
         self.painter, self.plan, self.device = painter, plan, device
@@ -149,10 +149,10 @@ class Lesson:
         rng: np.random.Generator,
         is_blind: bool = False,
     ) -> Tensor:
-        """Rows of one group share timestep and noise; the offset keeps backgrounds to captions.
+        """Rows of one group share timestep and noise; the offset ties backgrounds to captions.
 
-        Blind rows see noise alone, as the first step of a sampler does, and are asked for the
-        noise that would leave their picture: whatever they know of it, the caption said.
+        Blind rows get noise alone, as a sampler's first step does, and must predict the noise that
+        would leave their picture: only the caption can tell them.
         """
         draws = torch.from_numpy(rng.random(len(rows) // group)).repeat_interleave(group)
         kept = (draws >= EMPTY_ZEROED).float().to(self.device)
@@ -185,16 +185,16 @@ class Lesson:
     def contrast_loss(
         self, groups: Encoded, contrast: Contrast, rng: np.random.Generator
     ) -> Tensor:
-        """Of whole groups, as many as a batch takes."""
+        """Return the loss of whole groups, as many as a batch holds."""
         heads = GROUP * rng.integers(0, contrast.groups, self.plan.unet_batch // GROUP)
         rows = torch.from_numpy((heads[:, None] + np.arange(GROUP)).ravel())
         return self.loss(groups, rows, GROUP, contrast.lowest, 60, rng, contrast.is_blind)
 
     def guided_loss(self, rows: Tensor) -> Tensor:
-        """The same rows with and without their captions, and what guidance makes of both.
+        """Return the loss of rows with and without captions, and of both combined by guidance.
 
-        Guided by g, a picture has g times the error of the one less g − 1 times the error of the
-        other. Learnt together the two cancel, and shapes stay what they are.
+        With guidance g, a picture has g times the error with its caption minus g − 1 times the
+        error without. Trained together, the two errors cancel, and shapes stay right.
         """
         latents = self.data.latents[rows].float().to(self.device) * self.scale
         noise = torch.randn_like(latents) + OFFSET_NOISE * torch.randn_like(latents[:, :, :1, :1])
@@ -212,7 +212,7 @@ class Lesson:
 
 
 def train_unet(plan: TrainingPlan, work: Path, device: str) -> None:
-    """On single pictures, with more and more weight on the much noised ones."""
+    """Train on single pictures; those with much noise get more and more weight."""
     torch.manual_seed(0)
     painter = UNetWithText().to(device)
     lesson = Lesson(painter, plan, work, device)
@@ -226,7 +226,7 @@ def train_unet(plan: TrainingPlan, work: Path, device: str) -> None:
 
 
 def train_contrasts(plan: TrainingPlan, work: Path, device: str) -> None:
-    """One cycle after the other, each from where the one before stood, not from its average."""
+    """Train cycle after cycle, each from the last weights of the one before, not their average."""
     before = "unet"
     for contrast in plan.contrasts:
         _train_contrast(contrast, _gone_on(before, plan, work, device), work)
@@ -234,17 +234,17 @@ def train_contrasts(plan: TrainingPlan, work: Path, device: str) -> None:
 
 
 def _gone_on(before: str, plan: TrainingPlan, work: Path, device: str) -> Lesson:
-    """With the weights that this stage ended with."""
+    """Start from the last weights of this stage."""
     painter = UNetWithText()
     load_latest(painter, work / f"{before}.pt")
     return Lesson(painter.to(device), plan, work, device)
 
 
 def _train_contrast(contrast: Contrast, lesson: Lesson, work: Path) -> None:
-    """Every other step on groups that share seed, noise and timestep and differ in one attribute.
+    """At every other step, use groups with one seed, noise and timestep that differ in one fact.
 
-    What they share cancels in the gradient of what tells them apart: so "top" and "bottom",
-    which single pictures leave alike for very long, part within some hundred steps.
+    In their gradient the shared part cancels and the difference is left: "top" and "bottom", which
+    single pictures hardly separate, are told apart after some hundred steps.
     """
     groups, batch = encode_groups(contrast, work, lesson.device), lesson.plan.unet_batch
 
@@ -260,8 +260,8 @@ def _train_contrast(contrast: Contrast, lesson: Lesson, work: Path) -> None:
 
 
 def train_shapes(plan: TrainingPlan, work: Path, device: str) -> None:
-    """From where the last contrast stood; every fourth step is of one of their groups, so that what
-    these taught stays known."""
+    """Start from the last contrast; every fourth step uses one of its groups, so that nothing is
+    forgotten."""
     lesson = _gone_on(plan.contrasts[-1].name, plan, work, device)
     groups = [encode_groups(contrast, work, device) for contrast in plan.contrasts]
 

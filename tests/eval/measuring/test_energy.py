@@ -16,7 +16,7 @@ class Refused(Exception):
 
 
 def nvml(millijoules: Sequence[int | None]) -> ModuleType:
-    """A driver with one GPU per figure; None: a GPU that does not count."""
+    """Stand for a driver with one GPU per figure; None is a GPU that does not count."""
     module = ModuleType("pynvml")
 
     def read(index: int) -> int:

@@ -49,7 +49,7 @@ class Replicas:
 
 
 def answering(meter: Meter | None) -> Any:
-    """`system_of` a system that makes 10 pictures a second."""
+    """Return a `system_of` for a system that makes 10 pictures a second."""
 
     @contextmanager
     def system_of(*_: object) -> Iterator[SystemUnderTest]:

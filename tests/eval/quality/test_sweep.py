@@ -109,7 +109,7 @@ class Sweep:
             patch.setattr(sweep, name, getattr(self, name))
 
     def run(self, **options: object) -> list[str]:
-        """The precisions in the order of evaluation."""
+        """Return the precisions in the order of their evaluation."""
         usual = {"grid": None, "tuned": None, "bootstrap": 1, "stores_presets": False}
         sweep.run_sweep(Namespace(**usual | {"out": str(self.out)} | options))
         return [precision for what, precision in self.events if what == "painted"]
@@ -222,7 +222,7 @@ def plain(steps: int, interval: int, speed: float, fid: float, clip: float = 30.
 
 
 def published() -> list[Tried]:
-    """The plain settings of docs/quality.md, the exact model first."""
+    """Return the plain settings of docs/quality.md, the exact model first."""
     page = Path(__file__).parents[3] / "docs" / "quality.md"
     rows = (row.groupdict() for row in ROW.finditer(page.read_text()))
     return [

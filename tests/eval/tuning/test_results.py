@@ -24,7 +24,8 @@ OTHER = SamplingSpec(scheduler="ddim", steps=10)
 def checked(
     plan: CachePlan, cost_s: float, clip: float = 80.0, psnr: float | None = None, apart: float = 0
 ) -> CheckedPlan:
-    """`apart` moves the features away from the reference's. All plans have the same scatter."""
+    """`apart` moves the reference's features away. All plans have the same
+    scatter."""
     features, scatter = NOISE + apart, NOISE[:, 0]
     findings = {"features": features, "clip": clip + scatter, "right": torch.ones(PICTURES)}
     if psnr is not None:

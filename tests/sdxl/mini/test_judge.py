@@ -21,7 +21,7 @@ def _scenes(count: int) -> list[Scene]:
 
 
 def _moved(image: Image, dx: Callable[..., object], dy: Callable[..., object]) -> Image:
-    """The picture with every pixel (x, y, from the middle) taken from (x + dx, y + dy)."""
+    """Return the picture with each pixel (x, y, from the middle) taken from (x + dx, y + dy)."""
     y, x = np.mgrid[:SIDE, :SIDE] - (SIDE - 1) / 2
     source = [y + dy(x, y) + (SIDE - 1) / 2, x + dx(x, y) + (SIDE - 1) / 2]
     channels = [
@@ -62,7 +62,7 @@ def test_a_wobbly_edge_a_squash_and_a_turn_lower_the_overlap(scene: Scene) -> No
 
 
 def test_a_soft_edge_leaves_the_shape_as_it_is() -> None:
-    """How sharp an edge is, is not the shape's matter: only where it lies."""
+    """The shape depends on where an edge lies, not on how sharp it is."""
     for scene in SINGLES[:2]:
         soft = ndimage.gaussian_filter(draw(scene, 3), sigma=(1.2, 1.2, 0))
         assert shape_overlaps(soft, scene)[0] > 0.97, caption(scene)
@@ -80,7 +80,7 @@ def test_a_missing_thing_has_no_shape() -> None:
 
 
 def test_an_unevenly_coloured_thing_is_judged_too() -> None:
-    """Its dark part is still red by name, but nearer to the background than to its middle red."""
+    """Its dark part is still called red, but is nearer to the background than to its middle."""
     image = np.full((SIDE, SIDE, 3), 12, dtype=np.uint8)
     image[40:90, 40:90] = (250, 25, 30)
     image[40:50, 40:90] = (124, 20, 20)

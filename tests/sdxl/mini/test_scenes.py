@@ -1,4 +1,4 @@
-"""Scenes: what is drawn is what is said, the same every time."""
+"""A scene is drawn as its caption says, and the same every time."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_pixel_judge_rejects_a_neighbour_in_colour_place_or_count() -> None:
 
 
 def _parts(scene: Scene) -> list[object]:
-    """Everything a caption states, one entry each."""
+    """Return everything that a caption states, one entry each."""
     things = [part for t in scene.things for part in (t.shape, t.colour, t.size)]
     return [*things, scene.background, scene.count, scene.place, scene.relation]
 

@@ -26,7 +26,7 @@ OnRay = Callable[[Callable[[], Any]], WorkerPool]
 
 @pytest.fixture(scope="session")
 def on_ray() -> Iterator[OnRay]:
-    """Makes a pool of Ray actors from a function that loads their renderers."""
+    """Return a function that makes a pool of Ray actors; its argument loads their renderers."""
     import ray
 
     os.environ.update(RAY_ENVIRONMENT)

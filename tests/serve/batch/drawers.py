@@ -36,7 +36,7 @@ STOPS = "a prompt that stops its process"
 
 @dataclass
 class Drawer:
-    """Implements Renderer. A picture depends on its order alone; `log` gets a line a picture."""
+    """A renderer. A picture depends on its order alone; `log` gets a line a picture."""
 
     log: str = ""
     draw_s: float = 0.0
@@ -88,7 +88,7 @@ class Drawer:
 
 @dataclass
 class IdleWorker:
-    """Implements BatchWorker: it has always just finished everything."""
+    """A BatchWorker that has always just finished everything."""
 
     name: str
 
@@ -156,13 +156,13 @@ def jsonl(folder: Path, rows: Sequence[Any], name: str = "rows.jsonl") -> Path:
 
 
 def pictures(out: Path) -> dict[str, bytes]:
-    """All files below images/, by name."""
+    """Return all files below images/, by name."""
     root = out / "images"
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
 def ledger_of(out: Path) -> list[dict[str, Any]]:
-    """All ledger lines, in the input's order."""
+    """Return all ledger lines, in the input's order."""
     texts = (path.read_text() for path in (out / "ledger").glob("*.jsonl"))
     entries = [json.loads(line) for text in texts for line in text.splitlines()]
     return sorted(entries, key=lambda entry: entry["ordinal"])

@@ -50,7 +50,7 @@ def mask_of_left_half(width: int, height: int) -> bytes:
 
 @pytest.mark.usefixtures("pasting")
 def test_rows_with_an_image_are_edits_beside_rows_of_text(tmp_path: Path) -> None:
-    """Size and kept pixels are the image's; its digest is in the ledger."""
+    """Size and unmasked pixels are the image's; its digest is in the ledger."""
     (tmp_path / "in").mkdir()
     image = saved(Image.effect_noise((96, 160), 50).convert("RGB"))
     (tmp_path / "in" / "a.png").write_bytes(image)

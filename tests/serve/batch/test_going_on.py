@@ -103,7 +103,7 @@ def test_each_of_two_pieces_checked_at_once_is_read_whole_after_its_damaged_samp
 def test_a_damaged_picture_outside_the_sample_is_reported_and_stops_no_job(
     flags: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """The contact sheet of 24 pictures finds it."""
+    """The contact sheet, which shows 24 pictures, finds it."""
     source, out = prompts(tmp_path, 16), tmp_path / "out"
     assert make(source, out, *SMALL, *flags) == 0
     last = sorted((out / "images").rglob("*.*"))[-1]
@@ -124,7 +124,7 @@ def test_verify_reads_every_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_job_of_the_first_version_is_resumed(tmp_path: Path) -> None:
-    """Its ledger names no engine, and equal rows after the first are dead letters."""
+    """Its ledger names no engine, and repeated rows are dead letters."""
     source, out, log = tmp_path / "prompts.txt", tmp_path / "out", tmp_path / "log"
     source.write_text("a\nb\na\nc\n")
     assert make(source, out) == 0
@@ -146,7 +146,7 @@ def test_a_job_of_the_first_version_is_resumed(tmp_path: Path) -> None:
 
 
 class Carded(Drawer):
-    """Has an engine of its own, and draws nothing before all its peers have begun."""
+    """It has an engine of its own, and draws only when all its peers have begun."""
 
     def __init__(self, engine: dict[str, str], began: set[str], peers: int) -> None:
         super().__init__()

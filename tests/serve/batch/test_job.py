@@ -1,4 +1,4 @@
-"""A whole job on workers in this process: its output, its refusals, and how it resumes."""
+"""A whole job on workers in this process: its output, what it refuses, and how it resumes."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def add_file(out: Path, name: str) -> None:
 
 
 def overwrite(out: Path, name: str) -> None:
-    """Damage that the ledger agrees with."""
+    """Damage a picture and write the damaged file's digest into the ledger."""
     ledger = out / "ledger" / "000000.jsonl"
     old = hashlib.sha256((out / "images" / name).read_bytes()).hexdigest()
     new = hashlib.sha256(b"no picture").hexdigest()

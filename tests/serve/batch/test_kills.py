@@ -170,7 +170,7 @@ def test_a_job_survives_the_loss_of_a_node(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(3000)
 def test_the_embedded_model_killed_and_resumed_makes_the_same_bytes(tmp_path: Path) -> None:
-    """With another number of workers and another order."""
+    """The second run has another number of workers and another order."""
     source = prompts(tmp_path, 48)
     out, calm, quick = tmp_path / "out", tmp_path / "calm", ["--steps", "4", "--quiet"]
 

@@ -63,7 +63,7 @@ def test_a_silent_worker_is_replaced_long_before_the_stall_time(
 
 
 class Accompanied(Drawer):
-    """Draws once two workers have started, so that one cannot draw everything."""
+    """Draws only when two workers have started, so that one cannot draw everything."""
 
     async def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
         started = Path(f"{self.log}.started")
@@ -99,7 +99,7 @@ def test_workers_that_cannot_load_stop_the_job_with_their_reason(
 def test_a_worker_whose_engines_broke_is_replaced_and_nothing_is_given_up(
     on_ray: OnRay, tmp_path: Path
 ) -> None:
-    """As after a GPU's sticky error, which fails every later call."""
+    """This happens after a GPU's sticky error, which fails every later call."""
     source, log = prompts(tmp_path, 40), tmp_path / "broken"
     order = order_of(source, tmp_path / "out", "--shard-size", "8")
     assert run(order, on_ray(partial(Breaking, str(log)))) == 0

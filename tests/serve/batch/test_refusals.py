@@ -124,7 +124,7 @@ def test_ctrl_c_prints_once_how_to_resume(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before the job began, and while workers load."""
+    """It is pressed before the job has begun, and while workers load."""
     monkeypatch.setattr(running, during, running.interrupt)
     with pytest.raises(KeyboardInterrupt):
         command.make(order_of(prompts(tmp_path, 2), tmp_path / "out"))

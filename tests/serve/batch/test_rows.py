@@ -1,4 +1,4 @@
-"""Identity: ids, seeds, names and shards follow from the input alone."""
+"""Ids, seeds, names and shards depend on the input alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def intake(n: int = 1, sizes: Sizes | None = SIZES, **defaults: Any) -> Intake:
 
 
 def line(id_: str, **body: Any) -> dict[str, Any]:
-    """A line of OpenAI's Batch API."""
+    """Return a line of OpenAI's Batch API."""
     body = {"prompt": "a", **body}
     return {"custom_id": id_, "method": "POST", "url": "/v1/images/generations", "body": body}
 

@@ -27,7 +27,7 @@ TICK_S = 0.02
 
 
 def sleepy() -> Pipeline:
-    """Engines that sleep: two real ones would share this machine's cores."""
+    """Engines that sleep instead of computing: two real ones would share this machine's cores."""
     return fake_pipeline(TICK_S, buckets=(4,))
 
 

@@ -83,7 +83,7 @@ def test_a_row_that_the_service_refuses_is_a_dead_letter_with_its_message(tmp_pa
 
 
 def picture_from(answer: Callable[[httpx.Request], httpx.Response]) -> Done:
-    """Ask a service that answers so for a picture."""
+    """Ask a service that gives these answers for a picture."""
 
     async def ask() -> Update:
         renderer = HttpRenderer("http://there", None, "sdxl-mini")
@@ -167,7 +167,7 @@ def test_low_priority_has_no_usual_deadline() -> None:
 
 
 async def low(worker: Worker, count: int) -> list[asyncio.Task[object]]:
-    """Give the worker so many orders of low priority."""
+    """Send the worker so many orders of low priority."""
     denoiser, tasks = worker._started().denoiser, list[asyncio.Task[object]]()
     for i in range(count):
         asked = order(seed=i, steps=1000, priority=Priority.BATCH)
@@ -199,7 +199,7 @@ def test_low_priority_leaves_a_place_in_the_queue() -> None:
 
 
 def test_prompts_and_latents_of_low_priority_let_others_pass() -> None:
-    """Twenty orders of low priority come first; the interactive one overtakes them."""
+    """Twenty orders of low priority come first; an interactive one overtakes them."""
 
     async def scenario(worker: Worker) -> tuple[float, float]:
         batch = [

@@ -78,7 +78,7 @@ def wait_until_ready(url: str) -> None:
 
 
 def devices(name: str) -> list[str]:
-    """Of every replica, once all have started: ready is a model of which one has."""
+    """Return the devices of all replicas, once all run: one is enough for a model to be ready."""
     handle = ray_serve.get_deployment_handle(name, "default")
     until = time.monotonic() + 300
     while True:

@@ -1,4 +1,4 @@
-"""Continuous batching: every generation is what it would be alone."""
+"""Continuous batching: every generation equals the one made alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def finish(decoding: Decoding) -> None:
 
 
 def plain(model: Any, ids: list[int], count: int) -> list[int]:
-    """transformers' own."""
+    """Generate with transformers' own method."""
     found = model.generate(
         torch.tensor([ids]),
         attention_mask=torch.ones(1, len(ids), dtype=torch.long),

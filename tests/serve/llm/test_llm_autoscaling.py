@@ -1,4 +1,4 @@
-"""A queue brings a second language model: `sdxl serve`, the embedded one, on a Ray of its own."""
+"""A queue makes `sdxl serve` start a second embedded language model, on a Ray of its own."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.serve.llm.texts import CHAT
 from tests.serve.services import service
 
 CLIENTS, CHOICES, WITHIN_S = 4, 8, 240.0
-"""Each answer takes a twentieth of a second: a few clients with one each are no queue."""
+"""Each answer takes a twentieth of a second: a few clients with one choice each make no queue."""
 
 
 def writing(url: str) -> set[str]:
-    """Names of the replicas that tell what they write."""
+    """Return the names of the replicas that report running generations."""
     page = httpx.get(f"{url}/metrics", timeout=30).text
     return set(re.findall(r'^sdxl_llm_running{.*replica="(\w+)"', page, re.M))
 

@@ -1,4 +1,4 @@
-"""Asks to replicas that die: the client reads one answer, each word of it once."""
+"""Language model replicas that die: the client reads one answer, each word of it once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WHOLE: list[Any] = [Taken(3), Delta("a red"), Delta(" circle"), Ended("stop", 3,
 
 
 class Engine:
-    """A full one, for which some wait."""
+    """A full engine, with waiting requests."""
 
     rows = 2000
 
@@ -115,8 +115,8 @@ async def test_only_a_queue_asks_for_more_replicas(engine: Engine | None, busy: 
 
 
 async def test_it_warms_up_in_the_loop_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorRT-LLM keeps to the loop of its first request: its numbers would come to one that has
-    ended."""
+    """TensorRT-LLM keeps the event loop of its first request; its statistics would go to a loop
+    that has ended."""
     loops: list[Any] = []
 
     class Warming:

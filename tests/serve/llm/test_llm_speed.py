@@ -1,4 +1,4 @@
-"""What batching on the CPU is worth, in one run, on the same threads, beside plain generate."""
+"""The speed of batching on the CPU beside plain generate, in one run on the same threads."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_eight_streams_are_worth_three_of_plain_generate(mini_llm: Any) -> None:
 
 
 def together(model: Any, asked: list[list[int]], seed: int) -> float:
-    """Tokens a second."""
+    """Return tokens a second."""
     decoding = Decoding(model, STREAMS, 512, [])
     made = [
         Generation(ids, Sampling(temperature=0.3, seed=seed + i), TOKENS)

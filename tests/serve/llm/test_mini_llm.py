@@ -1,4 +1,4 @@
-"""The embedded language model: small, plain transformers loads it, and it keeps what was said."""
+"""The embedded language model: small, loaded by plain transformers, true to its prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both models on one cluster of made-up GPUs: who gets which, and what a kill costs."""
+"""Both models on one simulated cluster of GPUs: which GPU each gets, and what a kill costs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.serve.probe_runs import told_by
 from tests.serve.services import ROOT, free_port
 
 PATHS = f"{ROOT}:{DOUBLE}"
-"""Replicas find the double, as they would find TensorRT-LLM in an interpreter of its own."""
+"""With it, replicas find the double as they would find TensorRT-LLM in its own interpreter."""
 
 
 def probe(tmp_path: Path, gpus: int, *rest: str) -> dict[str, Any]:

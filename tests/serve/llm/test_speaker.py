@@ -1,4 +1,4 @@
-"""Asks to a speaker: each ends with its text or one Problem, and leaves nothing behind."""
+"""Requests to a speaker: each ends with its text or one Problem, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def test_its_gpus_are_not_those_of_images(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_two_hundred_that_leave_leave_nothing_behind(speaker: Speaker) -> None:
-    """On the embedded model: every row of the cache is free again, and it goes on as before."""
+    """Every row of the embedded model's cache is free again, and generation works as before."""
 
     async def leave(number: int) -> None:
         asked = Ask((Message("user", "circle"),), Sampling(max_tokens=400, seed=number))

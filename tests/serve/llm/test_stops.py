@@ -1,4 +1,4 @@
-"""Stop strings: the same text, however it comes in pieces."""
+"""Stop strings: the text is the same however it is split into pieces."""
 
 from __future__ import annotations
 

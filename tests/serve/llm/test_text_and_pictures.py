@@ -36,7 +36,7 @@ def test_without_a_language_model_there_is_none(worker: Worker) -> None:
 
 
 class Broken:
-    """A TextBackend whose replica is gone, or does not load."""
+    """A TextBackend whose replica has died or does not load."""
 
     def __init__(self, code: str) -> None:
         self.problem = Problem(503, "gone", None, code, 1.0)

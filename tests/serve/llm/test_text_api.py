@@ -1,4 +1,4 @@
-"""Chat and completions over REST: the official `openai` package, unchanged, and what is refused."""
+"""Chat and completions over REST with the official `openai` package, and what is refused."""
 
 from __future__ import annotations
 

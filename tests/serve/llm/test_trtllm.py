@@ -1,4 +1,4 @@
-"""The TensorRT-LLM adapter: whole, over a double that has the recorded names and no others."""
+"""The whole TensorRT-LLM adapter, over a double that has only the recorded names."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ def tree() -> ast.Module:
 
 
 def arguments_of(function: str) -> set[str]:
-    """Of the calls of this name: which keywords they pass."""
+    """Return the keywords that calls of this name pass."""
     return {
         str(keyword.arg)
         for node in ast.walk(tree())

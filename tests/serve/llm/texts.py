@@ -29,7 +29,7 @@ CIRCLE = Ask((Message("user", "circle"),), Sampling(max_tokens=40, temperature=0
 
 
 class FakeLlm:
-    """Implements LlmEngine: says the same words to everybody, one a token."""
+    """An LlmEngine that generates the same words for every request, one a token."""
 
     name = "fake"
 
@@ -121,7 +121,7 @@ def asked_of(
 
 @contextmanager
 def listening(speaker: Any, **settings: Any) -> Iterator[str]:
-    """A true server on a free loopback port, pictures on fakes."""
+    """Run a real server on a free loopback port, with pictures on fakes."""
     with (
         running() as worker,
         listening_to(create_app([worker], ServeSettings(**settings), text=speaker)) as url,

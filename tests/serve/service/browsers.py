@@ -1,6 +1,6 @@
-"""A real browser on the web page, as a person has it: a desktop or a phone, light or dark.
+"""A real browser on the web page as people use it: on a desktop or a phone, light or dark.
 
-Whatever the page asks for elsewhere, and whatever it complains of, is a failure of the test.
+A request to another server, or an error that the page reports, fails the test.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.tools import tool
 
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
 WAIT_MS = 90_000
-"""How long anything may take: what is tested is that it comes, and not how fast."""
+"""The limit for anything to appear: tests check that it appears, not how fast."""
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
 # Runs before the page: which pictures it really showed while the final one was being made.
 WATCH_PREVIEWS = """
@@ -57,7 +57,7 @@ class View:
 
 VIEWS = [View(name, scheme) for name in ("desktop", "phone") for scheme in ("light", "dark")]
 EITHER_WIDTH = [VIEWS[0], VIEWS[3]]
-"""For what no colour can change."""
+"""For tests that no colour scheme can change."""
 
 
 @contextmanager
@@ -86,7 +86,7 @@ KEPT = """async () => {
     });
   }
 }"""
-"""Resolves when all is on disk that the page began to write: transactions wait for earlier ones."""
+"""Resolves when all earlier writes are on disk: a transaction waits for those before it."""
 
 
 @dataclass
@@ -99,20 +99,20 @@ class Visit:
     asked: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
     expected: tuple[str, ...] = ()
-    """words of complaints that are the test's own doing"""
+    """words of errors that the test causes on purpose"""
 
     def wait_for_program(self) -> None:
-        """It comes after the first paint; until then nobody hears a click."""
+        """The program loads after the first paint; before that, clicks have no effect."""
         expect(self.page.locator("#service", has_text="connecting")).to_have_count(0)
 
     def reload(self) -> None:
-        """A person's hands are slower than a disk, a test's are not."""
+        """A test reloads faster than the disk writes, which no person does, so it waits first."""
         self.page.evaluate(KEPT)
         self.page.reload()
         self.wait_for_program()
 
     def generate(self, prompt: str = "", pictures: int = 1, **settings: str) -> None:
-        """As asked; without a prompt, with what the form holds."""
+        """Generate with these values; without a prompt, with what is in the form."""
         if prompt:
             self.page.fill("#prompt", prompt)
         if settings:
@@ -136,7 +136,7 @@ class Visit:
             control.fill(value)
 
     def holds(self) -> dict[str, str]:
-        """What the form would ask for."""
+        """Return the request that the form would send."""
         script = "() => Object.fromEntries(new FormData(document.querySelector('#ask')))"
         found: dict[str, str] = self.page.evaluate(script)
         return found
@@ -151,7 +151,7 @@ class Visit:
         self.page.dispatch_event(on, "drop", {"dataTransfer": transfer})
 
     def download(self) -> bytes:
-        """The newest picture of the gallery, as the viewer hands it out."""
+        """Return the newest picture of the gallery, as the viewer downloads it."""
         self.page.locator("#thumbs button").first.click()
         with self.page.expect_download() as coming:
             self.page.click("#download")
@@ -159,7 +159,7 @@ class Visit:
         return Path(coming.value.path()).read_bytes()
 
     def violations(self) -> list[str]:
-        """What axe-core finds wrong for people who do not see, or do not use a mouse."""
+        """Return the accessibility problems that axe-core finds."""
         self.page.evaluate(AXE.read_text(encoding="utf-8"))
         found = self.page.evaluate("() => axe.run({ resultTypes: ['violations'] })")["violations"]
         return [f"{each['id']}: {node['html']}" for each in found for node in each["nodes"]]

@@ -1,6 +1,6 @@
 """One service for all tests that do not harm it: starting one takes longer than most of them. All
-tests in this folder are slow, and one process runs them (tests/hangs.py). On a phone those with
-the marker `phone` are slow, the others long: there the layout or the finger makes a difference."""
+tests in this folder are slow, and one process runs them (tests/hangs.py). On a phone, tests marked
+`phone` are slow and the others long: those depend on layout or touch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def full_size(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """The same over a double of SDXL's full size: real shapes, bytes and ratios of times."""
+    """The service over a double of SDXL's full size: real shapes, bytes and ratios of times."""
     folder = tmp_path_factory.mktemp("full-size")
     model = double.write(folder / "sdxl-double", double.Settings(speed=50.0))
     flags = ("--model", str(model), "--backend", double.BACKEND, "--llm", "none")
@@ -70,7 +70,7 @@ def view(request: pytest.FixtureRequest) -> View:
 
 @pytest.fixture
 def web(browser: Browser, running: Service, view: View) -> Iterator[Visit]:
-    """The page, once it has found its service."""
+    """The page, after it has found its service."""
     with visit(browser, running.url, view) as found:
         expect(found.page.locator("#service")).to_have_text("sdxl-mini")
         yield found
@@ -78,7 +78,7 @@ def web(browser: Browser, running: Service, view: View) -> Iterator[Visit]:
 
 @pytest.fixture
 def shots(tmp_path: Path) -> Path:
-    """Where the pictures of the page go: into docs/ when they are asked for."""
+    """The folder for screenshots of the page: docs/ if they are requested."""
     return ROOT / SCREENSHOTS if SCREENSHOTS else tmp_path
 
 

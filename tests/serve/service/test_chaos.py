@@ -1,4 +1,4 @@
-"""kill -9 under load: whatever dies, requests that were not inside it are answered."""
+"""kill -9 under load: requests outside the killed process are answered."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class Load:
     errors: list[str] = field(default_factory=list)
 
     def outage_s(self, after: float) -> float:
-        """The longest time without a picture, from the kill on."""
+        """Return the longest time without a picture after the kill."""
         times = [after, *(t for t in sorted(self.answered_s) if t > after)]
         return max(b - a for a, b in itertools.pairwise(times))
 
 
 async def ask_until(url: str, until: float, load: Load) -> None:
-    """A connection per request, as different clients have."""
+    """Each request has its own connection, as those of different clients have."""
     seed = 0
     while time.monotonic() < until:
         seed += 1
@@ -106,8 +106,8 @@ def test_only_what_was_inside_fails_when_the_proxy_dies(running: Service) -> Non
 
 
 def test_a_thousand_requests_outlast_random_strikes(running: Service) -> None:
-    """A kill or a stop of a replica, a front or the controller every ten seconds, or as soon after
-    as the one before is replaced: with one of two gone, there is no second to spare."""
+    """Every ten seconds a replica, a front or the controller is killed or stopped, but only after
+    the last one was replaced: of two, one must be left."""
     load, strikes = SteadyLoad(running.url, RATE), list[dict[str, object]]()
     chance = random.Random(11)
 
@@ -192,7 +192,7 @@ def test_five_hundred_cancelled_requests_keep_no_slot_and_no_memory(running: Ser
 
 
 def busiest(processes: list[psutil.Process]) -> psutil.Process:
-    """All are watched at once: the picture takes half a second."""
+    """All processes are measured at once, since a picture takes half a second."""
     for process in processes:
         process.cpu_percent()
     time.sleep(0.1)

@@ -1,5 +1,5 @@
-"""Edits through the whole service, fronts, replicas and Ray between them: what cannot be edited is
-refused, keeps no memory and disturbs nobody."""
+"""Edits through the whole service, with fronts, replicas and Ray: unusable ones are refused, keep
+no memory and disturb nobody."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from tests.serve.test_edits import EDIT, PROMPT, hole, pixels, png
 MIB = 1 << 20
 ROUNDS, GROUPS = 4, 4
 MOST_KEPT_MIB, SOON_S = 100, 10.0
-"""of all processes together: what allocators hold back of a gigabyte that came. They take more
-while they learn how much there is at once; what is never given back grows with every group of
-rounds. That no reference keeps any of it, a test of the front alone shows."""
+"""Of all processes together: memory that allocators keep of a gigabyte of requests. Allocators take
+more at first; a leak grows with every group of rounds. A test of the front alone shows that no
+reference keeps it."""
 PAGES = 100
 Files = list[tuple[str, tuple[str, Any]]]
 
@@ -45,7 +45,7 @@ def pages(format: str) -> bytes:
 
 
 def flat(side: int) -> bytes:
-    """Whole and well-formed: some kilobytes that are a hundred megabytes once decoded."""
+    """Return a well-formed file of some kilobytes that decodes to a hundred megabytes."""
     return saved(Image.new("L", (side, side)))
 
 
@@ -81,8 +81,8 @@ def send(http: httpx.Client, files: Files) -> httpx.Response:
 
 
 def send_in_parts(http: httpx.Client, size: int) -> int:
-    """Without a length, so that it is counted as it comes. The status, or 0 where the service
-    ended the connection before all of it was sent."""
+    """It has no length, so that the service counts its bytes as they come. Return the status, or 0
+    where the service closed the connection before all was sent."""
 
     def parts() -> Iterator[bytes]:
         yield b'--a\r\ncontent-disposition: form-data; name="image"; filename="a"\r\n\r\n'
@@ -97,8 +97,8 @@ def send_in_parts(http: httpx.Client, size: int) -> int:
 
 
 def held_mib(found: Service) -> float:
-    """What is a process's own: pages of Ray's object store count in each that ever touched them,
-    though they are there once and used again."""
+    """Return the private memory: shared pages of Ray's object store are counted in every process
+    that touched them."""
     ours = [*found.named("ImageReplica"), *found.named("ImageIngress"), *found.named("ProxyActor")]
     held = [process.memory_info() for process in ours]
     return sum(each.rss - each.shared for each in held) / MIB
@@ -106,7 +106,7 @@ def held_mib(found: Service) -> float:
 
 @contextmanager
 def others_asking(url: str) -> Iterator[list[tuple[int, bytes]]]:
-    """Somebody who goes on asking for one picture: the statuses and files that come of it."""
+    """Ask for one picture again and again; yield the statuses and files of the answers."""
     is_over, came = threading.Event(), list[tuple[int, bytes]]()
 
     def ask() -> None:
@@ -136,7 +136,7 @@ def round_of_refusals(http: httpx.Client) -> None:
 
 
 def group_of_refusals(http: httpx.Client, running: Service, soon_mib: float) -> float:
-    """What is held after it; the last bodies may still be on their way out."""
+    """Return the memory held afterwards; the last bodies may still be on their way out."""
     for _ in range(ROUNDS):
         round_of_refusals(http)
     until = time.monotonic() + SOON_S

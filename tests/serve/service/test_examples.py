@@ -1,4 +1,4 @@
-"""What examples/ shows runs as it stands."""
+"""The examples in examples/ run unchanged."""
 
 from __future__ import annotations
 
@@ -84,6 +84,6 @@ def test_the_notebook_shows_pictures_in_every_cell(running: Service, tmp_path: P
 
 
 def size_of(output: Any) -> tuple[int, int] | None:
-    """Of the picture in a cell's output, if it is one."""
+    """Return the size of the picture in a cell's output, or None."""
     png = output.get("data", {}).get("image/png")
     return Image.open(io.BytesIO(base64.b64decode(png))).size if png else None

@@ -1,5 +1,5 @@
-"""The service at SDXL's own size: 1024², 3 MB a picture, by a double of its engines. What size
-breaks, breaks here."""
+"""The service at SDXL's own size: 1024², 3 MB a picture, by a double of its engines. Failures that
+only large pictures cause appear here."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def http(full_size: Service) -> Iterator[httpx.Client]:
 
 
 def check(file: bytes, format: str = "PNG") -> None:
-    """A whole picture of the size asked for, of the weight that real ones have."""
+    """Check that a picture is complete, has this size, and has as many bytes as real ones."""
     with Image.open(io.BytesIO(file)) as image:
         assert image.format == format and image.size == (SIDE, SIDE)
         image.load()

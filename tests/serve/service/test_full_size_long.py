@@ -1,5 +1,5 @@
-"""Jobs and benchmarks at SDXL's own size, thousands of pictures at a time: the double's engines,
-everything else as it is."""
+"""Jobs and benchmarks at SDXL's own size with thousands of pictures, on the double's engines and
+otherwise the real service."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_loadgen_calls_the_service_valid(
 def test_an_accuracy_run_logs_pictures_that_are_read_again(
     full_size: Service, captions: Path, tmp_path: Path
 ) -> None:
-    """64 pictures are 400 MB of hex; the benchmark's 5000 are 31 GB, in the same form."""
+    """64 pictures are 400 MB of hex; the benchmark's 5000 are 31 GB in the same form."""
     from eval.quality.accuracy_log import FILE, AccuracyLog
 
     flags = ["--url", full_size.url, "--short", "--captions", str(captions), "--accuracy"]

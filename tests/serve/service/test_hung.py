@@ -1,5 +1,5 @@
 """Processes that hang: every request that a healthy process can answer is answered soon. Killed
-processes: test_chaos.py."""
+processes are in test_chaos.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.waiting import wait_until
 RATE, SECONDS, STRIKE_S = 2.0, 24.0, 4.0
 GAP_S = 5.0
 REPLACED_S = 60.0
-"""On a busy machine, too: a replica's start is most of it."""
+"""Long enough for a busy machine: most of it is a replica's start."""
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
@@ -39,13 +39,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture
 def running(shared: Service) -> Service:
-    """The one service, whole again after what was done to it before."""
+    """The one service, after it has recovered from the test before."""
     wait_until(lambda: is_whole(shared), REPLACED_S, 0.5)
     return shared
 
 
 def load_with(found: Service, strike: Callable[[], object]) -> Load:
-    """Load the service, and strike in the middle."""
+    """Load the service, and call `strike` in the middle."""
     load = Load(found.url, RATE)
 
     async def scenario() -> None:
@@ -78,7 +78,7 @@ def test_a_stopped_process_costs_no_request_and_is_replaced(
 
 
 def test_a_stopped_proxy_is_replaced(running: Service) -> None:
-    """There is no second one: a request inside it loses its connection."""
+    """There is only one proxy: requests inside it lose their connection."""
     (victim,) = running.named("ProxyActor")
     stop(victim)
     wait_until_replaced(running, "ProxyActor", victim, 1)

@@ -19,8 +19,9 @@ from tests.serve.services import Service, service
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 MOST_GROWN = {"ProxyActor": 3.0, "ImageIngress": 5.0}
-"""Allowed peaks, in sizes of the answer, of whoever passes it on. A front holds the pictures, their
-base64, and what Ray makes of the parts that wait: pickled, in a message, and in its buffer."""
+"""Allowed peaks of the processes that pass an answer on, in sizes of the answer. A front holds the
+pictures, their base64, and Ray's three copies of the waiting parts: pickled, in a message, in its
+buffer."""
 FULL: dict[str, Any] = {"prompt": "a", "n": 10, "steps": 2, "deadline_s": 100}
 ASKED: dict[str, dict[str, Any]] = {
     "JSON": FULL,
@@ -70,7 +71,7 @@ def test_uploads_that_are_given_up_take_bounded_memory_and_give_it_back(tmp_path
 
 
 def give_up_upload(url: str) -> None:
-    """All but its last byte, then no more."""
+    """Send all but the last byte, then close the connection."""
     with socket.create_connection(("127.0.0.1", httpx.URL(url).port or 0)) as connection:
         head = f"POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-length: {UPLOAD + 1}\r\n\r\n"
         connection.settimeout(2)
@@ -91,7 +92,7 @@ def received(http: httpx.Client, asked: dict[str, Any], pause_s: float) -> int:
 
 
 class Peaks:
-    """The most memory that processes of a service have held since this was made."""
+    """The most memory that processes of a service have held since this object was made."""
 
     def __init__(self, found: Service) -> None:
         names = ("ProxyActor", "ImageIngress", "ImageReplica")
@@ -101,7 +102,7 @@ class Peaks:
         self.before = {name: held(folder, "VmRSS") for name, folder in self.folders.items()}
 
     def grown(self) -> dict[str, float]:
-        """MB by process."""
+        """Return MB by process."""
         return {n: held(f, "VmHWM") - self.before[n] for n, f in self.folders.items()}
 
 

@@ -1,4 +1,4 @@
-"""Small files that become large images: what they take from the service and from other clients."""
+"""Small files that decode to large images: their cost for the service and for other clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole service, as `sdxl serve` starts it: Ray, proxy, front, replica, and the way down."""
+"""The whole service, as `sdxl serve` starts it and as it ends: Ray, proxy, front and replica."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def test_every_process_listens_on_loopback_alone(running: Service) -> None:
-    """All but one gRPC port of each replica, whose address Ray fixes (docs/operations.md)."""
+    """One gRPC port of each replica is an exception: Ray fixes it (docs/operations.md)."""
     exposed = [
         process.pid
         for process in running.processes()
@@ -92,7 +92,7 @@ def test_errors_keep_their_envelope_behind_the_proxy(
 def test_headers_that_the_proxy_trusts_do_no_harm(
     running: Service, http: httpx.Client, header: dict[str, str]
 ) -> None:
-    """Its answer repeats an id as it came; the edge configuration strips it."""
+    """The answer repeats an id as it came; the edge configuration strips it."""
     coded = {name: value.encode() for name, value in header.items()}
     answer = http.get("/healthz", headers=coded)  # type: ignore[arg-type]
     assert answer.status_code == 200 and "<b>" not in running.text
@@ -124,7 +124,7 @@ def test_a_client_that_leaves_frees_its_slot(http: httpx.Client) -> None:
 
 
 def test_metrics_of_every_process_answer_the_dashboard_and_the_alerts(http: httpx.Client) -> None:
-    """The GPUs' metrics need a GPU."""
+    """Only the GPUs' metrics are missing here."""
     http.post(GENERATE, json={"prompt": PROMPT, "steps": 2})
     page = http.get("/metrics").text
     missing = [line for line in unanswered(page) if "sdxl_gpu_" not in line]
@@ -151,7 +151,7 @@ def test_schemathesis_finds_nothing(running: Service, examples: int) -> None:
 @pytest.mark.timeout(1200)
 def test_sigterm_finishes_what_is_in_flight_and_leaves_no_process(tmp_path: Path) -> None:
     """The signal comes when a request is known to be in flight, and new ones come until it ends:
-    nothing here depends on how fast the machine is."""
+    nothing depends on the machine's speed."""
     grace_s = 400
     flags = ("--shutdown-s", str(grace_s), "--max-deadline-s", str(grace_s), "--llm", "none")
     with service(tmp_path, *flags) as found:
@@ -181,7 +181,7 @@ def test_the_longest_shutdown_by_default_is_half_a_minute() -> None:
 
 
 class InFlight:
-    """A streamed request for long pictures, entered once its first step was taken."""
+    """A streamed request for long pictures; the block begins after its first step."""
 
     images = 4
 
@@ -221,9 +221,9 @@ class InFlight:
 
 
 def told_meanwhile(url: str, asked: InFlight) -> list[httpx.Response]:
-    """Answers to others while it was in flight: whatever they ask for until one is refused, then
-    pictures. A refused connection is an error unless the last answer was out by then; from then on
-    Ray may say what it likes."""
+    """Return the answers to other requests while it was in flight: lists of models until one is
+    refused, then pictures. A refused connection is an error unless the last answer was out; after
+    that Ray's answers do not matter."""
     answers: list[httpx.Response] = []
     while not asked.is_over:
         is_draining = bool(answers) and answers[-1].status_code == 503

@@ -18,7 +18,7 @@ PROMPT = "a yellow star on a black background"
 SIZE = 920, 618
 """of a page of 1280×860"""
 MOST_BYTES = 1_000_000
-"""Whoever opens README loads it."""
+"""It is loaded by everybody who opens README."""
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Film:
     lasting_ms: list[int] = field(default_factory=list)
 
     def take(self, lasting_ms: int) -> None:
-        """The page from its top; what looks as before only lasts longer."""
+        """Take a frame of the page's top; if nothing changed, the last one lasts longer."""
         self.page.evaluate("scrollTo(0, 0)")
         with Image.open(io.BytesIO(self.page.screenshot())) as image:
             frame = image.convert("RGB").resize(SIZE, Image.Resampling.LANCZOS)

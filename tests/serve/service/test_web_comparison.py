@@ -1,4 +1,4 @@
-"""DeepCache off and on, on the web page: in one place, and timed once both are warm."""
+"""DeepCache off and on, compared on the web page in one place, timed when both are warm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLD = (9.0, 1.0)
 
 
 def told_times(page: Page, seconds: Sequence[float]) -> list[dict[str, Any]]:
-    """A service whose pictures take so long, as far as it says; what it was asked."""
+    """Yield a service that reports these times for its pictures, and a list of its requests."""
     asked: list[dict[str, Any]] = []
 
     def answer(route: Route) -> None:
@@ -47,7 +47,7 @@ def told_times(page: Page, seconds: Sequence[float]) -> list[dict[str, Any]]:
 
 
 def in_turn(off: Sequence[float], on: Sequence[float]) -> list[float]:
-    """The cold pair, and then the warm ones."""
+    """Return the cold pair, and then the warm ones."""
     return [*COLD, *(each for pair in zip(off, on, strict=True) for each in pair)]
 
 

@@ -29,7 +29,7 @@ def photo(width: int = 168, height: int = 96) -> bytes:
 
 
 def made(web: Visit) -> dict[str, Any]:
-    """What the newest picture says of itself."""
+    """Return what the newest picture's metadata says."""
     return read_parameters(web.download())
 
 

@@ -1,4 +1,4 @@
-"""Masks painted on the web page, and what is seen of them after, in a real browser."""
+"""Masks painted on the web page, and how they look afterwards, in a real browser."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIDE = 128
 
 @pytest.fixture
 def web(web: Visit) -> Visit:
-    """With a picture to start from."""
+    """The page with a picture to start from."""
     web.drop("photo.png", PHOTO, SOURCE)
     expect(web.page.locator("#source-name")).to_have_text("photo.png")
     return web
@@ -60,7 +60,7 @@ def touch(web: Visit, points: list[tuple[float, float]]) -> None:
 
 
 def painted(web: Visit) -> int:
-    """Percent, as the page says."""
+    """Return the painted percentage that the page shows."""
     says = web.page.locator("#painter-says")
     expect(says).to_contain_text("%")
     return int(says.inner_text().partition("%")[0])
@@ -162,7 +162,7 @@ def test_before_and_after_lie_in_one_place(web: Visit) -> None:
     assert web.violations() == []
 
     def share_of_after() -> float:
-        """Of the picture's columns, by what is on the screen."""
+        """Return the share of the picture's columns that show the picture after the edit."""
         before, after = (column_means(web, at) for at in ("100", "0"))
         slider.fill("25")
         now = column_means(web)

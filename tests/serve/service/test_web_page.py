@@ -39,7 +39,7 @@ SHOWN = (
 
 @pytest.fixture
 def slow(view: View, browser: Browser) -> Iterator[tuple[Visit, Worker]]:
-    """Slow steps: a hundred of them last longer than a test."""
+    """The page on a service with slow steps: a hundred of them last longer than a test."""
     with listening(fake_pipeline(tick_s=0.1)) as (url, worker), visit(browser, url, view) as web:
         yield web, worker
 
@@ -242,7 +242,7 @@ def test_the_documentation_needs_no_network(browser: Browser, running: Service) 
 def test_everybody_can_use_it_and_this_is_how_it_looks(
     browser: Browser, running: Service, view: View, shots: Path
 ) -> None:
-    """axe-core on every state of the page."""
+    """axe-core checks every state of the page, and screenshots show it."""
     shot = shots / f"web-{view}.png"
     with visit(browser, running.url, view) as web:
         expect(web.page.locator("#service")).to_have_text("sdxl-mini")
@@ -266,7 +266,7 @@ def test_everybody_can_use_it_and_this_is_how_it_looks(
 
 
 def catch_forming(web: Visit, shot: Path) -> None:
-    """The page while both of two pictures have been previewed twice."""
+    """Return the page when both of two pictures have had two previews."""
     web.page.evaluate("previews.length = 0")
     web.generate(PROMPT, pictures=2, steps="100", seed="7")
     web.page.evaluate("document.querySelector('#more').open = false")

@@ -1,5 +1,5 @@
-"""What the web page says of a prompt before it is sent and where it is refused, and how it begins:
-with pictures that the served model made, where it is the embedded one."""
+"""What the web page says about a prompt before and after sending it, and its first examples, which
+the embedded model made."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROMPTS = "v1/images/prompts"
 
 @pytest.fixture
 def page(view: View, browser: Browser) -> Iterator[Visit]:
-    """Over fake engines, and the embedded model's own tokenizers."""
+    """The page over fake engines with the embedded model's own tokenizers."""
     with listening() as (url, _), visit(browser, url, view) as web:
         web.expected = ("400",)
         yield web
@@ -118,7 +118,7 @@ def test_the_empty_page_shows_what_the_embedded_model_makes(web: Visit) -> None:
 def test_an_example_gives_its_prompt_and_seed_and_is_made_again(
     browser: Browser, running: Service
 ) -> None:
-    """With the keyboard alone."""
+    """The test uses only the keyboard."""
     with visit(browser, running.url, VIEWS[0]) as web:
         example = web.page.locator("#shown button").nth(1)
         picture = example.locator("img").evaluate(

@@ -1,4 +1,4 @@
-"""What waits on the web page, what outlives a reload, and what would be easy to overlook there."""
+"""The web page's queue, what survives a reload, and easily overlooked details."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ OTHER = "a green star on a black background"
 
 @pytest.fixture
 def slow(browser: Browser) -> Iterator[Visit]:
-    """Steps that last."""
+    """The page on a service with slow steps."""
     with listening(fake_pipeline(tick_s=0.05)) as (url, _), visit(browser, url, VIEWS[0]) as web:
         yield web
 
 
 def prompts(web: Visit) -> list[str]:
-    """Of the gallery, the newest first."""
+    """Return the prompts of the gallery, the newest first."""
     return web.page.locator("#thumbs .words").all_inner_texts()
 
 
@@ -140,7 +140,7 @@ def test_a_picture_of_sdxl_render_is_of_this_model(web: Visit) -> None:
 
 
 def opened_without(page: Page, url: str, path: str) -> Callable[[], None]:
-    """The page opens, and what it asks of `path` waits until what comes back is called."""
+    """Open the page; its request for `path` waits until the returned function is called."""
     held: list[Route] = []
     page.route(f"**/{path}", lambda route: held.append(route))
     page.goto(url, wait_until="commit")

@@ -1,4 +1,4 @@
-"""How soon the web page is there, and how soon a preview is seen, in a real browser on loopback."""
+"""How soon the web page and a preview appear, in a real browser on loopback."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Runs a client's calls in a process that has that client and none of this project's packages, and
-tells what came of them. It knows no client.
+"""Run a client's calls in a process with that client and none of this project's packages, and
+report the results. It depends on no client.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Report = dict[str, Any]
 
 
 def report(calls: Mapping[str, Call]) -> None:
-    """A line of JSON on standard output, whatever the client prints before it."""
+    """Print the report as a line of JSON, after anything that the client prints."""
     print(flush=True)
     print(json.dumps({name: outcome(call) for name, call in calls.items()}))
 
@@ -32,7 +32,7 @@ def outcome(call: Call) -> Any:
 
 
 def report_of(module: str, packages: Path, url: str, folder: Path) -> Report:
-    """`packages` alone: without -S the project's own would be found behind them."""
+    """Only `packages` is on the path: without -S the project's own packages would follow."""
     command = [
         sys.executable,
         "-S",

@@ -117,7 +117,7 @@ def test_the_proxy_lists_both_models(proxy: openai.OpenAI) -> None:
 
 
 def test_the_proxy_s_picture_is_the_service_s(proxy: openai.OpenAI, running: Service) -> None:
-    """Also for a client that sends what LiteLLM does not know, as Open WebUI does."""
+    """This also holds for a client that sends fields unknown to LiteLLM, as Open WebUI does."""
     asked: dict[str, Any] = {
         "prompt": PROMPT,
         "size": "128x128",

@@ -16,7 +16,7 @@ from tests.tools import install_python
 
 VERSION = "2.54.0"
 ALONE = (f"openai=={VERSION}", "distro==1.9.0")
-"""The rest of what it needs is there."""
+"""What is installed without its dependencies, since those are here."""
 FILES = (
     "tests/serve/test_openai_client.py",
     "tests/serve/test_batch_api.py",

@@ -16,13 +16,13 @@ from serve.llm import trtllm_api
 
 RECORD = trtllm_api.record()
 WORDS = ("a", " red", " circle", " with", " caf", "\ufffd", "é", " on", " blue")
-"""One a token; the sixth is half a character, which the next replaces."""
+"""One for each token; the sixth is half a character, which the next one completes."""
 START_VARIABLE = "TRTLLM_DOUBLE_START_S"
 STEP_S = 0.01
 
 
 def recorded(name: str, fields: Any) -> type:
-    """A class that holds these fields, and refuses any other."""
+    """Return a class with these recorded fields, which refuses any other."""
 
     def __init__(self: Any, **given: Any) -> None:
         for key in given:
@@ -97,7 +97,7 @@ class RequestOutput:
 
 
 class LLM:
-    """The arguments are checked against the record; what it says is always the same."""
+    """The arguments are checked against the record; the generated text is always the same."""
 
     before_start: Callable[[], None] = staticmethod(lambda: None)
 
@@ -136,12 +136,12 @@ class LLM:
         return request
 
     def get_stats_async(self, timeout: float | None = 2) -> AsyncIterator[dict[str, Any]]:
-        """As the real one: later versions block while they ask their workers."""
+        """Like the real one: later versions block while they ask their workers."""
         self.before_stats()
         return self._stats(timeout)
 
     async def _stats(self, timeout: float | None) -> AsyncIterator[dict[str, Any]]:
-        """A word for every step, and its end only where none came for so long."""
+        """Yield a statistic for every step, and end only when none has come for a while."""
         clock = asyncio.get_running_loop().time
         until_s = clock() + (timeout or 0)
         while self.given.get("enable_iter_perf_stats") and clock() < until_s:
