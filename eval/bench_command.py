@@ -15,7 +15,7 @@ BENCHMARKS = {
     ),
     "mlperf": ("mlperf.command", "the official LoadGen: Offline, Server, SingleStream"),
     "load": ("service.load", "the service under load: latency, throughput, overload"),
-    "h200": ("h200.command", "every measurement on one H200, in ten minutes; --dry-run anywhere"),
+    "gpu": ("gpu.command", "one GPU, in four minutes: start, one size, mixed sizes, promises"),
     "batching": ("speed.batching", "in-flight against static batching, in simulated time"),
     "robustness": (
         "robustness.command",

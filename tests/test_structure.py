@@ -26,7 +26,7 @@ ROOMS = {
     "serve": ("batch_api", "batch", "render", "front", "llm", "worker", "fleet"),
     "engines": ("pytorch", "trt", "parity", "cuda", "folders"),
     "eval": (
-        "h200",
+        "gpu",
         "llm",
         "mlperf",
         "robustness",

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engines.choice import why_slower
-from sdxl import images
+from sdxl import images, warmup
 from sdxl.abilities import check_able, check_schedules
 from sdxl.admission import Refused
 from sdxl.cost import Costs, project
@@ -30,7 +30,6 @@ from serve import errors, tracing
 from serve.fleet.identity import labelled
 from serve.orders import Done, ImageOrder, ModelCard, PromptFacts, Queued, Update
 from serve.tracing import Stretch
-from serve.worker import warmup
 from serve.worker.denoiser import Denoiser
 from serve.worker.job import ImageJob
 from serve.worker.metrics import MeteredCosts, WorkerMetrics

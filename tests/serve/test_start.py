@@ -50,8 +50,8 @@ def test_a_model_that_is_not_there_is_one_line_before_ray_starts(
 def test_a_replicas_traceback_is_reported_by_its_last_error() -> None:
     lines = [
         "ray.exceptions.RayTaskError: ray::ServeReplica:default:ImageReplica",
-        'File "serve/worker/warmup.py", line 145, in _decoded',
-        "serve.worker.warmup.NotReady: no picture: 12 of the image's 49152 values are not finite",
+        'File "sdxl/warmup.py", line 145, in _decoded',
+        "sdxl.warmup.NotReady: no picture: 12 of the image's 49152 values are not finite",
         "RuntimeError: Traceback (most recent call last):",
         "The deployment failed to start 3 times in a row.",
     ]

@@ -13,10 +13,10 @@ from PIL import Image
 
 from sdxl.flight import Priority
 from sdxl.images import read_parameters, to_pixels
+from sdxl.warmup import standard
 from serve.errors import Problem
 from serve.orders import ImageProgress, Preview
 from serve.worker.job import ImageJob
-from serve.worker.warmup import standard
 from serve.worker.worker import Worker
 from tests.fakes import FakeClock
 from tests.serve.workers import (

@@ -15,9 +15,9 @@ import torch
 from engines.cuda.device import CudaDevice
 from engines.cuda.recordings import Ticks
 from sdxl.pipeline import Pipeline
+from sdxl.warmup import NotReady
 from serve.errors import Problem
 from serve.worker.stalls import Unhealthy
-from serve.worker.warmup import NotReady
 from serve.worker.worker import Worker
 from tests.engines.cuda_double import BEGIN, FakeCuda
 from tests.fakes import FakeClock

@@ -1,4 +1,4 @@
-"""`sdxl bench h200` in a dry run: its sections and its report."""
+"""`sdxl bench gpu` in a dry run: its sections and its report."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from eval.h200 import command as h200
-from eval.h200.bench import Bench
-from eval.h200.command import FILE, SECTIONS, Section
-from eval.h200.speed import peers_1
+from eval.gpu import command as gpu
+from eval.gpu.bench import Bench
+from eval.gpu.command import FILE, OF_ONE_SIZE, SECTIONS, Section, table
+from eval.gpu.speed import peers
 from sdxl.params import InvalidParams
 
-QUICK = ["peers_1", "stages", "profile", "agreement", "pictures", "requests"]
+QUICK = ["agreement", "pictures", "requests", "promises"]
 """the sections of slow tests; long tests run all"""
 
 
 def dry_run(out: Path, sections: list[str]) -> dict[str, Any]:
-    code = h200.main(["--dry-run", "--out", str(out), "--sections", *sections])
+    precisions = ["--precisions", "fp32", "fp8"]
+    code = gpu.main(["--dry-run", "--out", str(out), *precisions, "--sections", *sections])
     report: dict[str, Any] = json.loads((out / FILE).read_text())
     errors = {n: found["traceback"] for n, found in report["sections"].items() if "error" in found}
     assert not code and not errors, errors
@@ -43,8 +44,8 @@ def test_a_dry_run_has_the_figures_of_a_cpu(own_home: None, tmp_path: Path) -> N
     assert least == 120.0, f"fp32 to itself: {least} dB, needed 120"
     error = max(sections["agreement"]["mini, fp8"]["by_step"])
     assert 0 < error < 0.06, f"fp8's UNet: {error:.4f}, at most 0.06"
-    assert sections["profile"]["fp32, interval 1"]["host_s_a_tick"] > 0
-    assert sections["peers_1"]["figures"]["images/s"]
+    admitted = sections["promises"]["admitted"]
+    assert admitted == {"refused": [], "failed": [], "finished": 3}, admitted
 
 
 @pytest.mark.long
@@ -71,7 +72,7 @@ def began(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(self.function)
         return (broken if names.count("broken") == 1 and names[-1] == "broken" else whole)(bench)
 
-    monkeypatch.setattr(h200, "SECTIONS", {n: Section("", n, 0) for n in ("broken", "whole")})
+    monkeypatch.setattr(gpu, "SECTIONS", {n: Section("", n, 0) for n in ("broken", "whole")})
     monkeypatch.setattr(Section, "begin", begin)
     return names
 
@@ -81,11 +82,11 @@ def test_a_failed_section_does_not_stop_the_others_and_is_repeated(
 ) -> None:
     report = tmp_path / "small" / "report.json"
     command = ["--dry-run", "--out", str(tmp_path / "out"), "--report", str(report)]
-    assert h200.main([*command, "--sections", "broken"]) == 1
-    assert h200.main([*command, "--sections", "whole"]) == 0, "the other section stays"
+    assert gpu.main([*command, "--sections", "broken"]) == 1
+    assert gpu.main([*command, "--sections", "whole"]) == 0, "the other section stays"
     sections = json.loads(report.read_text())["sections"]
     assert sections["broken"]["before"] == 1 and "the GPU has gone" in sections["broken"]["error"]
-    assert h200.main([*command, "--sections", "broken", "whole"]) == 0
+    assert gpu.main([*command, "--sections", "broken", "whole"]) == 0
     assert began == ["broken", "whole", "broken"]
     sections = json.loads(report.read_text())["sections"]
     assert sections["broken"]["found"] == sections["whole"]["found"] == 2
@@ -93,7 +94,7 @@ def test_a_failed_section_does_not_stop_the_others_and_is_repeated(
 
 
 def test_sections_after_a_failed_one_run(began: list[str], tmp_path: Path) -> None:
-    assert h200.main(["--dry-run", "--out", str(tmp_path), "--sections", "broken", "whole"]) == 1
+    assert gpu.main(["--dry-run", "--out", str(tmp_path), "--sections", "broken", "whole"]) == 1
     assert began == ["broken", "whole"]
 
 
@@ -103,7 +104,7 @@ def test_a_missing_peer_costs_only_its_own_figures(own_home: None, tmp_path: Pat
         def peer(self, name: str) -> Any:
             raise ModuleNotFoundError("No module named 'DeepCache'")
 
-    rows = dict(peers_1(WithoutPeers(tmp_path, time.perf_counter() + 60, is_dry=True)))
+    rows = dict(peers(WithoutPeers(tmp_path, time.perf_counter() + 60, is_dry=True)))
     assert sum(key.startswith("passed over") for key in rows) == 2
     figures = rows["figures"]
     assert figures["images/s"] and all(name.startswith("ours") for name in figures["seconds"])
@@ -120,13 +121,25 @@ def test_every_figure_is_stored_before_the_next(
             yield str(number), number
             seen.append(json.loads((tmp_path / FILE).read_text())["sections"]["looking"])
 
-    monkeypatch.setattr(h200, "SECTIONS", {"looking": Section("", "", 0)})
+    monkeypatch.setattr(gpu, "SECTIONS", {"looking": Section("", "", 0)})
     monkeypatch.setattr(Section, "begin", observed)
-    h200.main(["--dry-run", "--out", str(tmp_path)])
+    gpu.main(["--dry-run", "--out", str(tmp_path), "--sections", "looking"])
     assert [list(each) for each in seen] == [["0"], ["0", "1"], ["0", "1", "2"]]
 
 
 def test_a_missing_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(InvalidParams, match="dry-run must be set: there is no NVIDIA GPU here"):
-        h200.main(["--out", str(tmp_path)])
+        gpu.main(["--out", str(tmp_path)])
+
+
+def test_the_traces_are_a_table() -> None:
+    figures = {"images/s": 4.5, "p50_s": 2.0, "broken": 0, "captured": 3}
+    sections = {
+        "one_size": {"first": figures},
+        "four_sizes": {"first": {**figures, OF_ONE_SIZE: 1}},
+    }
+    head, *lines = [line.split() for line in table(sections).splitlines()]
+    assert [line[:2] for line in lines] == [["one_size,", "first"], ["four_sizes,", "first"]]
+    assert lines[0][2:] == ["4.500", "2.000", "0", "0", "3", "0"], head
+    assert lines[1][2:4] == ["4.500", "1"]

@@ -1,4 +1,4 @@
-"""`sdxl bench h200`: every measurement on one H200, in one command of ten minutes.
+"""`sdxl bench gpu`: this project's speed on one GPU, in one command of four minutes.
 
 Sections run in order of importance within the time budget. The report is written after every
 figure; rerun the same command to repeat failed and missing sections. A section that fails is
@@ -25,10 +25,10 @@ from sdxl.files import prepare_folder, write_json
 from sdxl.params import InvalidParams
 
 if TYPE_CHECKING:
-    from eval.h200.bench import Bench
+    from eval.gpu.bench import Bench
 
-FILE = "h200.json"
-BUDGET_S = 560.0
+FILE = "gpu.json"
+BUDGET_S = 240.0
 SHOWN = 400
 """the most characters of a figure on the terminal"""
 
@@ -48,18 +48,23 @@ class Section:
 
 
 SECTIONS = {
-    "peers": Section("eval.h200.speed", "peers", 150),
-    "stages": Section("eval.h200.speed", "stages", 30),
-    "profile": Section("eval.h200.proof", "profile", 20),
-    "agreement": Section("eval.h200.proof", "agreement", 40),
-    "pictures": Section("eval.h200.proof", "pictures", 15),
-    "requests": Section("eval.h200.proof", "requests", 20),
-    "batching": Section("eval.h200.speed", "batching", 30),
-    "options": Section("eval.h200.speed", "options", 45),
-    "peers_compiled": Section("eval.h200.speed", "peers_compiled", 150),
-    "peers_1": Section("eval.h200.speed", "peers_1", 30),
-    "peers_16": Section("eval.h200.speed", "peers_16", 100),
+    "start": Section("eval.gpu.mixed", "start", 60),
+    "one_size": Section("eval.gpu.mixed", "one_size", 30),
+    "four_sizes": Section("eval.gpu.mixed", "four_sizes", 15),
+    "official_sizes": Section("eval.gpu.mixed", "official_sizes", 15),
+    "free_sizes": Section("eval.gpu.mixed", "free_sizes", 15),
+    "promises": Section("eval.gpu.mixed", "promises", 10),
+    "one_client": Section("eval.gpu.mixed", "one_client", 10),
+    "profile": Section("eval.gpu.proof", "profile", 20),
+    "requests": Section("eval.gpu.proof", "requests", 20),
+    "pictures": Section("eval.gpu.proof", "pictures", 15),
+    "agreement": Section("eval.gpu.proof", "agreement", 40),
+    "peers": Section("eval.gpu.speed", "peers", 150),
 }
+USUAL = [*SECTIONS][:8]
+TRACES = ("one_size", "four_sizes", "official_sizes", "free_sizes")
+OF_ONE_SIZE = "of one size"
+COLUMNS = ("images/s", OF_ONE_SIZE, "p50_s", "compiled", "unrecorded", "captured", "broken")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -71,25 +76,26 @@ def main(argv: Sequence[str]) -> int:
 
     if not torch.cuda.is_available() and not options.is_dry:
         raise InvalidParams("dry-run", False, "must be set: there is no NVIDIA GPU here")
-    from eval.h200.bench import Bench
+    from eval.gpu.bench import Bench
 
     prepare_folder(options.out)
     until_s = time.perf_counter() + options.time_budget
     bench = Bench(options.out, until_s, options.is_dry, options.precisions)
     report = run(bench, options)
+    print(table(report["sections"]))
     failed = [name for name in options.sections if "error" in report["sections"][name]]
     print(f"{report_file(options)}: {len(options.sections)} sections, failed: {failed or 'none'}")
     return 1 if failed else 0
 
 
 def build_parser() -> Parser:
-    parser = Parser(prog="sdxl bench h200", description="Measure everything on one H200.")
+    parser = Parser(prog="sdxl bench gpu", description="Measure one GPU.")
     add = partial(add_option, parser)
-    add("--out", Path("out/h200"), "results", "DIR")
-    add("--report", None, "the report (default: DIR/h200.json)", "FILE", type=Path)
+    add("--out", Path("out/gpu"), "results", "DIR")
+    add("--report", None, "the report (default: DIR/gpu.json)", "FILE", type=Path)
     add("--time-budget", BUDGET_S, "time limit", "SECONDS")
-    add("--sections", list(SECTIONS), "what to measure", "NAME")
-    add("--precisions", [], "of fp16, fp8, int8 (default: all)", type=str)
+    add("--sections", USUAL, f"what to measure: {', '.join(SECTIONS)}", "NAME")
+    add("--precisions", ["fp8"], "of fp16, fp8, int8")
     add("--dry-run", False, "the embedded model, tiny sizes", dest="is_dry")
     return parser
 
@@ -131,6 +137,18 @@ def run(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
         save(report, report_file(options))
         print(f"{name}: {figures['seconds']:.0f} s {figures.get('error', '')}", flush=True)
     return report
+
+
+def table(sections: Mapping[str, Mapping[str, Any]]) -> str:
+    """The traces, a line each."""
+    lines = [f"{'trace':<24}" + "".join(f"{name:>13}" for name in COLUMNS)]
+    for trace in TRACES:
+        for run in ("first", "second"):
+            figures = sections.get(trace, {}).get(run, {})
+            values = (figures.get(name, "" if name == OF_ONE_SIZE else 0) for name in COLUMNS)
+            shown = (f"{v:>13.3f}" if isinstance(v, float) else f"{v:>13}" for v in values)
+            lines += [f"{trace + ', ' + run:<24}" + "".join(shown)] if figures else []
+    return "\n".join(lines)
 
 
 def report_file(options: argparse.Namespace) -> Path:

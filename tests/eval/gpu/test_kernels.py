@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.h200.kernels import LIBRARY, TraceMismatch, milliseconds
+from eval.gpu.kernels import LIBRARY, TraceMismatch, milliseconds
 from eval.speed import meta_networks
 from eval.speed.estimated_time import GAPS
 from eval.speed.kernel_work import KernelWork, named_work_of

@@ -1,4 +1,4 @@
-"""Shared by the sections of `sdxl bench h200`: the model, its 8-bit numbers and a pipeline for each
+"""Shared by the sections of `sdxl bench gpu`: the model, its 8-bit numbers and a pipeline for each
 precision, each made once.
 """
 
@@ -23,6 +23,8 @@ from onnx_export.plain_maxima import write_numbers
 from onnx_export.random_weights import write_checkpoint
 from onnx_export.recipes import RECIPES
 from sdxl.checkpoint import Checkpoint, find
+from sdxl.cost import Costs
+from sdxl.inflight import InFlight
 from sdxl.parameter import USUAL_INTERVAL
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
@@ -41,6 +43,11 @@ class Bench:
     is_dry: bool
     chosen: Sequence[str] = ()
     """precisions; all if empty"""
+    loop: InFlight | None = None
+    """the service's, warmed up; see mixed.py"""
+    warm_costs: Costs = field(default_factory=Costs)
+    """what the warm-up measured"""
+    rate_of_one_size: float | None = None
     _pipelines: dict[tuple[str, str], Pipeline] = field(default_factory=dict)
     _peers: dict[str, Paint] = field(default_factory=dict)
     _parts: dict[tuple[str, str], nn.Module] = field(default_factory=dict)
@@ -59,6 +66,11 @@ class Bench:
         return tuple(each for each in every if not self.chosen or each in self.chosen)
 
     @property
+    def served(self) -> str:
+        """The precision of sections that measure only one."""
+        return "fp8" if "fp8" in self.precisions and not self.is_dry else self.precisions[0]
+
+    @property
     def setting(self) -> BenchSetting:
         """SDXL's full size with random weights, written at the first call."""
         if self.is_dry:
@@ -73,13 +85,11 @@ class Bench:
         (request,) = requests_of(self.setting, USUAL_INTERVAL, PROMPTS[:1])
         return request
 
-    def pipeline(self, precision: str, model: str = "", options: str = "") -> Pipeline:
+    def pipeline(self, precision: str, model: str = "") -> Pipeline:
         """A pipeline of the service's backend."""
         key = model or self.setting.model, precision
-        if options:
-            return self._load(find(key[0]), precision, options)
         if key not in self._pipelines:
-            self._pipelines[key] = self._load(find(key[0]), precision, "")
+            self._pipelines[key] = self._load(find(key[0]), precision)
         return self._pipelines[key]
 
     def warm(self, pipeline: Pipeline, images: int) -> None:
@@ -100,10 +110,10 @@ class Bench:
             self._peers[name] = load_one(self.setting, name, ())
         return self._peers[name]
 
-    def _load(self, checkpoint: Checkpoint, precision: str, options: str) -> Pipeline:
+    def _load(self, checkpoint: Checkpoint, precision: str) -> Pipeline:
         numbers = [self._numbers(checkpoint, precision)] if precision in EIGHT_BIT else []
         # The reference has diffusers' arithmetic.
-        chosen = PLAIN if precision == "fp32" and not options else TorchOptions.parse(options)
+        chosen = PLAIN if precision == "fp32" else TorchOptions()
 
         def load_part(name: str) -> nn.Module:
             return copy.deepcopy(self._part(checkpoint, name))

@@ -17,8 +17,8 @@ from torch.profiler import profile as torch_profile
 
 from engines.parity.calls import call_errors
 from engines.parity.findings import psnr, relative_norm
-from eval.h200.bench import BATCH, Bench
-from eval.h200.kernels import milliseconds
+from eval.gpu.bench import BATCH, Bench
+from eval.gpu.kernels import milliseconds
 from eval.measuring.timing import wall_s
 from eval.speed.agreement import recorded
 from eval.speed.variants import PROMPTS
