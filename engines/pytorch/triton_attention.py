@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engines.pytorch.launches import LARGEST, launch
-from engines.pytorch.triton_shared import IS_INTERPRETED, SIZES, store_rounded
+from engines.pytorch.triton_shared import IS_INTERPRETED, jit, store_rounded
 from engines.pytorch.triton_tma_product import ALIGNED, has_tma
 
 SPREAD = tl.constexpr(8.0)
@@ -29,7 +29,7 @@ REGISTERS = 128
 an FP8 result, it holds one and takes 1.38 times as long (docs/log.md)."""
 
 
-@triton.jit
+@jit
 def _with_keys(
     q,
     most,
@@ -62,7 +62,7 @@ def _with_keys(
     return higher, total, found
 
 
-@triton.jit(do_not_specialize=SIZES)
+@jit
 def _attention(
     steps,
     query,

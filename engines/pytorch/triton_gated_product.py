@@ -15,7 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from engines.pytorch.launches import LARGEST, launch
 from engines.pytorch.tiles import Tile
 from engines.pytorch.triton_shared import (
-    SIZES,
+    jit,
     own_tile,
     scaled,
     settings_of,
@@ -27,7 +27,7 @@ FALLS = tl.constexpr((-1.0097, -1.0771, -0.5502, -0.01275))
 beyond which a × share is 1e-6 and less. E4M3 rounds to 6%."""
 
 
-@triton.jit
+@jit
 def gelu(x):
     """x × share(x), as max(x, 0) - |x| × share(-|x|), which is as exact for small results as for
     large ones. An infinity becomes NaN."""
@@ -36,7 +36,7 @@ def gelu(x):
     return tl.maximum(x, 0.0) - far * share
 
 
-@triton.jit(do_not_specialize=SIZES)
+@jit
 def _gated_product(
     scale,
     bias,

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engines.pytorch.launches import launch
-from engines.pytorch.triton_shared import SIZES
+from engines.pytorch.triton_shared import jit
 
 PROGRAMS, SPLITS = 2048, 256
 """programs that sum, and the most that share a row"""
@@ -24,7 +24,7 @@ FOLDED = 32
 PIXELS, CHANNELS, WARPS = 64, 64, 4
 
 
-@triton.jit(do_not_specialize=SIZES)
+@jit
 def _sum_channels(
     x,
     beside,
@@ -63,7 +63,7 @@ def _sum_channels(
     tl.store(out + channels, tl.sum(squares, 0), mask=channel < channels)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@jit
 def _fold_norm(
     sums,
     weight,

@@ -19,7 +19,7 @@ from torch import Tensor
 from engines.pytorch.launches import LARGEST, launch
 from engines.pytorch.triton_group_norm import folded, summed
 from engines.pytorch.triton_shared import (
-    SIZES,
+    jit,
     store_rounded,
     store_rounded_lines,
     store_steps,
@@ -32,7 +32,7 @@ NORM_WARPS = 1
 """of a token's layer norm: several would wait for each other, twice"""
 
 
-@triton.jit(do_not_specialize=SIZES)
+@jit
 def _affine(
     x,
     added,
@@ -88,7 +88,7 @@ def _affine(
         tl.store(out + place, value.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@jit
 def _gated(
     x,
     steps,
@@ -114,7 +114,7 @@ def _gated(
         tl.store(place, value.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@jit
 def _added(x, added, total, place, mask, HAS_ADDED: tl.constexpr):
     value = tl.load(x + place, mask=mask, other=0.0)
     if HAS_ADDED:
@@ -125,7 +125,7 @@ def _added(x, added, total, place, mask, HAS_ADDED: tl.constexpr):
     return value.to(tl.float32)
 
 
-@triton.jit
+@jit
 def _store_normed(
     value, scale, weight, bias, steps, out, channel, mask, largest, HAS_STEPS: tl.constexpr
 ):
@@ -138,7 +138,7 @@ def _store_normed(
         tl.store(out + channel, value.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@jit
 def _add_norm(
     x,
     added,

@@ -22,7 +22,7 @@ from engines.pytorch.tiles import Tile, TileProblem, Tiles, tiles_of
 from engines.pytorch.triton_gated_product import _gated_product, run_gated_product
 from engines.pytorch.triton_shared import (
     IS_INTERPRETED,
-    SIZES,
+    jit,
     out_channels_of,
     own_tile,
     quarters_of,
@@ -46,7 +46,7 @@ SMALL = Tile(32, 32, 32, 4, 1)
 """for the interpreter"""
 
 
-@triton.jit(do_not_specialize=SIZES)
+@jit
 def _product(
     x,
     weight,

@@ -29,7 +29,16 @@ HALF_STEP = tl.constexpr(12582912.0)
 even"""
 
 
-@triton.jit
+def jit(function: Any) -> Any:
+    """Make a Triton function and compute its key at once: Triton omits the constants of callees
+    that have no key yet, so keys would differ between processes."""
+    made = triton.jit(function, do_not_specialize=SIZES)
+    if not IS_INTERPRETED:
+        _ = made.cache_key
+    return made
+
+
+@jit
 def own_tile(count, lines, M: tl.constexpr, N: tl.constexpr):
     """The first row and the first line of this program's tile, of `count` rows by `lines`."""
     across = tl.cdiv(lines, N)
@@ -40,7 +49,7 @@ def own_tile(count, lines, M: tl.constexpr, N: tl.constexpr):
     return down * M, ((tl.program_id(0) % in_group) // tall) * N
 
 
-@triton.jit
+@jit
 def tap_by(tap, quarter, TAPS: tl.constexpr):
     """How far down and right of its pixel a tap reads."""
     if TAPS == 9:
@@ -52,7 +61,7 @@ def tap_by(tap, quarter, TAPS: tl.constexpr):
     return down, right
 
 
-@triton.jit
+@jit
 def result_of(line, left, width, quarter, TAPS: tl.constexpr):
     """The result's pixel, from the line among all pictures' and the place in it."""
     if TAPS == 4:
@@ -62,20 +71,20 @@ def result_of(line, left, width, quarter, TAPS: tl.constexpr):
     return pixel
 
 
-@triton.jit
+@jit
 def scaled(total, scale, bias, channel, is_there):
     """A product's sums [rows, channels], scaled and with their bias."""
     value = total.to(tl.float32) * tl.load(scale + channel, mask=is_there, other=0.0)[None, :]
     return value + tl.load(bias + channel, mask=is_there, other=0.0)[None, :]
 
 
-@triton.jit
+@jit
 def limited(value, largest):
     value = tl.maximum(value, -largest, propagate_nan=tl.PropagateNan.ALL)
     return tl.minimum(value, largest, propagate_nan=tl.PropagateNan.ALL)
 
 
-@triton.jit
+@jit
 def store_steps(out, value, mask, largest):
     """Store the nearest 8-bit numbers; the caller has checked int8 values for NaN."""
     dtype: tl.constexpr = out.dtype.element_ty
@@ -87,7 +96,7 @@ def store_steps(out, value, mask, largest):
         tl.store(out, value.to(dtype), mask=mask)
 
 
-@triton.jit
+@jit
 def store_rounded(out, flag, value, mask, largest):
     """Store rounded values; the row's `flag` becomes NaN if an int8 value is."""
     dtype: tl.constexpr = out.dtype.element_ty
@@ -101,7 +110,7 @@ def store_rounded(out, flag, value, mask, largest):
     tl.store(out, value.to(dtype), mask=mask)
 
 
-@triton.jit
+@jit
 def store_rounded_lines(out, flags, value, mask, largest):
     """Store a tile with a flag for each line, in fewer operations a value: a line with a NaN has a
     sum of NaN. Masked values must be numbers."""

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engines.pytorch.launches import LARGEST, launch
-from engines.pytorch.triton_shared import IS_INTERPRETED, SIZES, store_rounded_lines
+from engines.pytorch.triton_shared import IS_INTERPRETED, jit, store_rounded_lines
 
 M, N = (32, 32) if IS_INTERPRETED else (64, 64)
 """queries of a program, and keys at a time"""
@@ -24,7 +24,7 @@ TAIL = 16
 WARPS, STAGES = 4, 2
 
 
-@triton.jit
+@jit
 def _with_keys(
     q,
     most,
@@ -54,7 +54,7 @@ def _with_keys(
     return higher, total * fades + tl.sum(shares, 1), found
 
 
-@triton.jit(do_not_specialize=SIZES)
+@jit
 def _text_attention(
     query,
     key,

@@ -18,7 +18,7 @@ from engines.pytorch.launches import LARGEST, capability_of, launch
 from engines.pytorch.tiles import Tile
 from engines.pytorch.triton_shared import (
     IS_INTERPRETED,
-    SIZES,
+    jit,
     limited,
     out_channels_of,
     own_tile,
@@ -37,7 +37,7 @@ MOST_AT_ONCE = tl.constexpr(128 * 128)
 """sums of a tile"""
 
 
-@triton.jit
+@jit
 def _store_sums(
     total, right, given, TAPS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, IS_TURNED: tl.constexpr
 ):
@@ -75,7 +75,7 @@ def _store_sums(
     tl.store(out + place, value.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@jit
 def _tma_product(
     scale,
     bias,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,7 +54,8 @@ WIDE = (
 OFFICIAL = ((1024, 1024), *WIDE, *((width, height) for height, width in WIDE))
 """sizes that SDXL was trained with"""
 FREE = ((1000, 1000), (1080, 1048), (720, 1280), (1080, 1920), (536, 968))
-MOST_FORMS = 70
+MOST_FORMS = 60
+ROOT = Path(__file__).parents[3]
 ARCH = architecture_of(configs_of(FULL_SIZE))
 SPECS = network_specs(ARCH, "float16")
 
@@ -130,6 +133,24 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> None:
         get_current_target=lambda: TARGET,
     )
     monkeypatch.setattr(triton.runtime.driver, "_active", named)
+
+
+@pytest.mark.slow
+def test_a_kernel_has_the_same_key_in_every_process() -> None:
+    """Whichever is asked for first."""
+    code = (
+        "import sys\nfrom triton import JITFunction\n"
+        "from engines.pytorch import triton_kernels, triton_product\n"
+        "both = {**vars(triton_kernels), **vars(triton_product)}\n"
+        "ours = sorted(name for name in both if isinstance(both[name], JITFunction))\n"
+        "keys = {name: both[name].cache_key for name in ours[:: int(sys.argv[1])]}\n"
+        "print(sorted(keys.items()))"
+    )
+    keys = {
+        subprocess.check_output([sys.executable, "-c", code, step], cwd=ROOT)
+        for step in ("1", "-1")
+    }
+    assert len(keys) == 1, keys
 
 
 @pytest.mark.usefixtures("driver")
