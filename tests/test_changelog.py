@@ -18,7 +18,7 @@ def releases() -> list[tuple[tuple[int, ...], date]]:
     return [(tuple(map(int, v.split("."))), date.fromisoformat(day)) for v, day in pairs]
 
 
-def test_what_is_to_come_is_first_and_releases_follow_the_newest_first() -> None:
+def test_unreleased_changes_are_first_and_releases_follow_the_newest_first() -> None:
     assert TITLES[0] == "Unreleased"
     assert releases() == sorted(releases(), reverse=True)
     assert len({version for version, _ in releases()}) == len(releases())

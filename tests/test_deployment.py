@@ -16,7 +16,7 @@ STAND_IN = "--width 128 --height 128 --steps 4 --count 8"
 """Flags that make the evaluation fit a small model."""
 
 
-def test_the_settings_of_the_service_are_settings() -> None:
+def test_the_page_names_only_settings_that_exist() -> None:
     from serve.cli import read_settings
 
     for command, *flags in calls_of_sdxl([*commands(DOCUMENT), *shell_commands(DOCUMENT)]):

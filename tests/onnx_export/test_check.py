@@ -52,7 +52,7 @@ def test_the_embedded_models_exports_are_the_model(precision: str, exports: Expo
         assert Finding(**finding).holds, finding
 
 
-def test_a_figure_is_beside_its_bound(tiny_export: ExportFolder, tiny: Checkpoint) -> None:
+def test_a_figure_is_printed_beside_its_bound(tiny_export: ExportFolder, tiny: Checkpoint) -> None:
     said: Said = []
     run(tiny_export, tiny, said)
     lines = [line for line in said if "measured" in line]
@@ -60,7 +60,7 @@ def test_a_figure_is_beside_its_bound(tiny_export: ExportFolder, tiny: Checkpoin
     assert [line for line in lines if "expected at 2 steps" in line]
 
 
-def test_another_models_weights_are_found_out(
+def test_another_models_weights_are_refused(
     tiny_export: ExportFolder, tiny: Checkpoint, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
@@ -135,7 +135,7 @@ def test_a_graph_that_fails_is_not_published(
     assert not (tmp_path / "export").exists()
 
 
-def test_what_was_painted_and_every_steps_error_are_kept(
+def test_pictures_and_the_error_of_every_step_are_kept(
     tiny_export: ExportFolder, tiny: Checkpoint
 ) -> None:
     parity = run(tiny_export, tiny)
@@ -148,7 +148,7 @@ def test_what_was_painted_and_every_steps_error_are_kept(
 
 
 @pytest.mark.parametrize("bounds", ["STEP_BOUNDS", "PICTURE_BOUNDS"])
-def test_steps_and_pictures_decide(
+def test_errors_of_steps_and_of_pictures_decide(
     bounds: str, tiny_export: ExportFolder, tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"onnx_export.check.{bounds}", {"fp32": {"S": 0.0, "P": 121.0}[bounds[0]]})
@@ -163,7 +163,7 @@ def test_a_slower_machine_paints_fewer_pictures_and_steps_but_never_none() -> No
     assert painted == [(4, 20), (1, 16), (1, 5), (1, LEAST_STEPS)]
 
 
-def test_nan_holds_no_bound() -> None:
+def test_nan_is_outside_every_bound() -> None:
     assert not Finding("x", float("nan"), 1.0).holds
     assert not Finding("x", float("nan"), 1.0, is_least=True).holds
 
@@ -176,7 +176,7 @@ def test_psnr_of_known_pictures() -> None:
     assert math.isnan(psnr(black, black * math.nan))
 
 
-def test_one_picture_that_comes_out_otherwise_does_not_decide_and_half_of_them_do() -> None:
+def test_one_different_picture_does_not_fail_the_check_but_half_of_them_do() -> None:
     expected = torch.zeros(4, 3, 4, 4)
     near, other = torch.full((3, 4, 4), 0.02), torch.ones(3, 4, 4)
     one, half = torch.stack([near, other, near, near]), torch.stack([near, other, near, other])
@@ -189,7 +189,7 @@ def test_one_picture_that_comes_out_otherwise_does_not_decide_and_half_of_them_d
 
 
 @pytest.mark.parametrize("place", range(3))
-def test_one_nan_anywhere_is_the_worst(
+def test_a_single_nan_is_the_worst_error(
     place: int, tiny_export: ExportFolder, tiny: Checkpoint
 ) -> None:
     order = ExportSpec(tiny, tiny_export.precision, tiny_export.folder)

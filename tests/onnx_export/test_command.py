@@ -42,9 +42,7 @@ def test_a_bad_request_is_one_line(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_place_that_cannot_be_written_is_found_out_first(
-    tiny: Checkpoint, tmp_path: Path
-) -> None:
+def test_an_unwritable_place_is_refused_first(tiny: Checkpoint, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="out must be a folder that can be written, got .*file"):
         main(["--model", str(tiny.folder), "--out", str(tmp_path / "file" / "export")])
@@ -69,7 +67,7 @@ def test_calibration_flags_reach_the_export(tiny: Checkpoint, out: Path) -> None
     assert len(order.prompts) == 2 and order.settings == CalibrationSettings(3.0, "dull", 3, 32)
 
 
-def test_its_usual_place_is_where_engines_look(
+def test_an_export_is_written_where_engines_look_by_default(
     tiny: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SDXL_HOME", str(tmp_path))

@@ -67,7 +67,7 @@ def test_graphs_compute_what_torch_does(tiny: Checkpoint, tiny_export: ExportFol
 
 
 @pytest.mark.long
-def test_the_other_cut_too(tiny: Checkpoint, out: Path) -> None:
+def test_graphs_of_the_other_cut_compute_what_torch_does(tiny: Checkpoint, out: Path) -> None:
     cut: Cut = "fresh_skips"
     assert_same_as_torch(export_tiny(tiny, out, cut=cut), tiny)
 
@@ -112,7 +112,7 @@ def test_graphs_hold_no_weights(tiny_export: ExportFolder) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_stored_as_float32_is_halved_in_the_graph(tiny: Checkpoint, out: Path) -> None:
+def test_weights_stored_as_float32_are_halved_in_the_graph(tiny: Checkpoint, out: Path) -> None:
     """The embedded model's text encoders are stored so."""
     mixed = copy_of(tiny, out.with_name("mixed"))
     path = mixed.folder / "text_encoder" / "model.safetensors"
@@ -157,7 +157,7 @@ def test_only_what_changed_is_exported_again(tiny: Checkpoint, tmp_path: Path) -
     assert_same_as_torch(ExportFolder.open(tmp_path / "export", verify=True), again)
 
 
-def test_force_exports_all(tiny: Checkpoint, out: Path) -> None:
+def test_force_exports_every_network(tiny: Checkpoint, out: Path) -> None:
     export_tiny(tiny, out)
     said: Said = []
     export_tiny(tiny, out, said=said, is_forced=True)
@@ -190,7 +190,7 @@ def test_a_failed_check_publishes_nothing_and_keeps_what_was_made(
     assert "--unchecked" in said[-1] and str(out.with_name(".export.making")) in said[-1]
 
 
-def test_after_a_failed_check_the_same_export_goes_on_there(tiny: Checkpoint, out: Path) -> None:
+def test_after_a_failed_check_the_same_export_continues(tiny: Checkpoint, out: Path) -> None:
     order = ExportSpec(tiny, "fp32", out)
     assert sum("nodes" in line for line in refused_export(order)) == 7
     again = refused_export(order)
@@ -201,7 +201,7 @@ def test_after_a_failed_check_the_same_export_goes_on_there(tiny: Checkpoint, ou
     assert not out.with_name(".export.making").exists()
 
 
-def test_what_a_check_refused_is_published_unchecked_at_once(tiny: Checkpoint, out: Path) -> None:
+def test_an_export_that_failed_can_be_published_unchecked(tiny: Checkpoint, out: Path) -> None:
     refused_export(ExportSpec(tiny, "int8", out, prompts=PROMPTS))
     said: Said = []
     assert not export_tiny(tiny, out, "int8", said=said, prompts=PROMPTS).is_checked
@@ -210,7 +210,7 @@ def test_what_a_check_refused_is_published_unchecked_at_once(tiny: Checkpoint, o
 
 
 @pytest.mark.parametrize("change", ["other prompts", "forced", "damaged"])
-def test_what_was_kept_is_not_taken_for_another_export(
+def test_a_kept_export_is_not_used_for_another_one(
     change: str, tiny: Checkpoint, out: Path
 ) -> None:
     refused_export(ExportSpec(tiny, "int8", out, prompts=PROMPTS[:1]))
@@ -222,7 +222,7 @@ def test_what_was_kept_is_not_taken_for_another_export(
     assert any("calibrated 1 of 1 prompts" in line for line in said)
 
 
-def test_a_calibration_says_how_far_it_is(tiny: Checkpoint, out: Path) -> None:
+def test_a_calibration_prints_its_progress(tiny: Checkpoint, out: Path) -> None:
     said: Said = []
     export_tiny(tiny, out, "int8", said=said, prompts=PROMPTS)
     told = [line for line in said if " of 3 prompts" in line]
@@ -265,7 +265,7 @@ def test_a_full_disk_leaves_nothing(
     assert files(tmp_path) == [".export.lock"]
 
 
-def test_a_folder_of_other_things_is_not_replaced(tiny: Checkpoint, out: Path) -> None:
+def test_a_folder_with_other_files_is_not_replaced(tiny: Checkpoint, out: Path) -> None:
     out.mkdir()
     (out / "thesis.txt").write_text("years of work")
     with pytest.raises(OutputError, match="must be a new or empty folder, or an export"):

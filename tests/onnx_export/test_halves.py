@@ -23,7 +23,7 @@ def loud_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint
 
 
 @pytest.mark.slow
-def test_an_export_in_halves_holds_a_vae_that_overflows(
+def test_a_half_precision_export_of_an_overflowing_vae_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = loud_checkpoint(tmp_path / "loud", monkeypatch)

@@ -170,7 +170,7 @@ def test_a_bad_file_is_one_line_that_names_it(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_truncated_file_too(files: dict[str, Path], tmp_path: Path) -> None:
+def test_a_truncated_file_is_one_line_that_names_it(files: dict[str, Path], tmp_path: Path) -> None:
     path = tmp_path / "half.safetensors"
     path.write_bytes(files["kohya"].read_bytes()[:1000])
     with pytest.raises(LoraError, match=r"half.safetensors"):
@@ -198,7 +198,7 @@ def test_a_scale_may_follow_the_file(
         ("a.safetensors:strong", "ends in .safetensors"),
     ],
 )
-def test_what_is_not_a_file_and_a_scale_is_refused(
+def test_anything_but_a_file_and_a_scale_is_refused(
     text: str, needed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

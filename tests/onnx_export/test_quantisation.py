@@ -338,7 +338,7 @@ def test_mlperfs_own_list_is_read(tiny: Checkpoint, tmp_path: Path) -> None:
         calibration_prompts(tiny, ids, INT8, None, annotations)
 
 
-def test_prompts_are_lines(tiny: Checkpoint, tmp_path: Path) -> None:
+def test_each_line_of_a_file_is_a_prompt(tiny: Checkpoint, tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_bytes(b"\xef\xbb\xbf a cat \r\n\r\na dog\n")
     assert calibration_prompts(tiny, path, INT8) == ["a cat", "a dog"]

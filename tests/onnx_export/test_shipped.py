@@ -12,7 +12,7 @@ from tests.onnx_export.exports import Exports
 MAX_BYTES = 1_000_000
 
 
-def test_what_is_shipped_is_of_these_weights() -> None:
+def test_the_shipped_graphs_are_of_these_weights() -> None:
     assert ExportFolder.read(GRAPHS).model_digest == find("mini").digest, "needed: make mini-onnx"
 
 
@@ -27,7 +27,7 @@ def test_exporting_again_gives_the_same_bytes(exports: Exports) -> None:
     assert shipped.data == again.data
 
 
-def test_what_is_shipped_is_small_and_has_passed_the_check() -> None:
+def test_the_shipped_graphs_are_small_and_checked() -> None:
     size = sum(path.stat().st_size for path in GRAPHS.iterdir())
     assert size <= MAX_BYTES, f"{size} bytes, at most {MAX_BYTES}"
     findings = ExportFolder.read(GRAPHS).parity["findings"]

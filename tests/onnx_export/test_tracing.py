@@ -46,7 +46,7 @@ def test_a_graph_has_its_specs_names_and_dims(
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_graph_says_nothing_of_where_it_was_made(name: str, graphs: dict[str, ir.Model]) -> None:
+def test_a_graph_names_no_place_of_its_making(name: str, graphs: dict[str, ir.Model]) -> None:
     model = graphs[name]
     assert not model.metadata_props and not model.graph.metadata_props
     for node in model.graph:

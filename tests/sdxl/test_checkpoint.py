@@ -64,7 +64,7 @@ def test_variant_and_sharded_weights_load_unchanged(folder: Path, variant: str) 
 
 
 @pytest.mark.parametrize("model", ["my/model--v2", "a/b.git"])
-def test_what_is_no_hub_id_is_one_line(model: str) -> None:
+def test_a_name_that_is_no_hub_id_is_refused_in_one_line(model: str) -> None:
     with pytest.raises(CheckpointError, match=model):
         find(model)
 
@@ -76,7 +76,7 @@ def test_a_vocabulary_that_was_cut_off_is_named(folder: Path) -> None:
         _ = find(str(folder)).tokenizers
 
 
-def test_configs_that_do_not_fit_together_are_one_line(folder: Path) -> None:
+def test_configs_that_do_not_fit_together_are_refused_in_one_line(folder: Path) -> None:
     path = folder / "unet" / "config.json"
     config = {**json.loads(path.read_text()), "transformer_layers_per_block": [1]}
     path.write_text(json.dumps(config))
@@ -101,7 +101,7 @@ def test_a_pickle_is_refused_by_name(folder: Path) -> None:
     assert "diffusion_pytorch_model.bin: pickle weights can run code" in refusal(folder)
 
 
-def test_missing_and_truncated_weights(folder: Path) -> None:
+def test_missing_and_truncated_weights_are_refused(folder: Path) -> None:
     data = (folder / UNET).read_bytes()
     (folder / UNET).write_bytes(data[: len(data) // 2])
     assert f"{UNET}: not a whole safetensors file" in refusal(folder)
@@ -120,21 +120,21 @@ def test_a_named_pipe_in_place_of_a_file_is_refused(folder: Path, name: str) -> 
 
 
 @pytest.mark.slow
-def test_a_network_with_a_tensor_too_few(folder: Path) -> None:
+def test_a_network_without_one_of_its_tensors_is_refused(folder: Path) -> None:
     tensors = load_file(folder / UNET)
     del tensors["conv_out.weight"]
     save_file(tensors, folder / UNET, {"format": "pt"})
     assert "1 tensors of the network are missing, 'conv_out.weight' the first" in refusal(folder)
 
 
-def test_a_unet_that_is_no_sdxl(folder: Path) -> None:
+def test_a_unet_of_another_model_is_refused(folder: Path) -> None:
     path = folder / "unet/config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "addition_embed_type": "text"}))
     with pytest.raises(CheckpointError, match="addition_embed_type is 'text', an SDXL has"):
         find(str(folder)).unet()
 
 
-def test_models_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_models_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no model_index.json there" in refusal(tmp_path)
     assert "must be 'mini', a folder" in refusal("no such model")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -30,7 +30,7 @@ def test_every_listed_command_exists_and_is_in_the_help(capsys: pytest.CaptureFi
         assert callable(cli.command(name)) and name in shown and text in shown
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"sdxl {__version__}\n"
 
@@ -86,7 +86,7 @@ def test_a_variable_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None
         cli.main(["render"])
 
 
-def test_an_interrupt_is_quiet(
+def test_an_interrupt_prints_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cli, "command", raising(KeyboardInterrupt()))
@@ -94,7 +94,7 @@ def test_an_interrupt_is_quiet(
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_reader_that_left_is_no_error() -> None:
+def test_a_closed_output_pipe_is_no_error() -> None:
     command = [sys.executable, "-m", "sdxl.cli", "--help"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout and process.stderr

@@ -257,7 +257,7 @@ def test_one_call_per_encoder_holds_each_chunk_once(setup: Setup) -> None:
     assert calls(engines) == [[3], [3]], "ring, star and the one negative prompt"
 
 
-def test_calls_are_bounded(setup: Setup) -> None:
+def test_no_call_has_more_than_the_allowed_chunks(setup: Setup) -> None:
     engines = setup.engines()
     requests = [request(f"ring {n}", guidance=1.0) for n in range(5)]
     setup.encode(requests, engines=engines, max_chunks_per_call=2)

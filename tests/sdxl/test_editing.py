@@ -129,7 +129,7 @@ def test_edits_equal_diffusers(mini: Pipeline, pipes: Any, scheduler: str, is_ma
 
 
 @pytest.mark.parametrize("side", [107, 131])
-def test_a_picture_of_any_size_is_brought_to_size_as_diffusers_brings_it(
+def test_a_picture_of_any_size_is_resized_as_by_diffusers(
     mini: Pipeline, pipes: Any, side: int
 ) -> None:
     """diffusers gets the whole picture and resizes it to the next lower multiples of 8."""
@@ -162,7 +162,7 @@ def test_interval_2_equals_the_full_unet_with_tensors_substituted(
         assert_alike(result.latents, expected)
 
 
-def test_a_sample_of_the_latents_is_drawn_as_diffusers_draws_it(mini: Pipeline, pipes: Any) -> None:
+def test_latents_are_sampled_as_by_diffusers(mini: Pipeline, pipes: Any) -> None:
     params = params_of("euler", SIZES[1], 0.6, steps=5, encoding="sample")
     compare(mini, pipes, [edit(params), edit(params, is_masked=True)])
 
@@ -182,7 +182,7 @@ def test_a_hidden_picture_leaves_no_trace_at_full_strength(mini: Pipeline) -> No
     assert first is not None and second is not None and torch.equal(first, second)
 
 
-def test_what_a_mask_keeps_is_the_source_to_the_byte(mini: Pipeline) -> None:
+def test_unmasked_pixels_equal_the_source_to_the_byte(mini: Pipeline) -> None:
     """The mask is soft, or its region is enlarged for the work."""
     size = (200, 152)
     for rest in ({"mask_blur": 4}, {"mask_padding": 16}, {}):
@@ -231,7 +231,7 @@ def test_edits_and_pictures_from_text_share_calls(mini: Pipeline) -> None:
     assert_as_alone(mini, together, asked)
 
 
-def test_a_mask_s_neighbours_are_not_touched(mini: Pipeline) -> None:
+def test_pictures_in_the_same_call_as_an_inpainting_are_unchanged(mini: Pipeline) -> None:
     """In calls of one shape, a picture from text beside an inpainting is the same to the bit."""
     exact = replace(mini, is_deterministic=True)
     text = GenerationParams(PROMPT, steps=4, cache_interval=2, seed=3, width=128, height=128)
@@ -241,7 +241,7 @@ def test_a_mask_s_neighbours_are_not_touched(mini: Pipeline) -> None:
     assert torch.equal(alone.latents, beside.latents)
 
 
-def test_engines_without_the_encoder_refuse_edits_alone(mini: Pipeline) -> None:
+def test_engines_without_the_encoder_refuse_only_edits(mini: Pipeline) -> None:
     known = {n: e for n, e in mini.engines.by_name.items() if n != "vae_encoder"}
     older = replace(mini, engines=replace(mini.engines, by_name=known))
     assert mini.can_edit and not older.can_edit

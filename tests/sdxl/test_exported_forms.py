@@ -24,7 +24,7 @@ def both_forms(
 
 
 @pytest.mark.parametrize(("height", "width"), [(4, 4), (5, 3), (1, 2)])
-def test_doubling_after_the_convolution_is_doubling_before(
+def test_doubling_before_or_after_the_convolution_is_the_same(
     monkeypatch: pytest.MonkeyPatch, height: int, width: int
 ) -> None:
     torch.manual_seed(height)
@@ -36,7 +36,7 @@ def test_doubling_after_the_convolution_is_doubling_before(
     assert difference <= MOST, f"differs by {difference:.1e}, at most {MOST:.0e}"
 
 
-def test_attention_as_one_node_is_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_as_one_node_equals_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     query, key, value = (torch.randn(2, n, 12) for n in (7, 5, 5))
     plain, exported = both_forms(monkeypatch, lambda: attend(query, key, value, heads=3))

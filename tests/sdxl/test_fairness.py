@@ -63,7 +63,7 @@ def test_floods_get_work_by_their_weights(rows: int, weight: float, within: floa
 
 
 @pytest.mark.slow
-def test_two_replicas_that_decide_by_themselves_share_alike() -> None:
+def test_two_independent_replicas_give_equal_shares() -> None:
     world = World([Device(4, queue=12), Device(4, queue=12)])
     Caller(world, "one", connections=8, n=10, steps=30, deadline_s=math.inf)
     Caller(world, "other", connections=8, n=4, steps=12, deadline_s=math.inf)

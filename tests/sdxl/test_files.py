@@ -45,7 +45,7 @@ def test_a_folder_is_made_and_left_empty(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "a" / "b") == []
 
 
-def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=r"out must be a folder that can be written.*file/sub"):
         prepare_folder(tmp_path / "file" / "sub")

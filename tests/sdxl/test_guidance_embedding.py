@@ -96,7 +96,7 @@ def test_interval_2_equals_the_full_unet_with_tensors_substituted(
     assert_alike(result.latents, expected)
 
 
-def test_all_kinds_share_calls_of_one_row_each_and_are_what_they_are_alone(model: Pipeline) -> None:
+def test_all_kinds_share_calls_of_one_row_each_and_equal_those_made_alone(model: Pipeline) -> None:
     usual: dict[str, Any] = {"steps": 6, "cache_interval": 2, "width": 128, "height": 128}
     text = GenerationParams(PROMPT, seed=3, guidance=5.0, **usual)
     asked: list[GenerationParams | Edit] = [
@@ -133,13 +133,13 @@ def test_guidance_in_a_part_of_the_steps_is_refused(model: Pipeline, name: str, 
 
 
 @pytest.mark.parametrize("channels", [4, 7, 256])
-def test_an_embedding_is_diffusers_own_to_the_bit(pipe: Any, channels: int) -> None:
+def test_an_embedding_equals_diffusers_to_the_bit(pipe: Any, channels: int) -> None:
     for guidance in (0.0, 1.0, 1.5, 7.3, 100.0):
         expected = pipe.get_guidance_scale_embedding(torch.tensor([guidance - 1]), channels)
         assert torch.equal(embedded(guidance, channels), expected[0])
 
 
-def test_no_other_networks_have_an_input_more(model: Pipeline) -> None:
+def test_other_networks_have_no_such_input(model: Pipeline) -> None:
     names = ("unet_prompt", "unet_deep", "unet_shallow")
     plain = network_specs(find("mini").arch)
     for name in names:
@@ -148,7 +148,7 @@ def test_no_other_networks_have_an_input_more(model: Pipeline) -> None:
         assert more == {"guidance_embedding" if name == "unet_prompt" else "condition"}
 
 
-def test_rearranged_for_a_gpu_it_computes_the_same(folder: Path) -> None:
+def test_the_networks_rearranged_for_a_gpu_compute_the_same(folder: Path) -> None:
     checkpoint = find(str(folder))
     unet, arch = checkpoint.part("unet"), checkpoint.arch
     ours = copy.deepcopy(unet).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -167,7 +167,7 @@ def test_rearranged_for_a_gpu_it_computes_the_same(folder: Path) -> None:
             assert measured <= 2e-5, f"{name}: {measured:.2e}, at most 2e-05"
 
 
-def test_halves_are_near(folder: Path, model: Pipeline) -> None:
+def test_half_precision_is_near_float32(folder: Path, model: Pipeline) -> None:
     half = Pipeline(model.checkpoint, load_torch(find(str(folder)), precision="bf16"))
     asked = GenerationParams(PROMPT, steps=4, seed=3, guidance=4.0)
     found = psnr(image_of(half, asked), image_of(model, asked))
@@ -175,7 +175,7 @@ def test_halves_are_near(folder: Path, model: Pipeline) -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3, -4, True, "256", 2**20])
-def test_no_other_embedding_is_taken(tmp_path: Path, channels: Any) -> None:
+def test_another_embedding_is_refused(tmp_path: Path, channels: Any) -> None:
     odd = find(str(write_embedding(tmp_path / "odd")))
     config = odd.folder / "unet" / "config.json"
     facts = json.loads(config.read_text())

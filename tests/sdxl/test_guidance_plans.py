@@ -41,7 +41,7 @@ def asked(**fields: Any) -> list[int]:
     return guided(plan_of(GenerationParams(**{"cache_interval": 1, **fields})))
 
 
-def test_guidance_in_every_step_is_the_plan_without_a_word_of_it() -> None:
+def test_guidance_in_every_step_equals_the_default_plan() -> None:
     usual = plan_of(GenerationParams())
     assert usual == tuple(Step(number % 2 == 0, True) for number in range(20))
     for same in ({"guidance_interval": (0.0, 1.0)}, {"guided_steps": tuple(range(20))}):
@@ -50,7 +50,7 @@ def test_guidance_in_every_step_is_the_plan_without_a_word_of_it() -> None:
 
 
 @given(st.integers(1, 60), st.integers(0, 100), st.integers(0, 100))
-def test_an_interval_is_that_of_diffusers_guiders(steps: int, begin: int, end: int) -> None:
+def test_an_interval_has_the_steps_of_diffusers_guiders(steps: int, begin: int, end: int) -> None:
     """Their guiders compare the step's number with int(share * steps)."""
     if begin >= end:
         return
@@ -81,7 +81,7 @@ def test_a_plan_that_reads_missing_features_is_refused() -> None:
 
 
 @given(st.integers(1, 30), st.integers(1, 5), st.sets(st.integers(0, 29)))
-def test_what_a_plan_says_of_itself_is_what_counting_finds(
+def test_a_plans_reported_steps_equal_its_counted_ones(
     steps: int, interval: int, wanted: set[int]
 ) -> None:
     made = plan(steps, interval, guided_steps=wanted)
@@ -136,7 +136,7 @@ def test_calls_have_no_row_for_an_unused_negative_prompt() -> None:
     assert sizes == {"unet_deep": [2, 1], "unet_shallow": [2, 1]}
 
 
-def test_a_recorded_tick_holds_for_whatever_comes_under_its_key() -> None:
+def test_a_recorded_tick_is_right_for_all_requests_with_its_key() -> None:
     """A GPU replays the recorded work of the first request with a key on that request's tensors."""
     recorded: dict[Hashable, Callable[[], None]] = {}
 

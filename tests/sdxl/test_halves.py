@@ -85,7 +85,9 @@ def test_halves_are_15_db_nearer_than_bfloat16(embedded: Any) -> None:
         assert decibels(found, needed) > max(60, decibels(rough, needed) + 15)
 
 
-def test_what_overflows_is_held(embedded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_that_would_overflow_are_computed(
+    embedded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loud = changed(embedded, LOUD, monkeypatch)
     fit_halves(fitted := copy.deepcopy(loud))
     with torch.inference_mode():
@@ -99,7 +101,7 @@ def test_what_overflows_is_held(embedded: Any, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
-def test_so_it_is_at_sdxl_s_own_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sdxl_s_own_size_is_near_in_half_precision_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test uses the architecture of SDXL's VAE with random weights."""
     torch.manual_seed(0)
     blocks: dict[str, Any] = {

@@ -112,7 +112,7 @@ def test_an_error_of_either_piece_is_the_calls() -> None:
             thread.together(*pieces)
 
 
-def test_work_that_the_thread_has_no_time_for_is_done_here() -> None:
+def test_work_that_the_busy_thread_cannot_take_is_done_by_the_caller() -> None:
     thread, is_free = WorkThread(), threading.Event()
     busy = threading.Thread(target=thread.together, args=(is_free.wait, is_free.wait), daemon=True)
     busy.start()
@@ -155,7 +155,7 @@ def test_an_interrupt_at_any_bytecode_leaves_threads_that_end() -> None:
     wait_until(lambda: _thread._count() <= before, SOON_S, 0.001)
 
 
-def test_an_interrupt_stops_work_that_is_apart_and_waits_for_its_end() -> None:
+def test_an_interrupt_stops_work_in_another_thread_and_waits_for_its_end() -> None:
     is_stopped, told = threading.Event(), list[str]()
 
     def work() -> None:
@@ -169,11 +169,11 @@ def test_an_interrupt_stops_work_that_is_apart_and_waits_for_its_end() -> None:
     assert told == ["ended"]
 
 
-def test_work_apart_returns_and_raises_as_if_it_were_here() -> None:
+def test_work_in_another_thread_returns_and_raises_like_a_call() -> None:
     assert apart(lambda: 3, pytest.fail, SOON_S) == 3
     with pytest.raises(ZeroDivisionError):
         apart(lambda: 1 // 0, pytest.fail, SOON_S)
 
 
-def test_an_interrupt_at_any_bytecode_of_work_apart_is_raised_and_nothing_hangs() -> None:
+def test_an_interrupt_at_any_bytecode_of_a_threads_work_is_raised_and_nothing_hangs() -> None:
     at_every_bytecode(lambda: apart(lambda: None, lambda: None, SOON_S), lambda: None)

@@ -52,7 +52,7 @@ def fetch(address: str, home: Path, *models: str, **environment: str) -> list[st
 
 
 @pytest.mark.slow
-def test_a_revision_is_fetched_and_known_by_its_commit(address: str, tmp_path: Path) -> None:
+def test_a_revision_is_fetched_and_identified_by_its_commit(address: str, tmp_path: Path) -> None:
     models = ("org/name", "org/name@v1.0", f"org/name@{TAGGED}", "org/name@gone")
     *found, gone = fetch(address, tmp_path, *models)
     assert found == [
@@ -110,7 +110,7 @@ def error_of(kind: str) -> Exception:
         ("RevisionNotFoundError", True, False),
     ],
 )
-def test_a_hub_out_of_order_does_not_stop_a_model_that_was_fetched(
+def test_a_failing_hub_does_not_stop_a_model_that_was_fetched(
     kind: str, is_fetched: bool, is_found: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     import huggingface_hub
@@ -131,7 +131,7 @@ def test_a_hub_out_of_order_does_not_stop_a_model_that_was_fetched(
 
 
 @pytest.mark.slow
-def test_of_each_network_one_variant_is_fetched(tmp_path: Path) -> None:
+def test_one_variant_of_each_network_is_fetched(tmp_path: Path) -> None:
     """The public hub's SDXL has two variants, a second VAE and other frameworks' files."""
     model, home = tmp_path / "model", tmp_path / "home"
     shutil.copytree(MINI, model)
@@ -165,14 +165,14 @@ SHARDED = [
 ]
 
 
-def test_of_shards_one_variant_is_fetched_with_its_index() -> None:
+def test_one_variant_of_shards_is_fetched_with_its_index() -> None:
     stem = {"unet": "diffusion_pytorch_model"}
     both, halves = needed_files(SHARDED, stem), needed_files([*SHARDED[:1], *SHARDED[3:5]], stem)
     assert sorted(both) == [*SHARDED[:3], SHARDED[5]]
     assert sorted(halves) == [SHARDED[0], *SHARDED[3:5]]
 
 
-def test_of_a_folder_with_both_variants_one_is_read(tmp_path: Path) -> None:
+def test_one_variant_of_a_folder_with_both_is_read(tmp_path: Path) -> None:
     for file in MINI.rglob("*"):
         if file.is_file():
             (tmp_path / file.relative_to(MINI).parent).mkdir(parents=True, exist_ok=True)
@@ -185,7 +185,7 @@ def test_of_a_folder_with_both_variants_one_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["org/name@", "org/name@@v1", "@v1", "org/name@-x", "org/na me"])
-def test_what_is_no_hub_id_is_never_asked_for(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_hub_id_is_never_requested(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "_download", lambda *_: pytest.fail("asked the hub"))
     with pytest.raises(CheckpointError, match="model must be .mini., a folder"):
         find(model)

@@ -130,7 +130,7 @@ def test_quality_changes_the_size(format: str) -> None:
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_others_read_the_parameters_line(prompt: str) -> None:
+def test_other_programs_can_read_the_parameters_line(prompt: str) -> None:
     made = params(prompt=prompt, negative_prompt="blurry, grey", scheduler="dpmpp_2m_karras")
     with Image.open(io.BytesIO(images.encode(PIXELS, "png", made))) as image:
         text = image.info["parameters"]

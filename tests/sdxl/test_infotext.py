@@ -146,7 +146,7 @@ def test_render_takes_the_parameters_of_other_programs_pictures(
         assert "left out: " in capsys.readouterr().err
 
 
-def test_a_graph_in_a_circle_ends() -> None:
+def test_a_graph_with_a_cycle_is_read_to_an_end() -> None:
     graph = json.loads(json.dumps(COMFY))
     graph["6"]["inputs"] = {"text": ["6", 0]}
     assert "prompt" not in read_graph(graph).params

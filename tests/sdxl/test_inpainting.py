@@ -113,14 +113,16 @@ def test_inpainting_equals_diffusers(
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_what_has_no_mask_is_all_masked(model: Pipeline, pipe: Any, size: tuple[int, int]) -> None:
+def test_without_a_mask_everything_is_masked(
+    model: Pipeline, pipe: Any, size: tuple[int, int]
+) -> None:
     """That is a picture from text, which diffusers inpaints at full strength, and a picture made
     from another one."""
     from_text = replace(params_of("euler", size, 1.0, steps=5), strength=None)
     compare(model, pipe, from_text, edit(params_of("dpmpp_2m", size, 0.6, steps=5)))
 
 
-def test_samples_are_drawn_in_the_order_of_diffusers(model: Pipeline, pipe: Any) -> None:
+def test_random_numbers_are_drawn_in_the_order_of_diffusers(model: Pipeline, pipe: Any) -> None:
     size = SIZES[1]
     params = (params_of("euler_a", size, s, steps=5, encoding="sample") for s in (0.6, 1.0))
     compare(model, pipe, *(edit(each, hole(size)) for each in params))
@@ -141,7 +143,7 @@ def test_interval_2_equals_the_full_unet_with_tensors_substituted(
         assert_alike(result.latents, expected)
 
 
-def test_all_kinds_share_calls_and_are_what_they_are_alone(model: Pipeline) -> None:
+def test_all_kinds_share_calls_and_equal_those_made_alone(model: Pipeline) -> None:
     size = SIZES[0]
     usual = {"steps": 6, "guidance": 5.0, "cache_interval": 2}
     text = replace(params_of("euler", size, 1.0, **usual), strength=None)
@@ -174,7 +176,7 @@ def test_a_picture_depends_on_its_mask_and_on_what_is_around_it(model: Pipeline)
         assert found < 30, f"{found:.1f} dB, another picture has less than 30"
 
 
-def test_what_a_mask_keeps_is_the_source_to_the_byte(model: Pipeline) -> None:
+def test_unmasked_pixels_equal_the_source_to_the_byte(model: Pipeline) -> None:
     size = SIZES[2]
     asked = edit(params_of("euler", size, 1.0, steps=2), hole(size))
     (result,) = model.generate([asked])
@@ -184,7 +186,7 @@ def test_what_a_mask_keeps_is_the_source_to_the_byte(model: Pipeline) -> None:
     assert np.array_equal(made[kept], before[kept]) and not np.array_equal(made, before)
 
 
-def test_other_inputs_are_refused_by_their_number(tmp_path: Path) -> None:
+def test_another_number_of_input_channels_is_refused(tmp_path: Path) -> None:
     eight = find(str(write_inpainting(tmp_path / "eight", channels=8)))
     with pytest.raises(
         CheckpointError, match="4 channels besides the 4 latents; expected none, or"

@@ -30,7 +30,7 @@ COSTS = Costs(
 WORK_S = 6 * 1.0 + 0.5 + 4 * 5.0
 
 
-def test_what_is_promised_holds_both_legs_and_what_lies_between() -> None:
+def test_a_promise_includes_both_legs_and_the_work_between_them() -> None:
     """Decoding counts by the size of the decoded picture."""
     found = project([ONE], LIMITS, COSTS, 10.0)
     assert found[0] == pytest.approx(10.0 + 6 * 1.0 + 0.1)
@@ -73,7 +73,7 @@ def test_nothing_of_the_work_is_lost_or_counted_twice_between_the_legs() -> None
     assert (taken.steps_left, first.steps_left, then.steps_left) == (10, 4, 4)
 
 
-def test_only_a_cancelled_leg_lets_others_of_its_client_move_up() -> None:
+def test_other_requests_of_a_client_move_up_only_when_a_leg_is_cancelled() -> None:
     time = VirtualTime()
     taken = Admission((), LIMITS, COSTS, 0.0).admit(BOTH, time)
     behind = replace(ONE, id=1, due=taken.due + 6, work_s=6.0)

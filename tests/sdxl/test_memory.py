@@ -12,7 +12,7 @@ MIB = 2**20
 
 
 @pytest.mark.slow
-def test_it_counts_what_was_held_and_given_back() -> None:
+def test_memory_that_was_freed_again_counts() -> None:
     before = peak_bytes()
     held = bytearray(before + 32 * MIB)
     del held

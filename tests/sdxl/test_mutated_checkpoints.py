@@ -65,7 +65,7 @@ def refusal(folder: Path, part: str) -> str:
         ("vae", {"down_block_types": ["x"]}, "vae: "),
     ],
 )
-def test_a_config_that_its_weights_do_not_bear_out_is_refused(
+def test_a_config_that_contradicts_its_weights_is_refused(
     part: str, changes: dict[str, Any], message: str, folder: Path
 ) -> None:
     import re
@@ -102,7 +102,7 @@ def test_an_index_that_names_no_files_is_refused(weight_map: object, folder: Pat
         json.dumps({"latent_rgb_factors": [[float("nan")] * 3] * 4, "latent_rgb_bias": [0] * 3}),
     ],
 )
-def test_a_preview_map_that_is_none_is_refused(text: str, folder: Path) -> None:
+def test_an_invalid_preview_map_is_refused(text: str, folder: Path) -> None:
     (folder / "preview.json").write_text(text)
     with pytest.raises(BrokenPreviewMap, match="preview.json: "):
         load_preview_map(folder, 4)
@@ -117,7 +117,7 @@ def test_a_preview_map_that_is_none_is_refused(text: str, folder: Path) -> None:
         *({"steps_offset": 10**12}, {"prediction_type": [[]]}),
     ],
 )
-def test_a_scheduler_that_no_table_can_be_made_of_is_refused(
+def test_a_scheduler_that_no_table_can_express_is_refused(
     changes: dict[str, Any], folder: Path
 ) -> None:
     path = folder / "scheduler/scheduler_config.json"

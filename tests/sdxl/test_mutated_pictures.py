@@ -40,7 +40,7 @@ def test_many_mutated_pictures_are_read_or_refused() -> None:
     check_each(20_000, read_mutant)
 
 
-def test_what_pillow_raises_is_refused_as_no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_error_of_pillow_is_refused_as_no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     for raised in (AttributeError, NotImplementedError, RuntimeError, KeyError, MemoryError):
 
         def fail(*_: object, error: type[Exception] = raised) -> None:

@@ -104,7 +104,7 @@ def measured(seconds: float = 0.01) -> Costs:
         ),
     ],
 )
-def test_it_looks_ahead_only_where_somebody_may_be_late(
+def test_orders_are_projected_only_where_one_may_be_late(
     costs: Costs, newcomer: Flight, looks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[object] = []
@@ -119,6 +119,6 @@ def test_it_looks_ahead_only_where_somebody_may_be_late(
     assert bool(looked) == looks
 
 
-def test_one_that_is_held_has_no_bound() -> None:
+def test_an_order_that_is_held_has_no_bound() -> None:
     held = replace(alike(1), is_held=True)
     assert all_ready_s([held], Limits(BUCKETS, rows=8), measured(), 0.0) == math.inf

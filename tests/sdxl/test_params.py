@@ -69,13 +69,13 @@ def test_sizes_are_the_models(side: str, value: Any) -> None:
         Refused("too late", 2.5, "too_late"),
     ],
 )
-def test_errors_survive_the_way_between_processes(error: Exception) -> None:
+def test_errors_can_be_sent_between_processes(error: Exception) -> None:
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is type(error) and str(again) == str(error)
     assert vars(again).keys() == vars(error).keys()
 
 
-def test_what_is_left_open_is_filled() -> None:
+def test_missing_fields_are_filled() -> None:
     found = GenerationParams("a", width=64).resolve(SIZES, lambda: 42)
     assert (found.width, found.height, found.seed) == (64, 128, 42)
 
@@ -121,6 +121,6 @@ def test_few_steps_are_all_deep_by_default(asked: dict[str, Any], interval: int)
     assert params.as_rest()["cache_interval"] == interval, "a service may have other defaults"
 
 
-def test_an_image_that_is_only_upscaled_counts_the_steps_of_that() -> None:
+def test_an_image_that_is_only_upscaled_counts_the_upscaling_steps() -> None:
     asked = GenerationParams(steps=4, upscale=2.0, upscale_steps=20)
     assert asked.for_edit(has_mask=False).interval == 2

@@ -109,7 +109,7 @@ def assert_alike(found: Tensor, expected: Tensor) -> None:
     assert difference <= LATENTS, f"latents differ by {difference:.2e}, allowed {LATENTS}"
 
 
-def test_a_picture_alone_and_among_seven_others(mini: Pipeline) -> None:
+def test_a_picture_is_the_same_alone_and_among_seven_others(mini: Pipeline) -> None:
     one = GenerationParams(PROMPT, seed=11)
     others = [
         GenerationParams("a red circle", seed=1, steps=20),
@@ -151,7 +151,7 @@ def test_results_keep_their_order_and_say_what_ran(mini: Pipeline) -> None:
 
 
 @pytest.mark.parametrize(("calls_ahead", "most"), [(0, 1), (1, 2)])
-def test_where_a_device_works_by_itself_a_picture_is_decoded_while_the_last_is_checked(
+def test_an_asynchronous_device_decodes_a_picture_while_the_last_one_is_checked(
     calls_ahead: int, most: int, mini: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A picture that cannot be decoded harms no other."""

@@ -33,7 +33,7 @@ def test_a_model_without_presets_has_the_default_and_one_with_them_its_own(tmp_p
     assert preset_named(own, "low").values() == {"steps": 7, "cache_interval": 1}
 
 
-def test_the_embedded_model_has_its_own_which_go_where_it_goes() -> None:
+def test_the_embedded_model_has_presets_among_its_files() -> None:
     assert find("mini").presets["high"] == Preset(20, 1) != UNMEASURED["high"]
     assert FILE in MINI_FILES
 

@@ -20,7 +20,7 @@ ASKED = [
 ]
 
 
-def test_watching_changes_no_picture(mini: Pipeline) -> None:
+def test_previews_change_no_picture(mini: Pipeline) -> None:
     shown: list[Pixels] = []
 
     def watch(show: Forming) -> None:
@@ -56,7 +56,7 @@ def test_the_last_preview_is_near_the_picture(mini: Pipeline) -> None:
     assert errors[1] < 40 and errors[1] < errors[0], errors
 
 
-def test_what_a_mask_keeps_is_there_from_the_start(mini: Pipeline) -> None:
+def test_a_preview_shows_unmasked_pixels_from_the_start(mini: Pipeline) -> None:
     picture = Image.new("RGB", (128, 128), (10, 200, 30))
     mask = Image.new("L", (128, 128), 0)
     mask.paste(255, (0, 0, 64, 128))

@@ -121,7 +121,7 @@ def test_one_token_too_many_is_refused_by_field(tokenizer: Tokenizer) -> None:
         tokenize("ring " * (MAX_CHUNKS * BODY + 1), tokenizer, "negative_prompt")
 
 
-def test_padding_appends_what_an_empty_prompt_gives(tokenizer: Tokenizer) -> None:
+def test_padding_appends_chunks_of_an_empty_prompt(tokenizer: Tokenizer) -> None:
     tokens = tokenize("(ring:1.5)", tokenizer)
     padded = tokens.pad_to(3)
     empty = tokenize("", tokenizer)

@@ -63,7 +63,7 @@ def test_the_metadata_name_iptcs_source_type_where_other_programs_look(format: s
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_off_leaves_the_file_as_it_was(format: str) -> None:
+def test_without_provenance_the_file_is_unchanged(format: str) -> None:
     assert picture(format, Provenance(OFF)) == encode(PIXELS, format, PARAMS)
 
 
@@ -109,7 +109,7 @@ def test_unsigned_unmarked_and_resaved_pictures_are_distinguished(tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", PROVENANCES)
-def test_pixels_are_marked_only_where_that_was_chosen(kind: str) -> None:
+def test_pixels_are_marked_only_if_requested(kind: str) -> None:
     is_same = np.array_equal(Provenance(kind).mark(PIXELS), PIXELS)
     assert is_same != kind.endswith(AND_WATERMARK)
 
@@ -176,7 +176,7 @@ def test_a_key_of_another_certificate_is_refused_before_any_picture(tmp_path: Pa
         ({"certificate": "no.pem", "private_key": "no.pem"}, "certificate"),
     ],
 )
-def test_what_cannot_be_done_is_refused(values: dict[str, Any], field: str) -> None:
+def test_impossible_choices_are_refused(values: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidParams) as caught:
         Provenance(**values)
     assert caught.value.field == field
@@ -195,7 +195,7 @@ def test_verify_answers_in_words_and_in_json(
     assert main([str(stored(tmp_path, picture("png", Provenance(OFF))))]) == 1
 
 
-def test_two_that_start_at_once_share_one_certificate_and_its_key(
+def test_two_processes_that_start_at_once_share_one_certificate_and_its_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     numbers, both = itertools.count(), threading.Barrier(2)

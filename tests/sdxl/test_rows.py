@@ -40,7 +40,7 @@ def bytes_of(stage: Stage) -> int:
     return sum(memory.nbytes for memory in stage._memory.values())
 
 
-def test_addresses_follow_from_network_axes_and_bucket() -> None:
+def test_addresses_depend_on_network_axes_and_bucket() -> None:
     addresses = defaultdict[Any, set[tuple[int, ...]]](set)
     flight = loop(rows=8)
     for network in ("unet_deep", "unet_shallow"):

@@ -149,7 +149,7 @@ def test_every_configuration_equals_diffusers(name: str, changes: dict[str, Any]
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_what_a_checkpoint_leaves_out_takes_each_class_own_default(name: str) -> None:
+def test_missing_config_entries_take_each_class_own_default(name: str) -> None:
     values = {"_class_name": f"{name.upper()}Scheduler"} if name in DISTILLED else {}
     compare(name, 7, {"clip_sample": False, **values})
 
@@ -182,7 +182,7 @@ def test_repeated_timesteps_stay_finite() -> None:
     assert repeated[COLUMNS.index("a")] == pytest.approx(1) and made.rows[1, 4] == 0
 
 
-def test_a_thousand_steps_work_where_the_schedule_has_as_many() -> None:
+def test_a_thousand_steps_work_if_the_schedule_has_a_thousand() -> None:
     config = SchedulerConfig.from_dict(SDXL)
     for name in set(SCHEDULERS) - {"dpmpp_2m", "dpmpp_2m_sde", *DISTILLED}:
         assert table(name, 1000, config).rows.shape == (1000, len(COLUMNS))
@@ -192,7 +192,7 @@ def test_a_thousand_steps_work_where_the_schedule_has_as_many() -> None:
         table("dpmpp_2m", 1000, config)
 
 
-def test_trailing_never_runs_past_the_end() -> None:
+def test_trailing_timesteps_never_pass_the_end() -> None:
     """Because of arange's rounding diffusers makes a 62nd of 61 steps, at timestep -1."""
     config = SchedulerConfig.from_dict({**SDXL, "timestep_spacing": "trailing"})
     made = table("ddim", 61, config)
@@ -274,7 +274,7 @@ def test_requests_beyond_the_schedule_are_refused(field: str, name: str, steps: 
 
 
 @pytest.mark.parametrize("name", DISTILLED)
-def test_a_distilled_model_says_of_how_many_steps_it_was(name: str) -> None:
+def test_a_distilled_model_names_its_original_number_of_steps(name: str) -> None:
     values = {**SDXL, "original_inference_steps": 100, "timestep_scaling": 4.0}
     for steps in (1, 4, 8, 100):
         compare(name, steps, values)

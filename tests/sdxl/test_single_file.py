@@ -23,7 +23,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def test_a_single_file_is_the_folder_it_was_made_from(tmp_path: Path) -> None:
+def test_a_single_file_equals_the_folder_it_was_made_from(tmp_path: Path) -> None:
     found = find(str(write_single_file(MINI, tmp_path / "shapes.safetensors")))
     assert found.name == "shapes"
     assert found.file_digests == find("mini").file_digests
@@ -45,7 +45,7 @@ def test_a_checkpoint_made_for_inpainting_says_so_by_its_width(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_halves_stay_halves(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_half_precision_weights_stay_in_half_precision(tmp_path: Path, dtype: torch.dtype) -> None:
     found = find(str(write_single_file(MINI, tmp_path / "half.safetensors", dtype)))
     for part in NETWORK_FOLDERS:
         (kept,) = (load_file(path) for path in found.weight_files(part))
@@ -53,7 +53,7 @@ def test_halves_stay_halves(tmp_path: Path, dtype: torch.dtype) -> None:
         assert all(torch.equal(kept[name], whole[name].to(dtype)) for name in whole)
 
 
-def test_a_file_is_turned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write_single_file(MINI, tmp_path / "shapes.safetensors")
     first = find(str(file)).folder
     monkeypatch.setattr("sdxl.single_file.folder._convert", None)
@@ -102,7 +102,7 @@ def test_a_vae_of_its_own_replaces_the_one_in_a_file_or_a_folder(tmp_path: Path)
         find(str(bare))
 
 
-def test_a_vae_in_the_names_of_diffusers_fits_too(tmp_path: Path) -> None:
+def test_a_vae_with_diffusers_names_works_too(tmp_path: Path) -> None:
     vae = tmp_path / "vae.safetensors"
     shutil.copyfile(next((MINI / "vae").glob("*.safetensors")), vae)
     found = find(f"mini,vae={vae}")
@@ -141,7 +141,7 @@ def names(*keys: str, width: int = 768, channels: int = 4) -> dict[str, tuple[in
         (names(UNET, *LABELS, CLIP_L + "x", CLIP_G + "x", VAE + "x", width=2048), "lacks"),
     ],
 )
-def test_what_is_no_sdxl_is_refused_by_name(
+def test_a_file_of_another_model_is_refused_by_name(
     tmp_path: Path, shapes: dict[str, tuple[int, ...]], kind: str
 ) -> None:
     file = tmp_path / "other.safetensors"

@@ -19,7 +19,7 @@ def heard(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
     caplog.set_level(logging.INFO, slow.log.name)
 
 
-def test_what_lasts_is_named_before_its_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_slow_work_is_named_before_its_end(caplog: pytest.LogCaptureFixture) -> None:
     with named_if_slow("loading unet"):
         while not caplog.messages:
             time.sleep(0.01)
@@ -27,7 +27,7 @@ def test_what_lasts_is_named_before_its_end(caplog: pytest.LogCaptureFixture) ->
     assert caplog.messages[1:] == ["loading unet took 0 s"]
 
 
-def test_what_is_quick_is_not_named(
+def test_quick_work_is_not_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(slow, "PATIENCE_S", 60.0)
@@ -36,7 +36,7 @@ def test_what_is_quick_is_not_named(
     assert caplog.messages == []
 
 
-def test_an_error_ends_it_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_ends_the_watch_too(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(KeyError), named_if_slow("loading unet"):
         raise KeyError
     time.sleep(0.2)

@@ -78,7 +78,7 @@ SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="8" height="8"/>'
     ],
 )
 @pytest.mark.parametrize("field", ["image", "mask"])
-def test_what_cannot_be_worked_at_is_refused(
+def test_pictures_that_cannot_be_edited_are_refused(
     field: str, data: Callable[[], bytes], said: str
 ) -> None:
     good = saved(plain())
@@ -101,7 +101,7 @@ def test_every_usual_kind_of_picture_is_read(mode: str) -> None:
     assert (given.picture.mode, given.mask) == ("RGB", None)
 
 
-def test_a_mask_is_white_or_transparent_where_it_is_to_change() -> None:
+def test_a_mask_is_white_or_transparent_where_to_edit() -> None:
     white = Image.new("L", (80, 60), 0)
     white.paste(255, (10, 10, 30, 30))
     clear = Image.new("RGBA", (80, 60), (0, 0, 0, 255))
@@ -174,7 +174,7 @@ def test_the_masked_part_is_cut_out_as_diffusers_cuts_it() -> None:
         assert np.abs(np.subtract(found, theirs)).max() <= 1, (found, theirs)
 
 
-def test_what_is_pasted_back_leaves_the_rest_alone() -> None:
+def test_pasting_back_changes_only_the_masked_part() -> None:
     picture = Image.effect_noise((90, 70), 60).convert("RGB")
     mask = Image.new("L", picture.size, 0)
     mask.paste(255, (20, 20, 50, 40))

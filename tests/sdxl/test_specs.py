@@ -34,7 +34,7 @@ def full_size_networks(cut: Cut) -> dict[str, torch.nn.Module]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", CUTS)
-def test_every_shape_at_full_size(cut: Cut) -> None:
+def test_every_shape_is_right_at_full_size(cut: Cut) -> None:
     networks = full_size_networks(cut)
     for h, w in [(128, 128), (104, 152)]:
         axes = {"rows": 2, "chunks": 3, "tokens": 154, "batch": 1, "latent_h": h, "latent_w": w}
@@ -57,7 +57,7 @@ def test_timesteps_stay_float32_in_half_precision() -> None:
             assert tensor.dtype == expected, f"{spec.name}.{tensor.name}"
 
 
-def test_one_name_means_one_shape() -> None:
+def test_one_name_always_has_the_same_shape() -> None:
     specs = network_specs(SDXL_1_0)
     unets = [*specs["unet_deep"].tensors, *specs["unet_shallow"].tensors]
     assert len({t.name for t in unets}) == len(set(unets))

@@ -73,7 +73,7 @@ def test_widths_of_cross_attention_are_the_unets_own(size_: str) -> None:
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_the_seam_is_the_same_objects(cut: Cut) -> None:
+def test_shallows_inputs_are_deeps_cache(cut: Cut) -> None:
     specs = network_specs(architecture("full"), "float16", cut)
     deep, shallow = specs["unet_deep"], specs["unet_shallow"]
     cache = deep.outputs[1:]
@@ -82,7 +82,7 @@ def test_the_seam_is_the_same_objects(cut: Cut) -> None:
     assert deep.inputs[:3] == shallow.inputs[:3]
 
 
-def test_guides_name_what_is_wrong() -> None:
+def test_wrong_inputs_are_refused_with_the_reason() -> None:
     spec = network_specs(architecture("mini"))["unet_prompt"]
     shapes = {t.name: tuple(t.shape(dict.fromkeys(t.free_axes.values(), 8))) for t in spec.inputs}
     with pytest.raises(ValueError, match=r"'context'.*\(8, 8, 3\).*128"):

@@ -82,7 +82,7 @@ def test_upscaled_pictures_equal_diffusers(mini: Pipeline, pipes: Any, fields: A
 
 
 @pytest.mark.slow
-def test_four_kinds_in_flight_together_are_each_itself_alone(mini: Pipeline) -> None:
+def test_four_kinds_in_flight_together_equal_those_made_alone(mini: Pipeline) -> None:
     """Two of each kind share calls in the first leg's size and in the second's."""
     usual: dict[str, Any] = {"guidance": 5.0, "cache_interval": 2}
     text = GenerationParams(PROMPT, steps=6, seed=3, width=128, height=128, **usual)
@@ -117,7 +117,7 @@ def test_an_edit_is_upscaled_as_a_picture_from_text_is(mini: Pipeline) -> None:
     assert (alone.width, alone.height, alone.strength, alone.upscale) == (144, 192, 0.4, None)
 
 
-def test_a_request_without_upscale_says_nothing_of_it(mini: Pipeline) -> None:
+def test_a_request_without_upscale_stores_no_upscaling(mini: Pipeline) -> None:
     """Its file is the same as before upscaling existed."""
     from sdxl.images import encode, to_pixels
 
@@ -139,7 +139,7 @@ def test_the_second_leg_follows_the_first_one_s_parameters() -> None:
     assert GenerationParams(upscale=1.0).legs == (GenerationParams(upscale=1.0),)
 
 
-def test_both_legs_are_work() -> None:
+def test_both_legs_count_as_work() -> None:
     """The second leg is 1.5 times as wide and as high, and takes two fifths of the steps."""
     one, both = standard_images(upscaled(upscale=None), SIZES), standard_images(upscaled(), SIZES)
     assert both == pytest.approx(one * (1 + 1.5**2 * 0.4))

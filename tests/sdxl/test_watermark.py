@@ -85,7 +85,7 @@ CHANGES: dict[str, Callable[[Pixels], Pixels]] = {
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_it_is_found_after_each_change_and_is_40_db_below_the_picture(name: str) -> None:
+def test_a_mark_is_found_after_each_change_and_is_40_db_below_the_picture(name: str) -> None:
     original = PICTURES[name]()
     marked = mark(original)
     assert psnr_db(original, marked) >= LEAST_DB
@@ -121,14 +121,14 @@ def test_any_size_can_be_marked(side: tuple[int, int], contrast: int, seed: int)
     assert math.isfinite(find(marked).score)
 
 
-def test_the_pattern_is_the_same_everywhere_and_hashes_say_so() -> None:
+def test_hashes_show_that_the_pattern_never_changes() -> None:
     """Another pattern would not find the marks of earlier releases."""
     tile: NDArray[np.float32] = pattern().tile
     assert hashlib.sha256(np.rint(tile * 64).astype("<i2").tobytes()).hexdigest() == PATTERN
     assert hashlib.sha256(mark(scene(0)).tobytes()).hexdigest() == MARKED
 
 
-def test_an_unmarked_pictures_chance_is_near_one_and_a_marked_ones_is_tiny() -> None:
+def test_the_chance_of_an_unmarked_picture_is_near_one_and_of_a_marked_one_tiny() -> None:
     original = scene(0)
     assert find(original).chance > 0.01
     assert find(mark(original)).chance < 1e-30

@@ -91,7 +91,7 @@ def test_few_steps_are_all_deep(worker: Worker, said: dict[str, Any], interval: 
     assert (data["shallow_steps"] > 0) == (interval > 1)
 
 
-def test_models_say_what_is_taken_where_nothing_is_said(worker: Worker) -> None:
+def test_models_list_the_defaults_of_requests(worker: Worker) -> None:
     (model,) = call(worker, "GET", "/v1/models").json()["data"]
     controls = {each["name"]: each for each in model["images"]["parameters"]}
     assert controls["steps"]["default"] == 20
@@ -112,7 +112,9 @@ async def test_an_absolute_url_gives_the_picture(worker: Worker, settings: dict[
             assert missing.status_code == 404 and error_of(missing)
 
 
-def test_a_url_without_room_is_refused_first(worker: Worker, settings: dict[str, Any]) -> None:
+def test_a_url_that_cannot_be_stored_is_refused_first(
+    worker: Worker, settings: dict[str, Any]
+) -> None:
     body = {"prompt": PROMPT, "steps": 2, "n": 2, "response_format": "url"}
     taken = worker.steps_taken
     answer = post(worker, body, **settings, results_max_bytes=90_000)
@@ -157,7 +159,7 @@ def test_a_stream_of_several_tells_them_apart_and_reports_progress() -> None:
     assert all(e["eta_s"] >= 0 for e in events if e["type"].endswith("progress"))
 
 
-def test_a_stream_that_pauses_says_that_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_pauses_sends_comments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answering, "COMMENT_S", 0.02)
     with running(fake_pipeline(tick_s=0.08)) as worker:
         text = post(worker, {"prompt": PROMPT, "steps": 4, "stream": True}).text
@@ -175,7 +177,7 @@ def test_an_error_in_the_middle_of_a_stream_is_an_event(worker: Worker) -> None:
     assert "secret" not in answer.text
 
 
-async def test_models_docs_metrics_and_health(worker: Worker) -> None:
+async def test_models_docs_metrics_and_health_are_served(worker: Worker) -> None:
     async with client(worker) as http:
         models = (await http.get("/v1/models")).json()
         assert models["object"] == "list" and models["data"][0]["id"] == "sdxl-mini"

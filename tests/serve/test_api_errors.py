@@ -126,7 +126,7 @@ def test_a_wrong_path_has_the_envelope(worker: Worker, method: str, path: str, s
         ("/" + "x" * 5000, "/docs lists what is"),
     ],
 )
-def test_a_wrong_path_is_answered_with_the_usual_cause(
+def test_an_error_for_a_wrong_path_names_the_usual_cause(
     worker: Worker, path: str, hint: str
 ) -> None:
     answer = call(worker, "POST", path, json={"prompt": PROMPT})
@@ -136,7 +136,7 @@ def test_a_wrong_path_is_answered_with_the_usual_cause(
     assert len(error["message"]) < 200
 
 
-def test_where_the_setting_is_on_it_is_not_asked_for(worker: Worker) -> None:
+def test_a_wrong_path_does_not_suggest_a_setting_that_is_on(worker: Worker) -> None:
     answer = call(worker, "POST", "/sdapi/v1/interrogate", {"sdapi": True}, json={})
     assert error_of(answer)["message"].endswith("/docs lists what is.")
 
@@ -146,7 +146,7 @@ def test_a_wrong_method_lists_the_paths_methods(worker: Worker) -> None:
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, POST")
 
 
-async def test_a_body_is_bounded_whether_it_says_its_length_or_not(worker: Worker) -> None:
+async def test_a_body_is_bounded_with_and_without_a_length(worker: Worker) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(100):
             yield b" " * 1024
@@ -166,7 +166,7 @@ def test_a_body_that_does_not_arrive_is_a_408(worker: Worker) -> None:
     assert answer.status_code == 408 and error_of(answer)["code"] == "body_timeout"
 
 
-async def test_what_cannot_make_its_deadline_is_a_429_with_retry_after() -> None:
+async def test_a_request_that_cannot_meet_its_deadline_is_a_429_with_retry_after() -> None:
     with running(fake_pipeline(tick_s=0.02)) as worker:
         body = {"prompt": PROMPT, "steps": 100}
         async with client(worker) as http:
@@ -209,7 +209,7 @@ def test_a_bug_is_a_500_without_secrets(worker: Worker, monkeypatch: pytest.Monk
     assert "secret" not in answer.text
 
 
-async def test_until_it_is_ready_it_says_503() -> None:
+async def test_a_service_that_is_not_ready_answers_503() -> None:
     async with client(Worker(fake_pipeline())) as http:
         assert (await http.get("/healthz")).status_code == 200
         for answer in (

@@ -37,7 +37,7 @@ def test_a_queue_adds_replicas(busy: list[float], queue_s: list[float], replicas
     assert wanted(busy, queue_s) == pytest.approx(replicas)
 
 
-def test_before_anyone_has_spoken_nothing_changes() -> None:
+def test_without_any_report_nothing_changes() -> None:
     assert wanted([], [], target=5) == 5
 
 

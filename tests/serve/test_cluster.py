@@ -52,7 +52,7 @@ def shipped(name: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(("name", "nodes", "images", "llms"), SHIPPED)
-def test_what_ships_gives_every_replica_a_gpu_of_its_own(
+def test_every_shipped_config_gives_each_replica_a_gpu_of_its_own(
     tmp_path: Path, name: str, nodes: list[dict[str, Any]], images: int, llms: int
 ) -> None:
     told = told_by(

@@ -42,16 +42,16 @@ def test_a_controller_that_stops_answering_is_replaced(watched: Watched) -> None
     assert watched.told(True, *[False] * PINGS) == [OLD]
 
 
-def test_an_answer_in_between_keeps_it(watched: Watched) -> None:
+def test_a_controller_that_answers_in_between_is_kept(watched: Watched) -> None:
     assert watched.told(True, *[False] * (PINGS - 1), True, *[False] * (PINGS - 1)) == []
 
 
-def test_one_that_starts_has_its_time(watched: Watched) -> None:
+def test_a_starting_controller_has_time(watched: Watched) -> None:
     assert watched.told(None, *[False] * (STARTING_PINGS - 1)) == []
     assert watched.told(False) == [OLD]
 
 
-def test_the_next_one_starts_in_its_own_time(watched: Watched) -> None:
+def test_the_next_controller_has_time_to_start(watched: Watched) -> None:
     watched.told(True, *[False] * PINGS)
     watched.running.append(NEW)
     assert watched.told(*[False] * (STARTING_PINGS - 1)) == [OLD]

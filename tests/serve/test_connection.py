@@ -91,13 +91,13 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("parts", ENDLESS.values(), ids=ENDLESS)
-def test_a_head_is_bounded(port: int, parts: list[bytes]) -> None:
+def test_the_size_of_a_requests_head_is_bounded(port: int, parts: list[bytes]) -> None:
     status, error = told(port, *parts)
     assert (status, error["code"]) == (431, "headers_too_large")
 
 
 @pytest.mark.parametrize("endless", [b"0\r\nx: " + b"a" * MIB, b"1;" + b"a" * MIB])
-def test_what_follows_a_body_s_part_is_bounded(port: int, endless: bytes) -> None:
+def test_trailers_and_chunk_extensions_are_bounded(port: int, endless: bytes) -> None:
     """Trailers and chunk extensions have limits too; a request that has not ended gets no
     answer."""
     with connected(port) as raw:

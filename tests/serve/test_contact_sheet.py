@@ -12,7 +12,7 @@ FONT = ImageFont.load_default(FONT_SIZE)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 12])
-def test_every_picture_is_on_it_at_its_full_size(count: int) -> None:
+def test_the_sheet_shows_every_picture_at_its_full_size(count: int) -> None:
     colours = [(20 * i + 10, 255 - 20 * i, 99) for i in range(count)]
     pictures = [(np.full((16, 32, 3), colour, np.uint8), "a caption") for colour in colours]
     sheet = contact_sheet(pictures)
@@ -34,6 +34,6 @@ def test_captions_stay_in_their_column(caption: str) -> None:
     assert max(FONT.getlength(line) for line in lines) <= THUMBNAIL
 
 
-def test_what_is_left_out_of_a_caption_is_marked() -> None:
+def test_a_shortened_caption_is_marked() -> None:
     assert wrap("many words " * 40, FONT)[-1].endswith("…")
     assert wrap("a few words", FONT) == ["a few words"]

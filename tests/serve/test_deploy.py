@@ -114,7 +114,7 @@ def test_kubernetes_takes_its_pods(name: str) -> None:
     kubernetes_validate.validate(template, KUBERNETES, strict=True)
 
 
-def test_a_field_that_does_not_exist_is_found() -> None:
+def test_a_field_that_does_not_exist_is_refused() -> None:
     service = ray_service()
     service["spec"]["rayClusterConfig"]["authOption"] = {}
     with pytest.raises(jsonschema.ValidationError, match="authOption"):
@@ -151,7 +151,7 @@ def test_probes_ask_our_own_health_routes_that_need_no_key() -> None:
     assert worker["readinessProbe"]["httpGet"]["path"] in OPEN_PATHS
 
 
-def test_pods_outlive_what_is_in_flight_and_idle_ones_the_scaling_s_own_delay() -> None:
+def test_pods_end_after_their_requests_and_idle_ones_after_the_scaling_delay() -> None:
     cluster = ray_service()["spec"]["rayClusterConfig"]
     grace_s = pod_templates()["gpu"]["spec"]["terminationGracePeriodSeconds"]
     assert grace_s > ServeSettings().shutdown_s
@@ -159,7 +159,7 @@ def test_pods_outlive_what_is_in_flight_and_idle_ones_the_scaling_s_own_delay() 
     assert idle_s > SCALING["downscale_delay_s"]
 
 
-def test_there_are_pods_for_as_many_replicas_as_may_be() -> None:
+def test_there_are_enough_pods_for_the_most_replicas() -> None:
     (application,) = serve_configs()["kuberay.yaml"]["applications"]
     (group,) = ray_service()["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     assert group["maxReplicas"] == application["args"]["max_replicas"]
@@ -182,7 +182,7 @@ def test_what_compose_mounts_is_there() -> None:
             assert not source.startswith("./") or (DEPLOY / source).exists(), mount
 
 
-def test_compose_s_container_writes_nowhere_else_and_may_finish() -> None:
+def test_compose_s_container_writes_only_to_its_volumes_and_may_finish() -> None:
     service = compose()["services"]["sdxl"]
     assert service["read_only"] and service["cap_drop"] == ["ALL"] and service["tmpfs"] == ["/tmp"]
     assert float(service["stop_grace_period"].removesuffix("s")) > ServeSettings().shutdown_s

@@ -79,13 +79,13 @@ def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> No
             Destination.prepare(str(tmp_path / out), None, 1)
 
 
-def test_no_word_is_cut(tmp_path: Path) -> None:
+def test_names_are_shortened_between_words(tmp_path: Path) -> None:
     prompt = "a large yellow star above a small green square on a white background of paper"
     assert slug(prompt) == "a-large-yellow-star-above-a-small-green-square-on-a-white"
     assert len(slug("円" * 300).encode()) <= 180
 
 
-def test_another_picture_that_is_there_keeps_its_name(tmp_path: Path) -> None:
+def test_an_existing_picture_is_not_overwritten(tmp_path: Path) -> None:
     import numpy as np
 
     from sdxl.images import encode
@@ -105,7 +105,7 @@ def test_another_picture_that_is_there_keeps_its_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.gif", "x.BMP", "x.tiff", "x.svg"])
-def test_a_format_that_is_not_written_becomes_no_folder(tmp_path: Path, name: str) -> None:
+def test_a_name_with_an_unknown_format_becomes_no_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidParams, match="out must be a folder, or .png"):
         Destination.prepare(str(tmp_path / name), None, 1)
     assert not (tmp_path / name).exists()

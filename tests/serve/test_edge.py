@@ -99,7 +99,7 @@ def test_ray_s_own_routes_are_hidden(edge: str) -> None:
     assert httpx.get(f"{edge}/-/routes").status_code == 404
 
 
-def test_haproxy_takes_it_as_it_is_shipped(tmp_path: Path) -> None:
+def test_haproxy_takes_the_shipped_configuration(tmp_path: Path) -> None:
     """Only the certificate is replaced, which each site has for itself."""
     pem = tmp_path / "sdxl.pem"
     command = [tool("openssl", "openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes"]
@@ -113,14 +113,14 @@ def test_haproxy_takes_it_as_it_is_shipped(tmp_path: Path) -> None:
     assert done.returncode == 0 and "[WARNING]" not in done.stderr, done.stdout + done.stderr
 
 
-def test_it_waits_longer_than_any_deadline() -> None:
+def test_the_edge_waits_longer_than_any_deadline() -> None:
     from serve.settings import ServeSettings
 
     found = re.search(r"timeout server (\d+)s", CONFIG.read_text())
     assert found and float(found[1]) > ServeSettings().max_deadline_s
 
 
-def test_its_limits_are_the_service_s(edge: str) -> None:
+def test_the_edges_limits_are_the_service_s(edge: str) -> None:
     """For every path, a body of the service's limit passes and one byte more does not."""
     from serve.front.api import larger_bodies
     from serve.settings import ServeSettings

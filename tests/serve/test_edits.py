@@ -73,7 +73,7 @@ def test_an_image_and_a_prompt_are_enough(worker: Worker) -> None:
     assert (data["deep_steps"], data["shallow_steps"]) == (8, 8)
 
 
-def test_what_the_mask_keeps_is_the_same_to_the_byte(worker: Worker) -> None:
+def test_unmasked_pixels_are_the_same_to_the_byte(worker: Worker) -> None:
     image = png()
     answer = send(worker, {"image": image, "mask": hole()})
     made, before = pixels(picture_in(answer)), pixels(image)
@@ -135,7 +135,7 @@ def test_another_file_is_refused_by_its_name(worker: Worker, name: str) -> None:
     assert answer.status_code == 400 and error_of(answer)["param"] == name
 
 
-def test_only_the_masked_part_is_worked_at_and_the_whole_comes_back(worker: Worker) -> None:
+def test_only_the_masked_part_is_painted_and_the_whole_picture_is_returned(worker: Worker) -> None:
     image = png(400, 300)
     mask = hole(400, 300, (200, 100, 240, 140))
     answer = send(worker, {"image": image, "mask": mask}, {**QUICK, "mask_padding": "16"})
@@ -155,7 +155,7 @@ def test_json_means_the_same_as_a_form(worker: Worker, prompt: str) -> None:
     assert picture_in(post(worker, body, EDIT)) == picture_in(form)
 
 
-def test_it_streams_events_of_its_own_name(worker: Worker) -> None:
+def test_an_edits_stream_has_events_of_its_own_name(worker: Worker) -> None:
     fields = {**QUICK, "steps": "12", "stream": "true", "partial_images": "2", "progress": "true"}
     answer = send(worker, {"image": png()}, fields)
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line[:6] == "data: "]
@@ -259,14 +259,14 @@ def test_a_body_is_bounded_by_a_limit_of_its_own(worker: Worker) -> None:
     assert post(worker, {"prompt": "x" * 300_000}).status_code == 413
 
 
-def test_text_to_image_refuses_what_is_of_edits(worker: Worker) -> None:
+def test_text_to_image_refuses_the_fields_of_edits(worker: Worker) -> None:
     answer = post(worker, {"prompt": PROMPT, "strength": 0.5})
     error = error_of(answer)
     assert answer.status_code == 400 and error["param"] == "strength"
     assert "strength needs an image; use /v1/images/edits" in error["message"]
 
 
-def test_engines_from_before_edits_say_so() -> None:
+def test_engines_made_before_edits_existed_refuse_them() -> None:
     pipeline = fake_pipeline()
     known = {n: e for n, e in pipeline.engines.by_name.items() if n != "vae_encoder"}
     older = replace(pipeline, engines=replace(pipeline.engines, by_name=known))

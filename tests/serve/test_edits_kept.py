@@ -87,7 +87,7 @@ def uncollected() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("case", SENT)
-def test_nothing_of_it_is_kept(url: str, case: str, uncollected: None) -> None:
+def test_no_request_body_is_kept_in_memory(url: str, case: str, uncollected: None) -> None:
     status, body = SENT[case]
     assert send(url, body) == status
     before, _ = tracemalloc.get_traced_memory()

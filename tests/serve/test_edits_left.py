@@ -52,7 +52,7 @@ class Held:
 
 @pytest.mark.parametrize("is_streamed", ["true", "false"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_call_that_runs_as_its_client_goes_is_the_last(
+def test_no_call_follows_the_one_that_runs_when_the_client_leaves(
     kind: str, is_streamed: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     files, fields = KINDS[kind]
@@ -75,7 +75,7 @@ def test_the_call_that_runs_as_its_client_goes_is_the_last(
     assert "Exception" not in capfd.readouterr().err
 
 
-def test_a_client_that_leaves_within_its_body_asks_nothing() -> None:
+def test_a_client_that_leaves_within_its_body_orders_nothing() -> None:
     def endless() -> Any:
         yield b"--a\r\n"
         time.sleep(0.3)
@@ -90,7 +90,9 @@ def test_a_client_that_leaves_within_its_body_asks_nothing() -> None:
         assert len(unet_calls(worker)) == before and worker.is_idle
 
 
-async def test_images_are_decoded_in_turn(monkeypatch: pytest.MonkeyPatch, worker: Worker) -> None:
+async def test_images_are_decoded_one_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, worker: Worker
+) -> None:
     """Otherwise memory would be bounded only by the number of clients that leave."""
     at_once, most, done = 0, 0, 0
     lock, read = threading.Lock(), edits.read_images

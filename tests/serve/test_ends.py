@@ -53,7 +53,7 @@ def command_has(process: psutil.Process, title: str) -> bool:
 
 
 @pytest.mark.parametrize("title", ["raylet/raylet", "gcs_server"])
-def test_it_ends_when_a_process_dies_that_ray_cannot_replace(tmp_path: Path, title: str) -> None:
+def test_it_ends_when_an_irreplaceable_process_dies(tmp_path: Path, title: str) -> None:
     with service(tmp_path, *FLAGS) as found:
         below = found.processes()
         (victim,) = (p for p in below if title in (p.cmdline() or [""])[0])
@@ -65,7 +65,7 @@ def test_it_ends_when_a_process_dies_that_ray_cannot_replace(tmp_path: Path, tit
         check_nothing_is_left(found, below)
 
 
-def test_it_recovers_or_ends_when_any_other_process_dies(tmp_path: Path) -> None:
+def test_the_service_recovers_or_ends_when_any_other_process_dies(tmp_path: Path) -> None:
     """Ray's processes die one after another; a service that ended is started again."""
     titles = ["log_monitor.py", "dashboard/agent.py", "runtime_env/agent/main.py", "monitor.py"]
     for number, title in enumerate(titles):
@@ -87,7 +87,7 @@ def test_it_recovers_or_ends_when_any_other_process_dies(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("title", ["ImageReplica", "raylet/raylet", "ServeController"])
-def test_sigterm_ends_it_in_time_with_a_stopped_process_below(tmp_path: Path, title: str) -> None:
+def test_sigterm_ends_it_in_time_despite_a_stopped_process(tmp_path: Path, title: str) -> None:
     with service(tmp_path, *FLAGS) as found:
         below = found.processes()
         found.named(title)[0].send_signal(signal.SIGSTOP)
@@ -103,7 +103,7 @@ def test_sigterm_ends_it_in_time_with_a_stopped_process_below(tmp_path: Path, ti
 
 @pytest.mark.parametrize("after_s", [0.3, 3.0, 8.0])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_while_it_starts_ends_it(tmp_path: Path, after_s: float, number: int) -> None:
+def test_a_signal_during_the_start_ends_it(tmp_path: Path, after_s: float, number: int) -> None:
     port, log = free_port(), tmp_path / "serve.log"
     argv = [sys.executable, "-m", "sdxl.cli", "serve", "--port", str(port), *FLAGS]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -60,7 +60,7 @@ def test_words_that_the_embedded_model_never_saw_are_named(short: Worker) -> Non
 
 
 @pytest.mark.parametrize("field", ["prompt", "negative_prompt"])
-def test_what_is_counted_is_what_is_refused(short: Worker, field: str) -> None:
+def test_the_counted_length_is_the_refused_one(short: Worker, field: str) -> None:
     for count, status in ((MOST, 200), (MOST + 1, 400)):
         text = "red " * count
         assert ask(short, {"prompt": text}).json()["tokens"] == count
@@ -82,7 +82,9 @@ def test_what_is_counted_is_what_is_refused(short: Worker, field: str) -> None:
         ({"prompt": "a", "model": "none"}, 404, "model"),
     ],
 )
-def test_what_cannot_be_counted_is_said(short: Worker, body: Any, status: int, param: str) -> None:
+def test_what_cannot_be_counted_is_refused(
+    short: Worker, body: Any, status: int, param: str
+) -> None:
     answer = ask(short, body, max_prompt_chars=2000)
     assert answer.status_code == status
     assert error_of(answer)["param"] == param
@@ -151,7 +153,7 @@ def test_a_cancelled_request_does_not_stop_the_examples_of_others(tmp_path: Path
         assert sum("b64_json" in each for each in told) == len(form_routes.EMBEDDED)
 
 
-async def test_an_unknown_model_has_only_words(short: Worker) -> None:
+async def test_other_models_have_example_prompts_without_pictures(short: Worker) -> None:
     settings = ServeSettings(models=({"model": "elsewhere/sdxl-base"},))
     async with client_of(create_app([short], settings)) as http:
         data = (await http.get(EXAMPLES)).json()["data"]

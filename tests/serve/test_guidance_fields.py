@@ -22,7 +22,7 @@ WANTED = {"guidance_interval": (0.0, 0.6), "guided_steps": (0, 1, 4)}
 MADE = GenerationParams("a star", seed=3, width=64, height=64, **WANTED)  # type: ignore[arg-type]
 
 
-def test_flags_and_fields_say_the_same() -> None:
+def test_flags_and_fields_give_the_same_parameters() -> None:
     flags = ["a star", "--guidance-interval", "0,0.6", "--guided-steps", "0,1,4"]
     asked = given_params(build_parser().parse_args(flags))
     assert {name: asked[name] for name in WANTED} == WANTED
@@ -34,7 +34,7 @@ def test_flags_and_fields_say_the_same() -> None:
         ImageRequest.model_validate_json('{"prompt": "a", "guided_steps": [0.5]}')
 
 
-def test_a_form_of_an_edit_says_the_same() -> None:
+def test_a_form_of_an_edit_gives_the_same_parameters() -> None:
     from starlette.datastructures import FormData
 
     form = FormData([("guidance_interval", "0,0.6"), ("guided_steps", "0,1,4")])
@@ -51,7 +51,7 @@ def test_a_form_of_an_edit_says_the_same() -> None:
         ),
     ],
 )
-def test_columns_of_a_batch_say_the_same(name: str, text: str, tmp_path: Path) -> None:
+def test_columns_of_a_batch_give_the_same_parameters(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     intake = Intake({}, 1, "sdxl-mini", Sizes(128, 64, 512), "png")
     (row,) = intake.rows(read([tmp_path / name]))
@@ -59,7 +59,7 @@ def test_columns_of_a_batch_say_the_same(name: str, text: str, tmp_path: Path) -
     assert {each: getattr(row.params, each) for each in WANTED} == WANTED
 
 
-def test_a_picture_tells_it_and_says_nothing_where_it_was_not_asked() -> None:
+def test_a_picture_stores_the_guided_steps_only_if_requested() -> None:
     pixels = np.zeros((64, 64, 3), np.uint8)
     data = images.encode(pixels, "png", {**MADE.as_dict(), "model": "m"})
     told = images.read_parameters(data)
@@ -78,7 +78,7 @@ def test_the_page_receives_the_choices_of_its_lists() -> None:
     assert [each.items for each in controls.values()] == ["number", "integer", "integer", None]
 
 
-def test_a_wrong_part_is_refused_by_name() -> None:
+def test_a_wrong_interval_is_refused_by_name() -> None:
     with pytest.raises(
         InvalidParams, match=r"guidance_interval must be two rising numbers from 0 to 1"
     ):

@@ -77,14 +77,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("lost", [(), (dies,), (dies, dies)])
-def test_a_dead_front_s_request_goes_to_another_whole(lost: tuple[Front, ...]) -> None:
+def test_a_dead_front_s_whole_request_goes_to_another(lost: tuple[Front, ...]) -> None:
     fronts = Fronts(*lost, answers)
     answer = asked(fronts)
     assert (answer.status_code, answer.content) == (200, b"you said a ring")
     assert len(fronts.asked) == len(lost) + 1 and len(set(fronts.asked)) == 1
 
 
-def test_one_that_hangs_is_left_where_another_answers() -> None:
+def test_a_front_that_hangs_is_left_if_another_answers() -> None:
     fronts = Fronts(hangs, answers)
     fronts.known.keep({"hangs", "answers"})
     fronts.known.lost("hangs")
@@ -163,13 +163,13 @@ def test_a_failed_request_keeps_no_body() -> None:
     assert not [each for each in gc.get_objects() if type(each) is Body and each.kept]
 
 
-def test_where_no_front_can_answer_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_front_the_client_gets_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handover, "PATIENCE_S", 0.3)
     answer = asked(Fronts(dies))
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "unavailable"
 
 
-def test_a_body_that_travels_with_its_request_does_so_again() -> None:
+def test_a_body_sent_with_its_request_is_sent_again() -> None:
     """This is as in Ray's proxy, which does not send small bodies as messages."""
     carried: list[bytes] = []
 

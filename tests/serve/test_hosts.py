@@ -80,7 +80,7 @@ def test_health_answers_under_any_host_name(worker: Worker, path: str) -> None:
     assert ask(worker, "GET", path, {"host": "sdxl.namespace.svc"}).status_code == 200
 
 
-def test_with_keys_the_key_is_what_counts(worker: Worker, tmp_path: Path) -> None:
+def test_a_service_with_keys_accepts_any_host_name(worker: Worker, tmp_path: Path) -> None:
     keys = tmp_path / "keys.txt"
     keys.write_text(f"{sha256('k')} me\n")
     host = {"host": "pictures.example"}

@@ -39,7 +39,7 @@ def test_no_limit_is_written_that_could_not_be_read(tmp_path: Path, flag: str) -
     assert [key.name for key in Keyring.read(path).keys] == ["ann"]
 
 
-def test_a_key_has_a_line_of_its_own_after_one_that_an_editor_left_open(tmp_path: Path) -> None:
+def test_a_key_is_added_below_an_unfinished_line(tmp_path: Path) -> None:
     path = tmp_path / "keys.txt"
     path.write_text(f"{sha256('a')} ann")
     assert keys.main(["bob", "--file", str(path)]) == 0
@@ -47,7 +47,7 @@ def test_a_key_has_a_line_of_its_own_after_one_that_an_editor_left_open(tmp_path
 
 
 @pytest.mark.parametrize("secret", ["", "wrong", sha256("right"), "right ", "\udcff"])
-def test_anything_else_is_not_found(secret: str) -> None:
+def test_a_wrong_key_is_not_found(secret: str) -> None:
     assert Keyring([ApiKey("ann", sha256("right"))]).find(secret) is None
 
 
@@ -86,7 +86,7 @@ def test_a_rate_is_a_minute_s_worth_refilled_evenly() -> None:
     assert wait_s(limiter, ApiKey("eve", "f"), 1000) == 0, "no rate, no limit"
 
 
-def test_two_fronts_grant_what_one_would() -> None:
+def test_two_fronts_together_grant_the_rate_of_one() -> None:
     clock = FakeClock()
     fronts, key = [RateLimiter(clock, share=0.5) for _ in range(2)], ApiKey("ann", "d", 60)
     granted = 0
@@ -116,7 +116,7 @@ def test_work_is_limited_beside_images() -> None:
     assert limiter.take(key, 2, 0.0)[0] == "60 images a minute"
 
 
-def test_work_is_steps_times_pixels_times_rows_with_shallow_steps_as_what_they_are() -> None:
+def test_work_is_steps_times_pixels_times_rows_and_shallow_steps_count_less() -> None:
     sizes = Sizes(128, 64, 256)
     usual = GenerationParams()
     assert standard_images(usual, sizes) == 1

@@ -6,7 +6,7 @@ from serve.fleet.liveness import SILENCE_S, Liveness
 from tests.fakes import FakeClock
 
 
-def test_one_that_does_not_answer_is_silent_until_it_does() -> None:
+def test_a_replica_that_does_not_answer_is_silent_until_it_does() -> None:
     clock = FakeClock()
     known = Liveness(clock)
     known.keep({"a", "b"})
@@ -19,7 +19,7 @@ def test_one_that_does_not_answer_is_silent_until_it_does() -> None:
     assert not known.is_silent("a")
 
 
-def test_one_that_was_lost_is_silent_at_once() -> None:
+def test_a_lost_replica_is_silent_at_once() -> None:
     known = Liveness(FakeClock())
     known.note_answer("a")
     known.lost("a")

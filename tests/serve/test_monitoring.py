@@ -27,7 +27,7 @@ def promtool(*arguments: str, folder: Path | None = None) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_alert_rules_are_rules() -> None:
+def test_prometheus_takes_the_alert_rules() -> None:
     promtool("check", "rules", str(ALERTS))
 
 

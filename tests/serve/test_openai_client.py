@@ -48,7 +48,7 @@ def image_of(text: str | None) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(text)))
 
 
-def test_it_generates(client: openai.OpenAI) -> None:
+def test_the_client_generates(client: openai.OpenAI) -> None:
     model = client.models.list().data[0].id
     assert "sdxl" in model and client.models.retrieve(model).id == model
     answer = client.images.generate(prompt=PROMPT, model=model, n=2, size="128x128", quality="low")
@@ -141,7 +141,7 @@ def picture_file(name: str, *, hole: bool = False) -> tuple[str, bytes]:
     return name, file_of(image)
 
 
-def test_it_edits(client: openai.OpenAI) -> None:
+def test_the_client_edits(client: openai.OpenAI) -> None:
     extra = {"seed": 5, "steps": 4, "strength": 1.0, "deep_steps": "0,2"}
     image, mask = picture_file("image.png"), picture_file("mask.png", hole=True)
     answer = client.images.edit(
@@ -182,7 +182,9 @@ REFUSED = {"markup"}
 @pytest.mark.parametrize(
     ("method", "fields"), [("generate", ImageRequest), ("edit", EditRequest)], ids=str
 )
-def test_fields_are_known(client: openai.OpenAI, method: str, fields: type[ImageRequest]) -> None:
+def test_its_fields_are_known(
+    client: openai.OpenAI, method: str, fields: type[ImageRequest]
+) -> None:
     theirs = set(inspect.signature(getattr(client.images, method)).parameters) - NOT_OF_REQUESTS
     assert theirs - REFUSED <= set(fields.model_fields)
 

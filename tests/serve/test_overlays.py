@@ -58,7 +58,7 @@ def test_the_base_is_the_plain_manifest() -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_kubernetes_and_kuberay_take_what_comes_out(name: str) -> None:
+def test_kubernetes_and_kuberay_take_the_results(name: str) -> None:
     cluster = ray_service(name)["spec"]["rayClusterConfig"]
     jsonschema.Draft202012Validator(RAY_SERVICE).validate(ray_service(name))
     groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
@@ -132,7 +132,7 @@ def test_the_trial_needs_neither_models_nor_a_gpu() -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_the_rest_is_as_in_the_plain_manifest(name: str) -> None:
+def test_everything_else_equals_the_plain_manifest(name: str) -> None:
     plain, patched = by_name(kuberay()), by_name(overlay(name))
     gone = {("PersistentVolumeClaim", "sdxl-models")} if name == "cpu" else set()
     changed = {key for key in patched if patched[key] != plain[key]}

@@ -66,7 +66,7 @@ def test_files_are_of_this_origin_and_cheap_to_ask_for_again(worker: Worker, pat
 @pytest.mark.parametrize(
     "path", ["/web/../page.py", "/web/%2e%2e/page.py", "/web/..%2fpage.py", "/web/", "/web/none"]
 )
-def test_nothing_beside_the_page_s_files_is_shown(worker: Worker, path: str) -> None:
+def test_only_the_page_s_files_are_served(worker: Worker, path: str) -> None:
     answer = get(worker, path)
     assert answer.status_code == 404 and answer.json()["error"]["code"] == "not_found"
 

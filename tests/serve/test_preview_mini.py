@@ -60,7 +60,7 @@ def test_the_picture_forms_where_it_can_and_is_the_same_everywhere(
             assert difference(display.drawn[-1].picture, fitted(picture, (240, 240))) < 3
 
 
-def test_a_pipe_for_the_lines_means_that_a_program_reads(tmp_path: Path) -> None:
+def test_with_its_output_in_a_pipe_nothing_is_drawn(tmp_path: Path) -> None:
     with double("kitty") as there:
         process = run_in(there, *RENDER, "--out", str(tmp_path), stdout=subprocess.PIPE)
         told, _ = process.communicate(timeout=SOON_S)

@@ -123,7 +123,7 @@ def test_the_bar_goes_on_below_the_picture(watch: Watch, clock: Clock) -> None:
         assert [each.line for each in display.drawn] == [0, 0]
 
 
-def test_without_a_terminal_for_pictures_the_bar_is_as_ever(watch: Watch, clock: Clock) -> None:
+def test_without_a_terminal_for_pictures_the_bar_is_unchanged(watch: Watch, clock: Clock) -> None:
     with double("none") as there:
         with watch(there, None) as watcher:
             assert watcher.on_forming is None
@@ -168,7 +168,7 @@ def test_a_slow_terminal_gets_fewer_pictures(
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError("the engine broke")])
-def test_what_is_not_finished_does_not_stay(
+def test_an_unfinished_picture_does_not_stay(
     protocol: str, error: type[BaseException] | BaseException, watch: Watch, clock: Clock
 ) -> None:
     with double("none") as there:
@@ -190,7 +190,7 @@ def test_what_is_not_finished_does_not_stay(
     [(share, which, False) for share in (0.0, 0.001, 0.1, 0.5, 0.99) for which in (0, 2)]
     + [(share, 2, True) for share in (0.1, 0.5, 0.99)],
 )
-def test_an_interrupt_in_the_middle_of_a_picture_leaves_as_little(
+def test_an_interrupt_in_the_middle_of_a_picture_leaves_nothing_of_it(
     protocol: str,
     share: float,
     which: int,

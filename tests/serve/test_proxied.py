@@ -128,7 +128,7 @@ def test_a_slow_body_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 64 * 1024 + 1, 10**30])
-def test_a_large_or_unsized_body_goes_ray_s_way(size: int) -> None:
+def test_a_large_or_unsized_body_is_read_by_ray(size: int) -> None:
     assert heard([part(b"abc")], size) == (None, [part(b"abc")])
 
 

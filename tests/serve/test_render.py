@@ -133,7 +133,7 @@ def test_image_i_of_n_uses_seed_plus_i(pipeline: FakePipeline, capsys: Capture) 
     assert len({fact["file"] for fact in facts}) == 6
 
 
-def test_a_seed_that_was_drawn_is_reported_and_shared_out(
+def test_a_random_seed_is_reported_and_counted_up_for_n_images(
     pipeline: FakePipeline, capsys: Capture
 ) -> None:
     assert cli.main(["render", "a ring", "--n", "2"]) == 0
@@ -143,7 +143,7 @@ def test_a_seed_that_was_drawn_is_reported_and_shared_out(
     assert f"seed {first}" in out and f"seed {second}" in out
 
 
-def test_empty_prompts_are_drawn(pipeline: FakePipeline, capsys: Capture) -> None:
+def test_an_empty_prompt_makes_a_picture(pipeline: FakePipeline, capsys: Capture) -> None:
     facts = render_json(capsys, "", " ", "--seed", "7")
     assert [request.prompt for request in pipeline.asked] == ["", " "]
     assert len({fact["file"] for fact in facts}) == 2
@@ -152,7 +152,7 @@ def test_empty_prompts_are_drawn(pipeline: FakePipeline, capsys: Capture) -> Non
         assert again["prompt"] == fact["prompt"]
 
 
-def test_prompts_from_stdin(
+def test_prompts_are_read_from_stdin(
     pipeline: FakePipeline, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stdin = io.TextIOWrapper(io.BytesIO("première\r\n\n  second \n".encode()), "ascii")
@@ -172,7 +172,7 @@ def test_a_picture_is_made_again_from_itself(
     assert facts["deep_plan"] == [0, 3] and facts["file"].startswith("again/")
 
 
-def test_a_flag_changes_what_the_picture_says(pipeline: FakePipeline, capsys: Capture) -> None:
+def test_a_flag_overrides_the_picture_s_parameters(pipeline: FakePipeline, capsys: Capture) -> None:
     render_json(capsys, "a ring", "--seed", "5", "--steps", "9", "--out", "a.png")
     render_json(capsys, "a star", "--from", "a.png", "--steps", "12", "--out", "b.png")
     filled: dict[str, Any] = {"width": 64, "height": 64, "cache_interval": 2}
@@ -180,7 +180,7 @@ def test_a_flag_changes_what_the_picture_says(pipeline: FakePipeline, capsys: Ca
     assert pipeline.asked == [expected]
 
 
-def test_one_file_and_a_sheet(pipeline: FakePipeline, capsys: Capture) -> None:
+def test_one_file_and_a_sheet_are_written(pipeline: FakePipeline, capsys: Capture) -> None:
     render_json(capsys, "a ring", "--out", "deep/er/a.webp", "--sheet", "sheets/all.png")
     with Image.open("deep/er/a.webp") as image:
         assert image.format == "WEBP" and image.size == (64, 64)
@@ -220,7 +220,7 @@ def test_few_steps_advise_against_deepcache(
 
 
 @pytest.mark.parametrize(("steps", "interval"), [(7, 1), (8, 2)])
-def test_few_steps_do_without_deepcache(
+def test_few_steps_use_no_deepcache_by_default(
     pipeline: FakePipeline, capsys: Capture, steps: int, interval: int
 ) -> None:
     assert cli.main(["render", "a ring", "--steps", str(steps), "--out", "a.png"]) == 0

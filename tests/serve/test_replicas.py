@@ -103,13 +103,13 @@ def test_the_next_replica_does_not_repeat_a_shown_step() -> None:
     assert updates[1:4] == [late, early, last]
 
 
-def test_the_card_says_what_all_replicas_take_at_once() -> None:
+def test_the_card_counts_what_all_replicas_take_at_once() -> None:
     handle = Handle([replace(CARD, at_once=16)])
     liveness.of_deployment(handle.deployment_name).keep(("one", "two", "three"))
     assert asyncio.run(Replicas(handle).card()).at_once == 48
 
 
-def test_it_gives_up_after_a_few() -> None:
+def test_an_order_is_given_up_after_a_few_lost_replicas() -> None:
     with pytest.raises(Problem) as caught:
         asyncio.run(updates_of(Handle(*[[DIED]] * ATTEMPTS)))
     assert caught.value.status == 503
@@ -164,7 +164,7 @@ async def test_an_order_without_time_is_refused_once(first: Exception, status: i
     assert caught.value.status == status and len(handle.asked) == 1
 
 
-async def test_who_is_cancelled_again_and_again_still_ends_what_he_listened_to() -> None:
+async def test_a_listener_cancelled_again_and_again_still_closes_its_stream() -> None:
     """anyio cancels like this, and Starlette streams inside it."""
     ended = []
 

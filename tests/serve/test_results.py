@@ -44,7 +44,7 @@ def assert_the_oldest_give_way(store: ResultStore, folder: Path) -> None:
     assert [store.get(name) is not None for name in names] == [False] * 5 + [True] * 3
 
 
-def test_it_never_takes_more_than_it_may_and_drops_the_oldest(tmp_path: Path) -> None:
+def test_the_store_drops_the_oldest_results_at_its_limit(tmp_path: Path) -> None:
     assert_the_oldest_give_way(ResultStore(tmp_path, ttl_s=1000, max_bytes=100), tmp_path)
 
 
@@ -89,7 +89,7 @@ def test_names_cannot_be_guessed_or_repeat(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../keys.txt", "keys.txt", "", ".", "a" * 43 + ".png/../x"])
-def test_nothing_else_can_be_fetched(tmp_path: Path, name: str) -> None:
+def test_only_results_can_be_fetched(tmp_path: Path, name: str) -> None:
     (tmp_path / "keys.txt").write_text("secret")
     assert ResultStore(tmp_path, ttl_s=10, max_bytes=100).get(name) is None
 
@@ -117,7 +117,7 @@ def test_two_processes_may_share_a_folder(tmp_path: Path) -> None:
     assert other.get(one.put(b"shared", "png")) == b"shared"
 
 
-def test_its_own_folder_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stores_own_folder_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     (folder,) = {folder_of(""), folder_of("")}
     assert folder.parent == tmp_path and folder.stat().st_mode & 0o777 == 0o700

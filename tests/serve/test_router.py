@@ -12,21 +12,21 @@ IDLE = {"at_s": 100.0, "ready_in_s": 2.0, "alone_s": 2.0, "each_s": 0.5}
 BUSY = {**IDLE, "ready_in_s": 8.0}
 
 
-def test_an_idle_replica_stays_as_quick_as_it_is() -> None:
+def test_an_idle_replica_stays_as_quick_as_it_reported() -> None:
     assert ready_in_s(IDLE, deque(), 100) == ready_in_s(IDLE, deque(), 150) == 2
 
 
-def test_a_busy_one_works_off_what_it_has() -> None:
+def test_a_busy_replica_is_ready_sooner_as_it_works() -> None:
     assert [ready_in_s(BUSY, deque(), now) for now in (100, 103, 200)] == [8, 5, 2]
 
 
-def test_what_was_sent_since_counts_and_what_was_sent_before_does_not() -> None:
+def test_only_orders_sent_after_the_report_are_added() -> None:
     sent = deque([98.0, 100.0, 100.1, 100.2])
     assert ready_in_s(IDLE, sent, 101) == 2 + 2 * 0.5
     assert list(sent) == [100.1, 100.2]
 
 
-def test_a_burst_spreads_in_the_ratio_of_what_is_left() -> None:
+def test_a_burst_goes_to_the_replicas_that_are_ready_first() -> None:
     sent: list[deque[float]] = [deque(), deque()]
     stats = (IDLE, {**IDLE, "ready_in_s": 4.0})
     for i in range(10):
@@ -35,6 +35,6 @@ def test_a_burst_spreads_in_the_ratio_of_what_is_left() -> None:
     assert [len(queue) for queue in sent] == [7, 3]
 
 
-def test_one_of_which_nothing_is_known_is_tried() -> None:
+def test_an_unknown_replica_is_tried() -> None:
     assert ready_in_s({}, deque(), 100) < ready_in_s(IDLE, deque(), 100)
     assert ready_in_s({}, deque([1.0] * 5), 100) == pytest.approx(5)

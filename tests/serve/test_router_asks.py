@@ -58,7 +58,7 @@ def router(monkeypatch: pytest.MonkeyPatch) -> Router:
     return Router(Asked("a"), Asked("b"))
 
 
-async def test_one_that_leaves_is_asked_until_it_has_finished(router: Router) -> None:
+async def test_a_leaving_replica_is_asked_until_it_has_finished(router: Router) -> None:
     router._liveness.took("order", "a")
     await passes(router, 3)
     leaving = router.running.pop("a")
@@ -73,7 +73,7 @@ async def test_one_that_leaves_is_asked_until_it_has_finished(router: Router) ->
     assert leaving.count == before, "it has finished and is asked all the same"
 
 
-async def test_one_that_has_left_and_takes_no_questions_is_forgotten(router: Router) -> None:
+async def test_a_replica_that_has_left_is_forgotten(router: Router) -> None:
     router._liveness.took("order", "a")
     await passes(router, 3)
     leaving = router.running.pop("a")

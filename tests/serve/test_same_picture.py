@@ -52,7 +52,7 @@ def psnr(first: bytes, second: bytes) -> float:
     return psnr_db(*(np.asarray(Image.open(io.BytesIO(x))) for x in (first, second)))
 
 
-def test_alone_under_load_and_on_either_replica(tmp_path: Path) -> None:
+def test_a_picture_is_the_same_alone_under_load_and_on_either_replica(tmp_path: Path) -> None:
     with service(tmp_path, "--replicas", "2") as found:
         alone, others = alone_and_in_company(found)
         assert replicas_that_rendered(found) == 2

@@ -31,7 +31,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -
     assert read(None, {}) == ServeSettings()
 
 
-def test_booleans_read_in_every_place(tmp_path: Path) -> None:
+def test_booleans_are_read_from_every_place(tmp_path: Path) -> None:
     file = tmp_path / "serve.toml"
     file.write_text("log_prompts = true\n")
     assert read(file, {}).log_prompts
@@ -64,7 +64,7 @@ def test_booleans_read_in_every_place(tmp_path: Path) -> None:
         ("", {}, ("--llm-replicas", "3", "--llm-max-replicas", "2"), "llm_max_replicas"),
     ],
 )
-def test_what_is_wrong_is_named(
+def test_a_wrong_setting_is_named(
     tmp_path: Path, stored: str, environment: dict[str, str], argv: tuple[str, ...], named: str
 ) -> None:
     file = tmp_path / "serve.toml"
@@ -82,11 +82,11 @@ def test_a_public_address_needs_keys_or_insecure(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
-def test_loopback_needs_none(host: str) -> None:
+def test_loopback_needs_no_keys(host: str) -> None:
     ServeSettings(host=host)
 
 
-def test_a_port_that_is_taken_is_said_before_anything_starts() -> None:
+def test_a_taken_port_is_reported_before_anything_starts() -> None:
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         other.bind(("127.0.0.1", 0))

@@ -120,7 +120,7 @@ async def test_every_list_of_models_has_them_all(workers: list[Worker]) -> None:
         assert [info["shortName"] for info in infos] == ["sdxl-mini", "other"]
 
 
-def test_metrics_tell_the_models_apart(workers: list[Worker]) -> None:
+def test_metrics_are_counted_by_model(workers: list[Worker]) -> None:
     name = 'sdxl_images_total{model="%s",outcome="done"}'
 
     def made() -> dict[str, float]:
@@ -263,7 +263,7 @@ def settings_of(*tables: dict[str, Any], **rest: Any) -> ServeSettings:
     return ServeSettings(models=list(tables), **rest)
 
 
-def test_what_a_table_leaves_out_is_as_for_all() -> None:
+def test_a_table_inherits_the_settings_for_all_models() -> None:
     settings = settings_of(
         {"model": "a", "replicas": 3}, {"model": "b", "precision": "int8"}, replicas=2, queue=7
     )
@@ -295,7 +295,7 @@ UNIQUE = "model must be unique: rename one folder"
         (TABLES, {"aliases": "mini=other"}, "aliases must not be the name of a model"),
     ],
 )
-def test_what_is_wrong_with_models_is_named(tables: Any, rest: dict[str, Any], named: str) -> None:
+def test_a_wrong_setting_of_models_is_named(tables: Any, rest: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidParams, match=named):
         image_models(ServeSettings(models=tables, **rest))
 

@@ -46,7 +46,7 @@ def test_an_order_inside_a_call_that_never_returns_is_given_back(network: str) -
     assert problem.code == "unhealthy", problem
 
 
-def test_patience_is_measured() -> None:
+def test_the_limit_of_a_call_follows_measured_times() -> None:
     assert patience_s(None, 3) == FIRST_S
     assert patience_s(0.02, 3) == 3
     assert patience_s(60, 3) == 60 * TIMES

@@ -13,7 +13,7 @@ from tests.serve.services import free_port
 
 
 @pytest.mark.slow
-def test_what_starts_the_service_loads_no_torch() -> None:
+def test_the_process_that_starts_the_service_loads_no_torch() -> None:
     """Starting reads the checkpoint and describes the application; only replicas compute. Importing
     torch there took a second of every start."""
     code = (

@@ -64,7 +64,7 @@ def asked(
         ("silent", None),
     ],
 )
-def test_it_shows_what_it_says_it_shows(kind: str, found: object, tmp_path: Path) -> None:
+def test_the_answers_decide_the_protocol(kind: str, found: object, tmp_path: Path) -> None:
     with double(kind) as there:
         assert asked(there, tmp_path) == (found, True, "")
         display = there.display()
@@ -129,7 +129,9 @@ def test_a_terminal_too_simple_is_not_asked(environment: dict[str, str], tmp_pat
     ],
 )
 @pytest.mark.parametrize("kind", ["tmux", "kitty"])
-def test_a_multiplexer_gets_nothing(kind: str, environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_multiplexer_gets_no_picture(
+    kind: str, environment: dict[str, str], tmp_path: Path
+) -> None:
     with double(kind) as there:
         assert asked(there, tmp_path, environment) == (None, True, "")
         # tmux takes it for a title, screen for its status line.
@@ -139,7 +141,7 @@ def test_a_multiplexer_gets_nothing(kind: str, environment: dict[str, str], tmp_
 @pytest.mark.parametrize(
     ("features", "found"), [("256,RGB,sixel,title", "sixel"), ("256,RGB,title", None), ("", None)]
 )
-def test_tmux_says_if_it_shows_sixels(features: str, found: str | None, tmp_path: Path) -> None:
+def test_tmux_is_asked_about_sixels(features: str, found: str | None, tmp_path: Path) -> None:
     program = tmp_path / "tmux"
     program.write_text(
         f'#!/bin/sh\ntest "$*" = "display-message -p #{{client_termfeatures}}" && echo {features}\n'

@@ -51,7 +51,7 @@ def test_unknown_cell_sizes_take_the_usual_one() -> None:
 
 
 @pytest.mark.parametrize("protocol", ["kitty", "iterm"])
-def test_a_file_in_the_terminal_s_words_is_the_picture(protocol: str) -> None:
+def test_a_picture_in_the_terminal_s_protocol_decodes_to_itself(protocol: str) -> None:
     frame = Frame(18, 6, CELL, number=4711)
     (drawn,) = Display().take(shown(scene(), protocol, frame)).drawn
     assert (drawn.protocol, drawn.cells) == (protocol, (18, 6))
@@ -76,7 +76,7 @@ def test_few_colours_show_the_picture(colours: int, most: float, size: tuple[int
     assert difference(drawn.picture, expected) < most
 
 
-def test_sixels_of_one_colour_and_of_noise() -> None:
+def test_sixels_show_one_colour_and_noise() -> None:
     frame = Frame(12, 6, CELL)
     flat = Image.new("RGB", frame.size, (51, 102, 204))
     data = shown(flat, "sixel", frame)
@@ -87,5 +87,5 @@ def test_sixels_of_one_colour_and_of_noise() -> None:
     assert difference(drawn.picture, Image.fromarray(noise)) < 25
 
 
-def test_a_picture_of_kitty_s_can_be_taken_back() -> None:
+def test_a_picture_on_kitty_can_be_erased() -> None:
     assert Display().take(kitty_erased(7)).erased == [7]

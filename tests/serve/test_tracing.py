@@ -80,7 +80,7 @@ def test_a_refused_request_s_span_says_so(collector: Collector) -> None:
 
 
 @pytest.mark.slow
-def test_without_an_address_nothing_of_it_is_loaded() -> None:
+def test_without_an_address_no_tracing_library_is_loaded() -> None:
     code = (
         "import sys, serve.worker.worker, serve.front.api; "
         "from serve.settings import ServeSettings as S; "

@@ -106,7 +106,7 @@ def test_a_service_of_fewer_steps_has_none_of_the_plans_deep_steps() -> None:
     assert (found.steps, found.deep_steps) == (12, None)
 
 
-def test_what_a_service_tells_of_its_qualities_can_be_read_again() -> None:
+def test_a_services_list_of_qualities_can_be_read_again() -> None:
     limits = ImageLimits.of(CARD, ServeSettings())
     told = TypeAdapter(dict[str, Any]).validate_json(limits.model_dump_json())
     assert presets_of(told["presets"]) == CARD.presets

@@ -78,7 +78,7 @@ def test_progress_and_previews_go_through_both_legs() -> None:
 
 
 @pytest.mark.parametrize("ends", ["done", "leaves", "fails"])
-async def test_between_its_legs_a_picture_is_still_counted_and_then_no_more(ends: str) -> None:
+async def test_a_picture_is_counted_between_its_legs_and_not_after_its_end(ends: str) -> None:
     """The time promised to later requests includes it."""
     pipeline = fake_pipeline()
     at_encoder, may_go_on = threading.Event(), threading.Event()
@@ -173,7 +173,7 @@ def test_a_request_over_rest_says_and_gets_the_larger_size(worker: Worker) -> No
         ({"upscale_steps": 8}, {}, "upscale_steps"),
     ],
 )
-def test_what_cannot_be_upscaled_is_refused_before_any_work(
+def test_impossible_upscaling_is_refused_before_any_work(
     worker: Worker, fields: dict[str, Any], settings: dict[str, Any], param: str
 ) -> None:
     before = worker.steps_taken
@@ -228,7 +228,7 @@ def webui(worker: Worker, path: str, body: dict[str, Any] | None = None) -> http
         ({"hr_second_pass_steps": 4, "denoising_strength": 0.7}, "latent", 0.7, 4),
     ],
 )
-def test_hires_fix_means_there_what_it_means_in_the_webui(
+def test_hires_fix_has_the_webuis_meaning(
     worker: Worker, fields: Any, upscaler: str, strength: float, taken: int
 ) -> None:
     """The second pass takes as many steps as the request says, whatever the strength."""
@@ -266,7 +266,7 @@ def test_a_wrong_second_pass_is_refused(worker: Worker, fields: dict[str, Any], 
     assert webui(worker, TXT2IMG, {**HIRES, "enable_hr": False, **fields}).status_code == 200
 
 
-def test_the_webui_s_lists_name_what_enlarges(worker: Worker) -> None:
+def test_the_webui_s_lists_name_the_upscalers(worker: Worker) -> None:
     (upscaler,) = webui(worker, "/sdapi/v1/upscalers").json()
     assert (upscaler["name"], upscaler["scale"]) == ("Lanczos", 4.0)
     assert webui(worker, "/sdapi/v1/latent-upscale-modes").json() == [{"name": "Latent"}]

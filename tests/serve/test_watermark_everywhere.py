@@ -44,7 +44,7 @@ def made_by_worker(pipeline: Pipeline, kind: str, asked: ImageOrder) -> bytes:
 
 
 @pytest.mark.slow
-def test_a_worker_marks_the_picture_that_it_makes_without(pipeline: Pipeline) -> None:
+def test_a_worker_marks_the_picture_without_changing_it_otherwise(pipeline: Pipeline) -> None:
     asked = order(PROMPT, seed=7)
     plain = pixels_of(made_by_worker(pipeline, OFF, asked))
     assert not find(plain).is_found

@@ -62,7 +62,7 @@ def test_webuiapi_makes_pictures_and_reads_them(served: tuple[str, Worker]) -> N
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_webuiapi_finds_its_way_about(served: tuple[str, Worker]) -> None:
+def test_webuiapi_reads_the_service_s_lists(served: tuple[str, Worker]) -> None:
     api = api_of(served[0])
     assert api.util_get_model_names() == ["sdxl-mini.safetensors"]
     assert {"Euler", "Euler a", "DDIM", "DPM++ 2M"} <= set(api.util_get_sampler_names())
@@ -146,7 +146,7 @@ def test_what_sillytavern_asks_is_answered(http: httpx.Client) -> None:
         ({"alwayson_scripts": {"\ud800": {"args": [False]}}}, 400, "alwayson_scripts"),
     ],
 )
-def test_what_is_not_here_is_refused_by_name(
+def test_unsupported_fields_are_refused_by_name(
     http: httpx.Client, asked: dict[str, Any], status: int, param: str
 ) -> None:
     body = json.dumps({"prompt": PROMPT, "steps": 4, **asked})
@@ -154,7 +154,7 @@ def test_what_is_not_here_is_refused_by_name(
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
 
 
-def test_a_sampler_is_refused_by_what_it_goes_with(http: httpx.Client) -> None:
+def test_a_refused_sampler_is_answered_with_the_valid_pairs(http: httpx.Client) -> None:
     asked = {"prompt": PROMPT, "sampler_name": "DDIM", "scheduler": "karras"}
     said = http.post(TXT2IMG, json=asked).json()["error"]["message"]
     assert said.startswith("sampler_name must be one of Euler (Karras, ")
@@ -162,13 +162,13 @@ def test_a_sampler_is_refused_by_what_it_goes_with(http: httpx.Client) -> None:
     assert "Euler a, DDIM (SGM Uniform), DPM++ 2M (Karras, Exponential, Beta), " in said
 
 
-def test_what_is_no_picture_is_refused(http: httpx.Client) -> None:
+def test_a_file_that_is_no_picture_is_refused(http: httpx.Client) -> None:
     for image in ("%%%", base64.b64encode(b"text").decode()):
         answer = http.post("/sdapi/v1/png-info", json={"image": image})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "image")
 
 
-def test_progress_and_interrupt_are_of_ones_own_requests() -> None:
+def test_progress_and_interrupt_concern_only_a_client_s_own_requests() -> None:
     with listening(fake_pipeline(tick_s=0.05), sdapi=True, client_header="x-client") as (url, _):
         mine, other = ({"x-client": address} for address in ("10.0.0.1", "10.0.0.2"))
         answers: list[httpx.Response] = []
@@ -195,7 +195,7 @@ def test_progress_and_interrupt_are_of_ones_own_requests() -> None:
         assert progress(mine)["progress"] == 0
 
 
-def test_options_are_of_the_client_that_set_them() -> None:
+def test_options_hold_for_the_client_that_set_them() -> None:
     with listening(sdapi=True, client_header="x-client") as (url, _):
         mine, other = ({"x-client": address} for address in ("10.0.0.1", "10.0.0.2"))
         httpx.post(f"{url}/sdapi/v1/options", json={"samples_format": "webp"}, headers=mine)
@@ -225,7 +225,7 @@ def test_without_the_setting_there_is_no_such_api() -> None:
         assert httpx.post(url + TXT2IMG, json={"prompt": PROMPT}).status_code == 404
 
 
-def test_jpeg_and_webp_tell_their_text_too(http: httpx.Client) -> None:
+def test_jpeg_and_webp_contain_their_text_too(http: httpx.Client) -> None:
     for format in ("jpg", "webp"):
         body = {"prompt": PROMPT, "steps": 2, "override_settings": {"samples_format": format}}
         answer = http.post(TXT2IMG, json=body).json()

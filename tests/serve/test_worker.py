@@ -128,7 +128,7 @@ async def test_five_hundred_cancelled_requests_leave_nothing_behind() -> None:
         assert not denoiser._watched and not denoiser._ids and not denoiser.loop._images
 
 
-def test_what_the_warm_up_measured_is_never_forgotten() -> None:
+def test_times_measured_by_the_warm_up_are_never_forgotten() -> None:
     with running() as worker:
         costs = worker._started().denoiser.loop.costs
         assert costs.lasting == costs.ticks.keys() and costs.lasting
@@ -156,7 +156,7 @@ async def test_a_full_queue_refuses_at_once_and_says_when_to_come_again() -> Non
     assert least <= problem.retry_after_s <= most, f"{problem.retry_after_s} s"
 
 
-def test_what_cannot_make_its_deadline_is_refused_before_it_is_encoded() -> None:
+def test_an_order_that_cannot_meet_its_deadline_is_refused_before_encoding() -> None:
     with running(fake_pipeline(tick_s=0.02)) as worker:
         calls = len(fake(worker.pipeline, "clip_l").calls)
         with pytest.raises(Problem) as caught:
@@ -196,7 +196,7 @@ def test_an_impossible_order_is_a_400_with_its_field(given: dict[str, object], p
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
-def test_before_it_is_started_it_says_so() -> None:
+def test_a_worker_that_has_not_started_says_so() -> None:
     with pytest.raises(Problem) as caught:
         asyncio.run(picture_of(Worker(fake_pipeline()), order()))
     assert caught.value.status == 503
@@ -227,7 +227,7 @@ async def test_interactive_orders_go_before_batch_ones() -> None:
         assert await urgent < await batch
 
 
-async def test_it_counts_what_it_did() -> None:
+async def test_a_worker_counts_its_work() -> None:
     with running() as worker:
         await picture_of(worker, order(steps=4))
         with pytest.raises(Problem):

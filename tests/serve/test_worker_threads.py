@@ -49,7 +49,7 @@ def test_a_network_runs_on_its_own_thread_from_the_warm_up_on() -> None:
 
 
 @pytest.mark.parametrize(("call_s", "rounds"), [(0.0, 2), (30.0, 1)])
-def test_what_is_slow_on_a_processor_is_timed_once(call_s: float, rounds: int) -> None:
+def test_slow_calls_on_a_processor_are_timed_once(call_s: float, rounds: int) -> None:
     pipeline, clock = fake_pipeline(buckets=(1, 2)), FakeClock()
     called: list[None] = []
 
@@ -127,7 +127,7 @@ def test_a_worker_that_does_not_start_leaves_no_thread(monkeypatch: pytest.Monke
         assert not thread.is_alive(), thread.name
 
 
-async def test_health_is_that_the_loop_advances() -> None:
+async def test_a_worker_is_healthy_while_its_loop_advances() -> None:
     pipeline, may_end = fake_pipeline(), threading.Event()
     with running(pipeline, stall_s=0.3) as worker:
         worker.check_health()

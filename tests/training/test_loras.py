@@ -61,7 +61,7 @@ def test_weights_and_loras_stay_within_20_mib() -> None:
     assert size <= 20 * MIB, f"{size / MIB:.2f} MiB, at most 20"
 
 
-def test_the_wheel_takes_every_file_of_them() -> None:
+def test_the_wheel_contains_every_file_of_the_loras() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = project["tool"]["setuptools"]["package-data"]["sdxl.mini"]
     taken = {path for pattern in patterns for path in LORAS.parent.glob(pattern)}
@@ -69,7 +69,7 @@ def test_the_wheel_takes_every_file_of_them() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_is_stored_in_half_precision_and_finite(name: str) -> None:
+def test_each_lora_is_stored_in_half_precision_and_finite(name: str) -> None:
     (path,) = (LORAS / name).glob("*.safetensors")
     with safe_open(path, "pt") as tensors:
         for key in tensors.keys():  # noqa: SIM118 (not a dict)
@@ -78,7 +78,7 @@ def test_each_is_stored_in_half_precision_and_finite(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_exports_weights_paint_what_the_library_of_its_layout_paints(name: str) -> None:
+def test_fused_weights_paint_what_the_library_of_the_loras_format_paints(name: str) -> None:
     ours, theirs = (
         pipe(
             "a red star on a white background",
@@ -145,7 +145,7 @@ def ink_share(image: Image) -> float:
 
 
 @pytest.mark.slow
-def test_hollow_draws_no_more_than_things_edges(plain: Any) -> None:
+def test_hollow_draws_only_the_edges_of_things(plain: Any) -> None:
     scenes = [s for s in full_scenes(40, "single") if s.things[0].shape in ("circle", "square")][:6]
     styled, usual = (paint_with(pipe, scenes, steps=8) for pipe in (fused("hollow"), plain))
     less = share(
@@ -192,7 +192,7 @@ def test_a_peft_lora_is_as_strong_as_its_configuration_says(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("text", ["outlined", "outlined:0.5", str(LORAS / "outlined")])
-def test_a_lora_goes_by_its_name_or_folder(text: str) -> None:
+def test_a_lora_is_named_by_its_name_or_folder(text: str) -> None:
     assert Lora.parse(text).path == LORAS / "outlined" / PEFT_FILE
 
 
@@ -201,5 +201,5 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         Lora.parse("pastel")
 
 
-def test_all_colours_but_black_are_no_dark_pixels() -> None:
+def test_only_black_is_a_dark_colour() -> None:
     assert all(max(colour) >= 110 for name, colour in COLOURS.items() if name != "black")

@@ -52,7 +52,7 @@ def test_no_norm_of_a_new_vae_has_fewer_than_four_channels_a_group() -> None:
 
 
 @pytest.mark.parametrize("by", [1, 2, 4])
-def test_what_the_decoder_learns_by_is_about_what_the_judge_counts(by: int) -> None:
+def test_the_decoders_loss_is_near_the_judges_count(by: int) -> None:
     """Things on plain ground are moved to the right; a faint tint is no error."""
     singles = [scene for scene in held_out_scenes(30) if scene.kind == "single"]
     drawn = as_tensor(np.stack([draw(scene, i) for i, scene in enumerate(singles)]))
@@ -137,7 +137,7 @@ def test_the_newest_unet_is_the_mean_of_the_last_rounds_until_the_endings(tmp_pa
     assert (own_courses.load_newest(plan, tmp_path).unet.conv_in.weight == 7).all()
 
 
-def test_noise_anew_leaves_half_as_they_are_and_all_as_noisy_as_they_were() -> None:
+def test_fresh_noise_changes_half_of_the_latents_and_keeps_their_noise_level() -> None:
     wanted = torch.rand(400, 4, 16, 16)
     met = wanted + 0.25 * torch.randn_like(wanted)
     anew = endings.with_noise_anew(met, wanted, torch.tensor(0.25))
@@ -150,7 +150,7 @@ def test_noise_anew_leaves_half_as_they_are_and_all_as_noisy_as_they_were() -> N
     assert 0.7 < kept[0, 1] < 0.95
 
 
-def test_a_picture_that_is_painted_on_becomes_what_it_was_begun_as(tmp_path: Path) -> None:
+def test_a_picture_whose_last_steps_are_painted_again_stays_the_same(tmp_path: Path) -> None:
     """In the sampler's last steps the noise is too weak to change the picture."""
     adopt(WEIGHTS, TrainingPlan(), tmp_path)
     plan = replace(TrainingPlan(), pictures=2)

@@ -72,7 +72,7 @@ def test_plain_diffusers_loads_the_folder_as_sdxl() -> None:
     assert pooled.shape == (1, pipe.text_encoder_2.config.projection_dim)
 
 
-def test_the_prompts_end_is_pooled_whatever_follows() -> None:
+def test_the_end_of_the_prompt_is_pooled_whatever_follows() -> None:
     """Padding differs between the tokenizers; the pooled vector must not see it."""
     pipe = StableDiffusionXLPipeline.from_pretrained(WEIGHTS, torch_dtype=torch.float32)
     encoder, ids = pipe.text_encoder_2, pipe.tokenizer_2("a red circle").input_ids

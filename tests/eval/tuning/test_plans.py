@@ -31,7 +31,7 @@ TRAINING = [even(LONG, 2), even(LONG, 3), *(all_but(LONG, n) for n in range(1, S
 NEW = CachePlan(LONG, (0, 1, 3, 4, 7))
 
 
-def test_an_even_plan_has_an_interval_and_another_has_deep_steps() -> None:
+def test_even_plans_have_an_interval_and_others_have_deep_steps() -> None:
     plain, uneven = even(SAMPLING, 3), CachePlan(SAMPLING, (0, 1, 5))
     assert plain.interval == 3 and plain.values()["deep_steps"] is None
     assert uneven.interval is None and uneven.values()["deep_steps"] == (0, 1, 5)

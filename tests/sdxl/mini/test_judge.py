@@ -104,7 +104,7 @@ def test_a_bent_picture_with_a_speck_is_straightened_to_about_its_original(scene
     )
 
 
-def test_what_is_not_of_its_scene_is_not_straightened() -> None:
+def test_a_picture_of_another_scene_is_not_straightened() -> None:
     assert straighten(draw(SINGLES[0], 3), Scene((Thing("circle", "blue"),), "white")) is None
 
 

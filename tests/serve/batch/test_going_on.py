@@ -215,7 +215,7 @@ def test_a_job_keeps_the_preset_of_quality_that_it_began_with(tmp_path: Path) ->
     assert other["parameters"] == {"steps": 7, "cache_interval": 2}
 
 
-def test_a_job_from_before_intervals_followed_steps_keeps_its_interval(tmp_path: Path) -> None:
+def test_a_job_of_an_older_version_keeps_its_interval(tmp_path: Path) -> None:
     source, out = prompts(tmp_path, 2), tmp_path / "out"
     quick = ("--steps", "4")
     assert make(source, out, *quick) == 0

@@ -130,7 +130,7 @@ def overwrite(out: Path, name: str) -> None:
         (forget, "neither a picture nor a dead letter"),
     ],
 )
-def test_the_audit_reports(
+def test_the_audit_reports_each_problem(
     disturb: Callable[[Path, str], None],
     problem: str,
     copied: Path,

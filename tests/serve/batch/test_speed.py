@@ -51,7 +51,7 @@ def test_calls_of_the_network_are_full_across_shards(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_throughput_is_that_of_the_loop_in_process(tmp_path: Path) -> None:
+def test_throughput_equals_that_of_the_loop_in_process(tmp_path: Path) -> None:
     rows, pipeline = 200, sleepy()
     began = time.perf_counter()
     results = pipeline.generate([GenerationParams("a", seed=i, steps=10) for i in range(rows)])

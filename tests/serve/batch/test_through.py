@@ -96,7 +96,7 @@ def picture_from(answer: Callable[[httpx.Request], httpx.Response]) -> Done:
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 405])
-def test_a_wrong_key_address_or_model_is_not_a_rows_fault(status: int) -> None:
+def test_a_wrong_key_address_or_model_stops_the_job(status: int) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         assert json.loads(request.content)["model"] == "sdxl-mini"
         error = {"message": "not here", "param": None, "code": None}
@@ -137,7 +137,7 @@ def test_a_busy_service_is_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hint", ["0", "0.1", "Wed, 21 Oct 2026 07:28:00 GMT", "nan", "soon", ""])
-def test_a_busy_service_is_asked_again_after_any_hint(
+def test_a_busy_service_is_asked_again_after_any_retry_hint(
     hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     picture = {"b64_json": "", "timings": {}, "deep_steps": 1, "shallow_steps": 1}
@@ -215,7 +215,7 @@ def test_prompts_and_latents_of_low_priority_let_others_pass() -> None:
     assert urgent < median
 
 
-def test_with_keys_low_priority_needs_one_too(
+def test_low_priority_needs_a_key_if_the_service_has_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from serve.front.keys import main as make_key

@@ -41,7 +41,7 @@ def plain(model: Any, ids: list[int], count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8])
-def test_greedy_is_plain_generate_token_by_token(mini_llm: Any, rows: int) -> None:
+def test_greedy_decoding_equals_plain_generate_token_by_token(mini_llm: Any, rows: int) -> None:
     asked = [ids_of(text) for text in SHORT]
     decoding = decoding_of(mini_llm, rows)
     made = [Generation(list(ids), GREEDY, 24) for ids in asked]
@@ -80,7 +80,7 @@ def test_a_seed_gives_the_same_text_in_any_batch(mini_llm: Any) -> None:
     assert len({tuple(ids) for ids in among.values()}) > 1
 
 
-def test_what_is_cancelled_or_done_holds_no_cache(mini_llm: Any) -> None:
+def test_cancelled_and_finished_requests_hold_no_cache(mini_llm: Any) -> None:
     decoding = decoding_of(mini_llm, 2)
     made = [Generation(ids_of(text), GREEDY, 3) for text in SHORT]
     for generation in made:
@@ -94,7 +94,7 @@ def test_what_is_cancelled_or_done_holds_no_cache(mini_llm: Any) -> None:
     assert decoding.kv_share == 0 and made[4].made == 0
 
 
-def test_a_step_that_fails_drops_what_ran_and_serves_what_comes(mini_llm: Any) -> None:
+def test_a_failed_step_drops_the_running_requests_and_serves_later_ones(mini_llm: Any) -> None:
     decoding = decoding_of(mini_llm, 2)
     model, decoding.model = decoding.model, None
     decoding.submit(Generation(ids_of("circle"), GREEDY, 3))
@@ -118,7 +118,7 @@ def test_top_p_keeps_the_fewest_tokens_that_weigh_so_much() -> None:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=1e-40), Sampling(top_p=1e-46)])
-def test_sampling_that_leaves_nothing_is_greedy(mini_llm: Any, sampling: Sampling) -> None:
+def test_sampling_without_remaining_tokens_is_greedy(mini_llm: Any, sampling: Sampling) -> None:
     decoding = decoding_of(mini_llm, 2)
     edge, plain = (Generation(ids_of("circle"), each, 4) for each in (sampling, GREEDY))
     for each in (edge, plain):

@@ -65,13 +65,13 @@ def test_an_answer_passes_as_it_comes() -> None:
 
 @pytest.mark.parametrize("loss", [DIED, errors.draining(), errors.starting()])
 @pytest.mark.parametrize("told", range(3))
-def test_what_a_lost_replica_was_saying_is_said_on_elsewhere(loss: Exception, told: int) -> None:
+def test_another_replica_continues_the_text_of_a_lost_one(loss: Exception, told: int) -> None:
     updates = updates_of([*WHOLE[:told], loss], WHOLE)
     assert text_of(updates) == "a red circle" and updates[-1] == WHOLE[-1]
     assert sum(isinstance(update, Taken) for update in updates) == 1
 
 
-def test_pieces_may_lie_differently_the_second_time() -> None:
+def test_the_second_replica_may_split_the_text_differently() -> None:
     again = [Taken(3), Delta("a"), Delta(" red cir"), Delta("cle"), Ended("stop", 3, 3)]
     assert text_of(updates_of([*WHOLE[:2], DIED], again)) == "a red circle"
 
@@ -86,7 +86,9 @@ LOST: dict[str, tuple[list[Sequence[Any]], int, str]] = {
 
 
 @pytest.mark.parametrize(("scripts", "status", "words"), LOST.values(), ids=LOST)
-def test_an_answer_is_lost_whole(scripts: list[Sequence[Any]], status: int, words: str) -> None:
+def test_what_cannot_be_continued_is_one_problem(
+    scripts: list[Sequence[Any]], status: int, words: str
+) -> None:
     with pytest.raises(Problem) as caught:
         updates_of(*scripts)
     assert caught.value.status == status and words in str(caught.value)

@@ -19,7 +19,7 @@ NEEDED = 3.0
 
 
 @pytest.mark.long
-def test_eight_streams_are_worth_three_of_plain_generate(mini_llm: Any) -> None:
+def test_eight_streams_are_three_times_as_fast_as_plain_generate(mini_llm: Any) -> None:
     said = ("circle", "two red stars", "a square above a ring", "something blue")
     prompts = Prompts(str(MINI))
     asked = [prompts.ids(Ask((Message("user", said[i % 4]),))) for i in range(STREAMS)]

@@ -86,11 +86,11 @@ def test_captions_read_back_to_their_scenes() -> None:
     "text",
     ["a red circles on a blue background", "two red cross on a blue background", "a cat", ""],
 )
-def test_what_is_no_caption_is_none(text: str) -> None:
+def test_other_texts_are_no_captions(text: str) -> None:
     assert parse(text) is None
 
 
-def test_a_wish_holds_in_its_scene_and_not_in_another() -> None:
+def test_a_prompt_fits_its_scene_and_no_other() -> None:
     rng = np.random.default_rng(2)
     for _ in range(500):
         scene = full_scene(rng)
@@ -110,7 +110,7 @@ def test_expansions_keep_what_was_stated(mini_llm: Any, temperature: float, need
     assert share >= needed, f"{share:.1%} are right, needed {needed:.0%}: {wrong}"
 
 
-def test_changes_are_made_and_nothing_else(mini_llm: Any) -> None:
+def test_only_the_requested_changes_are_made(mini_llm: Any) -> None:
     asked = list(check.changes(200))
     wrong = check.faults(mini_llm, prompts(), asked, 0.0)
     share = 1 - len(wrong) / len(asked)

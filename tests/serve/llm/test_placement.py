@@ -78,7 +78,7 @@ def test_a_group_has_the_gpus_of_one_node(nodes_of_four: None, tmp_path: Path) -
         ("tensor_paralel_size = 4", 1, 0, "tensor_paralel_size"),
     ],
 )
-def test_what_cannot_be_placed_is_refused(
+def test_models_that_do_not_fit_the_gpus_are_refused(
     nodes_of_four: None, tmp_path: Path, text: str, replicas: int, most: int, named: str
 ) -> None:
     counts = {"llm_replicas": replicas, "llm_max_replicas": most}
@@ -101,7 +101,7 @@ def test_images_on_the_cpu_leave_every_gpu_to_the_llm(nodes_of_four: None, tmp_p
         deployment.place(settings(tmp_path, text, llm_replicas=3, device="cpu"), 8)
 
 
-def test_apart_it_takes_the_labelled_nodes(nodes_of_four: None, tmp_path: Path) -> None:
+def test_a_llm_apart_takes_the_labelled_nodes(nodes_of_four: None, tmp_path: Path) -> None:
     asked = settings(tmp_path, "tensor_parallel_size = 4\n", llm_replicas=2, llm_apart=True)
     taken, _ = deployment.place(asked, 8)
     assert taken == 4, "a second node may come later"

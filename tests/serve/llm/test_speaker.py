@@ -90,7 +90,7 @@ def test_an_engine_s_failure_is_a_500_that_says_nothing_of_it() -> None:
     assert problem.status == 500 and "secret" not in problem.message and engine.open == 0
 
 
-def test_json_needs_a_backend_that_can() -> None:
+def test_json_needs_a_backend_with_grammars() -> None:
     problem = problem_of(fake_speaker(), json_schema="{}")
     assert (problem.status, problem.param) == (400, "response_format")
 
@@ -100,7 +100,7 @@ async def sample(speaker: Speaker, name: str, **labels: str) -> float:
     return sum(s.value for s in found if s.name == name and labels.items() <= s.labels.items())
 
 
-async def test_metrics_tell_times_tokens_and_the_cache() -> None:
+async def test_metrics_report_times_tokens_and_the_cache() -> None:
     speaker = fake_speaker()
     await updates_of(speaker, CIRCLE)
     with pytest.raises(Problem):
@@ -113,14 +113,14 @@ async def test_metrics_tell_times_tokens_and_the_cache() -> None:
     assert await sample(speaker, "sdxl_llm_kv_cache_share") == 0
 
 
-async def test_its_gpus_are_not_those_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_its_gpus_are_not_those_for_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_meter, "_devices", lambda: [("7", object())])
     monkeypatch.setitem(sys.modules, "pynvml", OneGpu)
     joules = await sample(fake_speaker(), "sdxl_gpu_energy_joules_total", gpu="7", work="llm")
     assert joules == 1.5
 
 
-async def test_two_hundred_that_leave_leave_nothing_behind(speaker: Speaker) -> None:
+async def test_two_hundred_clients_that_leave_leave_nothing_behind(speaker: Speaker) -> None:
     """Every row of the embedded model's cache is free again, and generation works as before."""
 
     async def leave(number: int) -> None:

@@ -30,7 +30,7 @@ def test_the_text_is_the_same_in_any_pieces(text: str, stops: list[str], cuts: l
         assert first == text[: min(ends, default=len(text))]
 
 
-def test_nothing_is_held_back_longer_than_it_may_be_a_beginning() -> None:
+def test_text_is_held_back_only_while_it_may_begin_a_stop_string() -> None:
     stops = Stops(["END"])
     assert [stops.feed(piece) for piece in ("one E", "NT", "wo EN", "D three")] == [
         "one ",

@@ -66,7 +66,7 @@ async def test_pictures_do_not_wait_for_a_failed_llm(worker: Worker, code: str, 
     assert [answer.status_code for answer in answers] == [200, 200, 503, 200, 200, ready]
 
 
-async def test_one_that_was_ready_once_is_not_waited_for_again(worker: Worker) -> None:
+async def test_a_language_model_that_was_ready_once_is_not_waited_for_again(worker: Worker) -> None:
     backend: Any = fake_speaker()
     async with client(worker, backend) as http:
         assert (await http.get("/readyz")).json()["llm"] == "ready"
@@ -80,7 +80,7 @@ def test_a_picture_is_made_of_the_expanded_prompt(worker: Worker) -> None:
     assert [data["revised_prompt"] for data in answer["data"]] == [SAID] * 2
 
 
-def test_a_stream_tells_the_expanded_prompt(worker: Worker) -> None:
+def test_a_stream_contains_the_expanded_prompt(worker: Worker) -> None:
     body = {"prompt": "circle", "expand_prompt": True, "steps": 2, "stream": True}
     assert SAID in asked_of(worker, fake_speaker(), GENERATE, body).text
 
@@ -95,7 +95,9 @@ def test_the_embedded_model_expands_alike_for_a_seed(worker: Worker, speaker: Sp
     assert first == second and scene is not None and scene.things[0].shape == "circle"
 
 
-def test_a_slow_model_leaves_the_prompt(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_slow_model_leaves_the_prompt_unchanged(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
     body = {"prompt": "circle", "expand_prompt": True, "steps": 2}
     engine = FakeLlm(token_s=1.0)
     answer = asked_of(worker, fake_speaker(engine), GENERATE, body, expand_s=0.2).json()
@@ -104,7 +106,7 @@ def test_a_slow_model_leaves_the_prompt(worker: Worker, caplog: pytest.LogCaptur
     assert "a prompt was not expanded: TimeoutError" in caplog.text
 
 
-def test_what_did_not_end_leaves_the_prompt_as_it_was(worker: Worker) -> None:
+def test_an_unfinished_expansion_leaves_the_prompt_unchanged(worker: Worker) -> None:
     body = {"prompt": "circle", "expand_prompt": True, "steps": 2}
     engine = FakeLlm(WORDS * 30)
     answer = asked_of(worker, fake_speaker(engine), GENERATE, body).json()

@@ -41,7 +41,7 @@ def test_both_models_are_listed_the_image_model_first(ai: openai.OpenAI) -> None
     assert ai.models.retrieve(MODEL).id == MODEL
 
 
-def test_it_chats(ai: openai.OpenAI) -> None:
+def test_a_chat_is_answered(ai: openai.OpenAI) -> None:
     answer = ai.chat.completions.create(model=MODEL, messages=CIRCLE, temperature=0)
     (choice,) = answer.choices
     scene = parse(choice.message.content or "")
@@ -66,12 +66,12 @@ def test_a_stream_is_the_same_text_and_ends_with_its_usage(ai: openai.OpenAI) ->
     assert all(chunk.usage is None for chunk in rest) and len({c.id for c in chunks}) == 1
 
 
-def test_without_being_asked_a_stream_tells_no_usage(ai: openai.OpenAI) -> None:
+def test_a_stream_reports_usage_only_if_asked(ai: openai.OpenAI) -> None:
     chunks = list(ai.chat.completions.create(model=MODEL, messages=CIRCLE, stream=True))
     assert all(chunk.usage is None and chunk.choices for chunk in chunks)
 
 
-def test_seeds_and_n(ai: openai.OpenAI) -> None:
+def test_choice_i_uses_seed_plus_i(ai: openai.OpenAI) -> None:
     def said(**asked: Any) -> list[str | None]:
         answer = ai.chat.completions.create(
             model=MODEL, messages=[{"role": "user", "content": "circle"}], **asked
@@ -111,7 +111,7 @@ def test_a_conversation_goes_on(ai: openai.OpenAI) -> None:
     assert answer.choices[0].message.content == "a green circle on a blue background"
 
 
-def test_an_answer_goes_back_as_it_came(ai: openai.OpenAI) -> None:
+def test_an_answer_can_be_sent_back_unchanged(ai: openai.OpenAI) -> None:
     turns: list[Any] = [*CIRCLE]
     first = ai.chat.completions.create(model=MODEL, messages=turns, temperature=0)
     turns += [first.choices[0].message, {"role": "user", "content": "make it green"}]
@@ -143,7 +143,7 @@ def test_a_picture_to_look_at_is_refused_by_its_kind(ai: openai.OpenAI) -> None:
     assert caught.value.param == "messages"
 
 
-def test_it_completes_texts(ai: openai.OpenAI) -> None:
+def test_texts_are_completed(ai: openai.OpenAI) -> None:
     answer = ai.completions.create(
         model=MODEL, prompt=["a red circle on", "two"], max_tokens=20, temperature=0
     )

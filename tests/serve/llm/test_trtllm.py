@@ -53,7 +53,7 @@ def run(engine: trtllm_engine.TrtllmEngine, **sampling: Any) -> Any:
     return asyncio.run(updates_of(speaker_of(engine), ask))
 
 
-def test_cumulative_text_becomes_deltas_and_no_half_character_is_let_out() -> None:
+def test_cumulative_text_becomes_deltas_without_half_characters() -> None:
     engine = engine_of()
     updates = run(engine)
     assert text_of(updates) == SAID and not any("\ufffd" in u.text for u in updates[1:-1])
@@ -115,7 +115,7 @@ def test_a_deadline_aborts_the_request() -> None:
 
 
 @pytest.mark.parametrize("reason", ["timeout", "cancelled"])
-def test_what_it_gives_up_is_a_503(reason: str) -> None:
+def test_a_request_that_the_engine_gives_up_is_a_503(reason: str) -> None:
     engine = engine_of()
     engine.llm.reason = reason
     with pytest.raises(Problem) as caught:
@@ -123,7 +123,7 @@ def test_what_it_gives_up_is_a_503(reason: str) -> None:
     assert caught.value.status == 503
 
 
-def test_failures_are_one_request_s_until_they_go_on() -> None:
+def test_failures_make_a_replica_unhealthy_only_if_they_continue() -> None:
     engine = engine_of()
     engine.llm.fault = RuntimeError("CUDA error: /secret")
     for _ in range(SICK_AFTER):
@@ -138,7 +138,7 @@ def test_failures_are_one_request_s_until_they_go_on() -> None:
     engine.check_health()
 
 
-def test_a_schema_that_it_cannot_take_makes_no_replica_sick() -> None:
+def test_an_unsupported_schema_makes_no_replica_unhealthy() -> None:
     engine = engine_of(guided_decoding_backend="xgrammar")
     engine.llm.fault = ValueError("no grammar for this")
     for _ in range(SICK_AFTER):
@@ -221,7 +221,7 @@ LLAMA_70B: dict[str, Any] = {
 }
 
 
-def test_options_reach_it_under_its_own_names() -> None:
+def test_options_reach_tensorrt_llm_under_its_own_names() -> None:
     options.check(LLAMA_70B, "tensorrt-llm")
     engine = engine_of(**LLAMA_70B)
     given = engine.llm.given
@@ -270,7 +270,7 @@ def test_tables_become_objects_of_their_own_classes() -> None:
         ({"attn_backend": {}}, "attn_backend must be a plain value, got {}"),
     ],
 )
-def test_what_it_does_not_know_is_refused(values: dict[str, Any], named: str) -> None:
+def test_unknown_options_are_refused(values: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidParams, match=named):
         options.check(values, "tensorrt-llm")
 

@@ -89,14 +89,14 @@ def load_with_a_kill(found: Service, title: str) -> tuple[Load, float]:
 
 
 @pytest.mark.parametrize("title", ["ImageReplica", "ImageIngress", "ServeController"])
-def test_no_request_fails_when_it_dies(running: Service, title: str) -> None:
+def test_no_request_fails_when_a_process_dies(running: Service, title: str) -> None:
     load, killed_s = load_with_a_kill(running, title)
     assert set(load.statuses) == {200} and not load.errors, (load.statuses, load.errors)
     outage = load.outage_s(killed_s)
     assert outage <= 5, f"{outage:.1f} s without a picture, allowed 5"
 
 
-def test_only_what_was_inside_fails_when_the_proxy_dies(running: Service) -> None:
+def test_only_requests_inside_the_proxy_fail_when_it_dies(running: Service) -> None:
     load, killed_s = load_with_a_kill(running, "ProxyActor")
     failed = sum(n for status, n in load.statuses.items() if status != 200)
     # While there is no proxy, nobody can connect; whoever was inside lost the connection.

@@ -54,7 +54,7 @@ def test_every_example_is_documented() -> None:
     assert missing == ["README.md"]
 
 
-def test_the_notebook_is_kept_without_what_it_printed() -> None:
+def test_the_notebook_is_stored_without_output() -> None:
     cells = code_cells(NOTEBOOK)
     assert cells and not any(each["outputs"] or each["execution_count"] for each in cells)
 

@@ -43,7 +43,7 @@ def flat(mode: str, colour: Any, hole: tuple[int, int, int, int] | None = None) 
     return file.getvalue()
 
 
-def test_two_large_edits_leave_memory_and_other_clients_promises(tmp_path: Path) -> None:
+def test_two_large_edits_leave_room_and_keep_promises_to_other_clients(tmp_path: Path) -> None:
     keys = tmp_path / "keys.txt"
     keys.write_text("".join(f"{sha256(key.encode()).hexdigest()} {key}\n" for key in KEYS))
     files = {

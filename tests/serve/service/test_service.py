@@ -105,7 +105,7 @@ def test_headers_that_the_proxy_trusts_do_no_harm(
         pytest.param(b"\x16\x03\x01 hello\r\n\r\n", 400, id="no HTTP"),
     ],
 )
-def test_what_the_proxy_refuses_by_itself_has_our_envelope_and_costs_nothing(
+def test_refusals_of_the_proxy_itself_have_our_envelope_and_cost_nothing(
     running: Service, http: httpx.Client, sent: bytes, status: int
 ) -> None:
     (proxy,) = running.named("ray::ProxyActor")

@@ -52,7 +52,7 @@ class Film:
 
 
 @pytest.mark.timeout(300)
-def test_the_animation_of_the_page(browser: Browser, running: Service, shots: Path) -> None:
+def test_the_animation_of_the_page_is_made(browser: Browser, running: Service, shots: Path) -> None:
     with visit(browser, running.url, VIEWS[0]) as web:
         film = Film(web.page)
         expect(web.page.locator("#shown img")).to_have_count(6)

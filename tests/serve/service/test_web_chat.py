@@ -43,7 +43,7 @@ def test_an_answer_can_be_stopped(browser: Browser, view: View) -> None:
         expect(web.page.locator("#send")).to_be_visible()
 
 
-def test_a_failure_is_said(browser: Browser, view: View) -> None:
+def test_a_failure_is_shown(browser: Browser, view: View) -> None:
     engine = FakeLlm()
     engine.fault = RuntimeError("broken")
     with listening(fake_speaker(engine)) as url, visit(browser, url, view) as web:
@@ -59,7 +59,7 @@ def test_a_prompt_is_expanded_when_asked(browser: Browser, view: View) -> None:
         assert read_parameters(web.download())["prompt"] == SAID
 
 
-def test_without_a_language_model_there_is_neither(browser: Browser, view: View) -> None:
+def test_without_a_language_model_there_is_no_chat(browser: Browser, view: View) -> None:
     with without_chat() as (url, _), visit(browser, url, view) as web:
         expect(web.page.locator("#service")).to_have_attribute("data-state", "ready")
         expect(web.page.locator("#tabs")).to_be_hidden()

@@ -89,9 +89,7 @@ def test_reported_times_come_from_warm_runs_only(
 
 
 @pytest.mark.phone
-def test_both_lie_in_one_place_and_a_slider_says_how_much_of_each_is_seen(
-    web: Visit, shots: Path
-) -> None:
+def test_both_pictures_lie_in_one_place_under_a_slider(web: Visit, shots: Path) -> None:
     web.page.fill("#prompt", PROMPT)
     web.set("cache_interval", "3")
     web.page.click("#compare")
@@ -123,7 +121,7 @@ def test_both_lie_in_one_place_and_a_slider_says_how_much_of_each_is_seen(
     expect(facts).to_contain_text(str(on["seed"]))
 
 
-def test_it_weighs_less_than_generate(web: Visit) -> None:
+def test_the_button_looks_less_important_than_generate(web: Visit) -> None:
     compare, generate = (
         web.page.locator(name).bounding_box() for name in ("#compare", "#generate")
     )
@@ -133,7 +131,7 @@ def test_it_weighs_less_than_generate(web: Visit) -> None:
     assert colour == "rgba(0, 0, 0, 0)", f"expected no background, got {colour}"
 
 
-def test_what_is_cancelled_while_it_is_timed_is_still_seen(browser: Browser, view: View) -> None:
+def test_a_cancelled_comparison_still_shows_its_pictures(browser: Browser, view: View) -> None:
     with listening(fake_pipeline(tick_s=0.02)) as (url, _), visit(browser, url, view) as web:
         web.page.fill("#prompt", PROMPT)
         web.page.click("#compare")

@@ -125,7 +125,7 @@ def test_a_source_outlives_a_reload_and_comes_back_with_its_result_s_settings(we
     assert web.download() == first
 
 
-def test_a_pasted_picture_is_the_source_and_what_is_none_is_said(web: Visit) -> None:
+def test_a_pasted_picture_is_the_source_and_another_file_is_refused(web: Visit) -> None:
     web.drop("words.txt", b"no picture", SOURCE)
     expect(web.page.get_by_role("alert")).to_contain_text("words.txt is not a picture")
     web.page.evaluate(PASTED, [base64_of(photo(64, 64))])
@@ -133,7 +133,7 @@ def test_a_pasted_picture_is_the_source_and_what_is_none_is_said(web: Visit) -> 
     expect(web.page.locator("#source-size")).to_have_text("64 × 64")
 
 
-def test_what_the_service_refuses_is_said_in_its_words_at_the_picture(web: Visit) -> None:
+def test_a_refusal_of_the_service_is_shown_at_the_picture(web: Visit) -> None:
     web.expected = ("400",)
     web.drop("film.webp", animated("WEBP"), SOURCE)
     expect(web.page.locator("#source-name")).to_have_text("film.webp")

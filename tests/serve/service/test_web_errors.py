@@ -19,7 +19,7 @@ def alert(web: Visit) -> str:
     return web.page.get_by_role("alert").inner_text()
 
 
-def test_a_400_is_said_at_the_field(browser: Browser, view: View) -> None:
+def test_a_400_is_shown_at_the_field(browser: Browser, view: View) -> None:
     with listening() as (url, _), visit(browser, url, view) as web:
         web.expected = ("400",)
         web.generate("(a:1.2.3)")
@@ -86,9 +86,7 @@ def give_key(web: Visit, key: str) -> None:
     web.page.get_by_role("button", name="Use this key").click()
 
 
-def test_a_service_that_is_gone_is_said_and_its_return_noticed(
-    browser: Browser, view: View
-) -> None:
+def test_a_lost_service_and_its_return_are_shown(browser: Browser, view: View) -> None:
     with listening() as (url, _), visit(browser, url, view) as web:
         web.expected = ("ERR_INTERNET_DISCONNECTED",)
         web.generate(PROMPT, steps="2")
@@ -105,7 +103,7 @@ def test_a_service_that_is_gone_is_said_and_its_return_noticed(
         expect(web.page.locator("#thumbs li")).to_have_count(2)
 
 
-def test_a_service_that_dies_while_it_draws_is_said(browser: Browser, view: View) -> None:
+def test_a_service_that_dies_while_it_draws_is_reported(browser: Browser, view: View) -> None:
     with listening(fake_pipeline(tick_s=0.1)) as (url, worker), visit(browser, url, view) as web:
         # The examples were still being made.
         web.expected = ("ERR_", "503")

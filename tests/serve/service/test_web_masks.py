@@ -72,7 +72,7 @@ def changed(file: bytes) -> NDArray[np.bool_]:
 
 
 @pytest.mark.phone
-def test_what_is_painted_is_made_anew_and_the_rest_stays_to_the_byte(web: Visit) -> None:
+def test_the_painted_part_is_made_anew_and_the_rest_stays_to_the_byte(web: Visit) -> None:
     web.page.click("#mask")
     expect(web.page.locator("#painter-canvas")).to_be_focused()
     paint(web, (0.25, 0.5), (0.75, 0.5))

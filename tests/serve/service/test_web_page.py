@@ -127,7 +127,7 @@ def test_a_picture_of_the_gallery_gives_its_settings_and_can_be_removed(web: Vis
     expect(web.page.locator("#thumbs li")).to_have_count(1)
 
 
-def test_caches_go_by_the_steps_until_an_interval_is_chosen(web: Visit) -> None:
+def test_the_default_interval_follows_the_steps_until_one_is_chosen(web: Visit) -> None:
     assert web.holds()["cache_interval"] == ""
     expect(web.page.locator("#cache-hint")).to_contain_text("as many steps as needed")
     shown = web.page.get_attribute("[data-parameter=cache_interval]", "title")
@@ -175,7 +175,7 @@ def test_a_dropped_picture_gives_its_settings_and_is_rendered_again(
     assert psnr >= 45, f"{psnr:.1f} dB from the dropped picture, needed 45"
 
 
-def test_a_dropped_file_that_says_nothing_is_refused_in_words(web: Visit) -> None:
+def test_a_dropped_file_without_parameters_is_refused_in_words(web: Visit) -> None:
     plain = file_of(Image.new("RGB", (8, 8)))
     for file in (plain, b"", b"GIF89a", plain[:20]):
         web.drop("other.png", file)
@@ -222,7 +222,7 @@ def test_a_chosen_theme_outlives_a_reload(browser: Browser, running: Service) ->
         assert paper(web) == dark != light
 
 
-def test_words_that_the_model_never_saw_are_named(browser: Browser, running: Service) -> None:
+def test_unknown_words_for_the_embedded_model_are_named(browser: Browser, running: Service) -> None:
     with visit(browser, running.url, VIEWS[0]) as web:
         expect(web.page.locator("#service")).to_have_text("sdxl-mini")
         web.page.fill("#prompt", "a red lighthouse")
@@ -239,7 +239,7 @@ def test_the_documentation_needs_no_network(browser: Browser, running: Service) 
 
 @pytest.mark.phone
 @pytest.mark.parametrize("view", VIEWS, ids=str)
-def test_everybody_can_use_it_and_this_is_how_it_looks(
+def test_the_page_is_accessible_in_every_state(
     browser: Browser, running: Service, view: View, shots: Path
 ) -> None:
     """axe-core checks every state of the page, and screenshots show it."""

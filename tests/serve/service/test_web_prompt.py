@@ -54,7 +54,7 @@ def test_tokens_are_counted_where_they_near_the_service_s_limit(page: Visit) -> 
     assert [url for url in page.asked if url.endswith(PROMPTS)] == asked
 
 
-def test_who_types_is_counted_when_a_pause_comes(browser: Browser) -> None:
+def test_tokens_are_counted_when_typing_pauses(browser: Browser) -> None:
     with listening() as (url, _), visit(browser, url, VIEWS[0]) as web:
         web.page.clock.install()
         web.reload()
@@ -91,7 +91,7 @@ def test_a_prompt_that_is_too_long_is_refused_beside_it_and_in_view(page: Visit)
     expect(alert).to_have_count(0)
 
 
-def test_a_negative_prompt_that_is_too_long_is_refused_at_itself(page: Visit) -> None:
+def test_a_negative_prompt_that_is_too_long_is_refused_beside_it(page: Visit) -> None:
     page.generate(PROMPT, negative_prompt="red " * 400)
     expect(page.page.locator("#more [role=alert]")).to_contain_text(
         "negative_prompt must have at most"
@@ -143,7 +143,7 @@ def test_an_example_gives_its_prompt_and_seed_and_is_made_again(
         assert np.abs(made - expected).max() <= 2, "another picture than the one that was shown"
 
 
-def test_of_another_model_the_empty_page_shows_words_alone(
+def test_the_empty_page_of_another_model_shows_only_words(
     browser: Browser, worker: Worker, view: View
 ) -> None:
     settings = ServeSettings(models=({"model": "/models/sdxl-of-mine"},))
@@ -158,7 +158,7 @@ def test_of_another_model_the_empty_page_shows_words_alone(
         expect(web.page.locator("#prompt-hint")).to_have_text("")
 
 
-def test_surprises_are_in_the_embedded_model_s_language(web: Visit) -> None:
+def test_surprises_name_shapes_of_the_embedded_model(web: Visit) -> None:
     button = web.page.get_by_role("button", name="Surprise me")
     button.focus()
     said = set()

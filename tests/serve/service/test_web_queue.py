@@ -30,7 +30,7 @@ def prompts(web: Visit) -> list[str]:
     return web.page.locator("#thumbs .words").all_inner_texts()
 
 
-def test_what_is_asked_while_another_is_made_waits_and_can_be_taken_back(slow: Visit) -> None:
+def test_a_request_during_another_one_waits_and_can_be_removed(slow: Visit) -> None:
     slow.generate(PROMPT, steps="100")
     expect(slow.page.locator("#generate")).to_have_text("Add to the queue")
     for prompt in (OTHER, "a blue ring", "a white cross"):
@@ -73,7 +73,7 @@ def test_the_page_notices_that_the_service_is_gone_and_back(browser: Browser) ->
         expect(web.page.locator("#service")).to_have_text("sdxl-mini")
 
 
-def test_a_seed_is_taken_again_by_a_click(web: Visit) -> None:
+def test_a_click_reuses_a_seed(web: Visit) -> None:
     web.generate(PROMPT, steps="4", seed="")
     web.wait_for_pictures()
     chip = web.page.locator("#stage").get_by_role("button", name="seed ")
@@ -132,7 +132,7 @@ def test_a_long_prompt_leaves_room_for_the_rest(web: Visit) -> None:
     assert box["height"] <= 0.41 * web.page.viewport_size["height"]
 
 
-def test_a_picture_of_sdxl_render_is_of_this_model(web: Visit) -> None:
+def test_a_picture_of_sdxl_render_is_recognised_as_of_this_model(web: Visit) -> None:
     params = GenerationParams(PROMPT, seed=1, width=128, height=128).as_dict()
     file = encode(np.zeros((128, 128, 3), np.uint8), "png", {**params, "model": "mini"})
     web.drop("rendered.png", file)
@@ -156,7 +156,7 @@ def opened_without(page: Page, url: str, path: str) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("path", ["web/main.js", "v1/models"])
-def test_what_is_typed_before_the_page_is_whole_stays(slow: Visit, path: str) -> None:
+def test_text_typed_before_the_page_is_complete_stays(slow: Visit, path: str) -> None:
     slow.page.locator("#prompt").fill("what another visit left")
     answer = opened_without(slow.page, slow.page.url, path)
     slow.page.locator("#prompt").fill(PROMPT)
@@ -183,7 +183,7 @@ def test_a_prompt_sent_before_the_service_has_said_its_name_is_made(slow: Visit)
         ("v1/images/prompts", "red " * 170, "#prompt-length:not(:empty)"),
     ],
 )
-def test_what_comes_while_generate_is_pressed_does_not_move_it_away(
+def test_a_message_while_generate_is_pressed_does_not_move_the_button(
     slow: Visit, path: str, prompt: str, shown: str
 ) -> None:
     answer = opened_without(slow.page, slow.page.url, path)

@@ -54,7 +54,7 @@ def test_limits_hold(told: Report) -> None:
     assert told["short"]["usage"]["output_tokens"] == 3
 
 
-def test_it_completes_texts(told: Report) -> None:
+def test_texts_are_completed(told: Report) -> None:
     assert told["completion"] and "".join(told["completion stream"]) == told["completion"]
 
 

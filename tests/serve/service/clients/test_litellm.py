@@ -88,13 +88,13 @@ def test_it_makes_pictures(told: Report) -> None:
     assert told["usage"]["total_tokens"] == 77
 
 
-def test_it_edits(told: Report) -> None:
+def test_the_client_edits(told: Report) -> None:
     made = [image_of(text).convert("RGB") for text in told["edit"]]
     assert [image.getpixel((4, 4)) for image in made] == [RED] * 2
     assert all(image.getpixel((64, 64)) != RED for image in made)
 
 
-def test_it_chats(told: Report) -> None:
+def test_a_chat_is_answered(told: Report) -> None:
     assert told["chat"].startswith("a red circle")
     assert "".join(told["chat stream"]) == told["chat"] and len(told["chat stream"]) > 3
 

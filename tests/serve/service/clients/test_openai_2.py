@@ -38,7 +38,7 @@ sys.exit(status)
 """
 
 
-def test_here_is_another_major() -> None:
+def test_these_tests_use_another_major_version() -> None:
     assert not openai.__version__.startswith("2.")
 
 

@@ -41,7 +41,7 @@ def test_it_lists_models(told: Report) -> None:
     assert listed[0] == retrieved == "sdxl-mini" and "mini-llm" in listed
 
 
-def test_it_generates(told: Report) -> None:
+def test_the_client_generates(told: Report) -> None:
     images = [image_of(text) for text in told["generate"]]
     assert [(image.format, image.size) for image in images] == [("WEBP", (128, 96))] * 2
     assert httpx.get(told["url"]).headers["content-type"] == "image/png"
@@ -55,13 +55,13 @@ def test_it_streams(told: Report, kind: str) -> None:
     assert events[-1]["usage"]["total_tokens"] == 77
 
 
-def test_it_edits(told: Report) -> None:
+def test_the_client_edits(told: Report) -> None:
     made = [image_of(text).convert("RGB") for text in told["edit"]]
     assert [image.getpixel((4, 4)) for image in made] == [RED] * 2
     assert image_of(told["edit of a stream"][0]).size == (128, 128)
 
 
-def test_it_chats(told: Report) -> None:
+def test_a_chat_is_answered(told: Report) -> None:
     assert told["chat"].startswith("a red circle")
     assert "".join(told["chat stream"]) == told["chat helper"] == told["chat"]
 
@@ -87,13 +87,13 @@ def test_errors_are_its_own_classes(
     ("name", "outcome"),
     [("abort", "APIUserAbortError"), ("abort of a stream", "image_generation.partial_image")],
 )
-def test_what_it_leaves_does_not_go_on(told: Report, name: str, outcome: str) -> None:
+def test_a_request_that_the_client_leaves_ends(told: Report, name: str, outcome: str) -> None:
     found, busy_s, freed_s = told[name]
     assert found == outcome
     assert freed_s < busy_s / 4, f"free after {freed_s} s; all of it would have taken {busy_s} s"
 
 
-def test_a_request_that_takes_too_long_for_it_is_its_own_class(told: Report) -> None:
+def test_a_timeout_is_an_error_class_of_the_client(told: Report) -> None:
     assert told["timeout"]["error"] == "APIConnectionTimeoutError"
 
 
