@@ -132,14 +132,14 @@ def test_only_the_language_models_interpreter_finds_its_images_libraries(tmp_pat
     script = " && ".join(steps[1:]).replace("/opt/trtllm", str(tmp_path))
     environment = {**os.environ, "LD_LIBRARY_PATH": "/of/nvidia"}
     subprocess.run(["sh", "-euc", script], check=True, env=environment)
-    said = subprocess.run(
+    output = subprocess.run(
         [tmp_path / "bin/python", "-m", "a", "b c"],
         env={**os.environ, "LD_LIBRARY_PATH": "/of/service"},
         check=True,
         capture_output=True,
         text=True,
     ).stdout
-    assert said == "/of/nvidia -m a b c\n"
+    assert output == "/of/nvidia -m a b c\n"
     assert ("ENV", "LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64") in (
         dockerfile.stage("llm")
     )

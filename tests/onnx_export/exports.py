@@ -93,18 +93,18 @@ class CachedTrace:
         return model
 
 
-Said = list[str]
+Lines = list[str]
 
 
 def export_tiny(
     checkpoint: Checkpoint,
     out: Path,
     precision: str = "fp32",
-    said: Said | None = None,
+    lines: Lines | None = None,
     **more: object,
 ) -> ExportFolder:
     order = ExportSpec(checkpoint, precision, out, **more)  # type: ignore[arg-type]
-    return export(order, unchecked, (said if said is not None else []).append)
+    return export(order, unchecked, (lines if lines is not None else []).append)
 
 
 def write_tiny(folder: Path) -> Checkpoint:

@@ -21,14 +21,14 @@ from onnx_export.export_spec import ExportSpec
 from onnx_export.exporter import export
 from sdxl.checkpoint import Checkpoint, find
 from tests.engines.tiny_export import sign_weights
-from tests.onnx_export.exports import Exports, Said
+from tests.onnx_export.exports import Exports, Lines
 
 FEW = {"steps": 2, "compared": 1}
 
 
-def run(folder: ExportFolder, checkpoint: Checkpoint, said: Said | None = None) -> object:
+def run(folder: ExportFolder, checkpoint: Checkpoint, lines: Lines | None = None) -> object:
     order = ExportSpec(checkpoint, folder.precision, folder.folder, folder.cut)
-    say = (said if said is not None else []).append
+    say = (lines if lines is not None else []).append
     return check(folder, order, say, replace(subject_of(checkpoint), **FEW))  # type: ignore[arg-type]
 
 
@@ -53,9 +53,9 @@ def test_the_embedded_models_exports_are_the_model(precision: str, exports: Expo
 
 
 def test_a_figure_is_printed_beside_its_bound(tiny_export: ExportFolder, tiny: Checkpoint) -> None:
-    said: Said = []
-    run(tiny_export, tiny, said)
-    lines = [line for line in said if "measured" in line]
+    lines: Lines = []
+    run(tiny_export, tiny, lines)
+    lines = [line for line in lines if "measured" in line]
     assert len(lines) == 12 and sum("required at" in line for line in lines) == 9, lines
     assert [line for line in lines if "expected at 2 steps" in line]
 

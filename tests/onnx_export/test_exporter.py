@@ -29,7 +29,7 @@ from sdxl.engine import call, torch_dtype
 from sdxl.files import OutputError
 from sdxl.specs import Cut, image_axes
 from tests.onnx_export.conftest import PROMPTS
-from tests.onnx_export.exports import Said, export_tiny
+from tests.onnx_export.exports import Lines, export_tiny
 
 VOCABULARY = 646
 UNETS = ("unet_prompt", "unet_deep", "unet_shallow")
@@ -133,9 +133,9 @@ def test_an_unchanged_export_is_left_alone(tiny: Checkpoint, out: Path) -> None:
     export_tiny(tiny, out)
     before = {path: path.stat().st_mtime_ns for path in out.glob("*.[os]*")}
     assert len(before) == 7 + 4
-    said: Said = []
-    export_tiny(tiny, out, said=said)
-    assert said[0] == f"{out}: nothing has changed"
+    lines: Lines = []
+    export_tiny(tiny, out, lines=lines)
+    assert lines[0] == f"{out}: nothing has changed"
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
@@ -147,11 +147,11 @@ def test_only_what_changed_is_exported_again(tiny: Checkpoint, tmp_path: Path) -
     tensors["decoder.conv_in.bias"] += 1
     path.unlink()
     save_file(tensors, path, {"format": "pt"})
-    said: Said = []
+    lines: Lines = []
     again = Checkpoint(trained.name, trained.folder)
-    folder = export_tiny(again, tmp_path / "export", said=said)
-    made = [line.split()[0] for line in said if "nodes" in line]
-    kept = [line.split()[0] for line in said if "unchanged" in line]
+    folder = export_tiny(again, tmp_path / "export", lines=lines)
+    made = [line.split()[0] for line in lines if "nodes" in line]
+    kept = [line.split()[0] for line in lines if "unchanged" in line]
     assert (made, kept) == (["vae_decoder", "vae_encoder"], ["clip_l", "clip_g", *sorted(UNETS)])
     assert folder.model_digest == again.digest
     assert_same_as_torch(ExportFolder.open(tmp_path / "export", verify=True), again)
@@ -159,9 +159,9 @@ def test_only_what_changed_is_exported_again(tiny: Checkpoint, tmp_path: Path) -
 
 def test_force_exports_every_network(tiny: Checkpoint, out: Path) -> None:
     export_tiny(tiny, out)
-    said: Said = []
-    export_tiny(tiny, out, said=said, is_forced=True)
-    assert sum("nodes" in line for line in said) == 7
+    lines: Lines = []
+    export_tiny(tiny, out, lines=lines, is_forced=True)
+    assert sum("nodes" in line for line in lines) == 7
 
 
 def test_the_same_model_gives_the_same_bytes(
@@ -175,19 +175,19 @@ def refusing(*_: object) -> dict[str, Any]:
     raise RuntimeError("not the model")
 
 
-def refused_export(order: ExportSpec) -> Said:
-    said: Said = []
+def refused_export(order: ExportSpec) -> Lines:
+    lines: Lines = []
     with pytest.raises(RuntimeError, match="not the model"):
-        export(order, refusing, said.append)
-    return said
+        export(order, refusing, lines.append)
+    return lines
 
 
 def test_a_failed_check_publishes_nothing_and_keeps_what_was_made(
     tiny: Checkpoint, out: Path
 ) -> None:
-    said = refused_export(ExportSpec(tiny, "fp32", out))
+    lines = refused_export(ExportSpec(tiny, "fp32", out))
     assert sorted(path.name for path in out.parent.iterdir()) == [".export.lock", ".export.making"]
-    assert "--unchecked" in said[-1] and str(out.with_name(".export.making")) in said[-1]
+    assert "--unchecked" in lines[-1] and str(out.with_name(".export.making")) in lines[-1]
 
 
 def test_after_a_failed_check_the_same_export_continues(tiny: Checkpoint, out: Path) -> None:
@@ -203,9 +203,9 @@ def test_after_a_failed_check_the_same_export_continues(tiny: Checkpoint, out: P
 
 def test_an_export_that_failed_can_be_published_unchecked(tiny: Checkpoint, out: Path) -> None:
     refused_export(ExportSpec(tiny, "int8", out, prompts=PROMPTS))
-    said: Said = []
-    assert not export_tiny(tiny, out, "int8", said=said, prompts=PROMPTS).is_checked
-    assert not any("calibrated" in line for line in said)
+    lines: Lines = []
+    assert not export_tiny(tiny, out, "int8", lines=lines, prompts=PROMPTS).is_checked
+    assert not any("calibrated" in line for line in lines)
     assert ExportFolder.open(out, verify=True).calibration["prompts"] == len(PROMPTS)
 
 
@@ -216,18 +216,18 @@ def test_a_kept_export_is_not_used_for_another_one(
     refused_export(ExportSpec(tiny, "int8", out, prompts=PROMPTS[:1]))
     if change == "damaged":
         (out.with_name(".export.making") / "unet_deep.onnx").write_bytes(b"")
-    said: Said = []
+    lines: Lines = []
     prompts = PROMPTS[1:2] if change == "other prompts" else PROMPTS[:1]
-    export_tiny(tiny, out, "int8", said=said, prompts=prompts, is_forced=change == "forced")
-    assert any("calibrated 1 of 1 prompts" in line for line in said)
+    export_tiny(tiny, out, "int8", lines=lines, prompts=prompts, is_forced=change == "forced")
+    assert any("calibrated 1 of 1 prompts" in line for line in lines)
 
 
 def test_a_calibration_prints_its_progress(tiny: Checkpoint, out: Path) -> None:
-    said: Said = []
-    export_tiny(tiny, out, "int8", said=said, prompts=PROMPTS)
-    told = [line for line in said if " of 3 prompts" in line]
-    assert re.fullmatch(r"calibrated 2 of 3 prompts, about \d\d:\d\d left", told[0])
-    assert told[1:] == ["calibrated 3 of 3 prompts"]
+    lines: Lines = []
+    export_tiny(tiny, out, "int8", lines=lines, prompts=PROMPTS)
+    progress = [line for line in lines if " of 3 prompts" in line]
+    assert re.fullmatch(r"calibrated 2 of 3 prompts, about \d\d:\d\d left", progress[0])
+    assert progress[1:] == ["calibrated 3 of 3 prompts"]
 
 
 def test_a_failed_export_leaves_the_old_one(

@@ -22,8 +22,8 @@ def denoise(engines: Engines, request: Request) -> Tensor:
         x, masked = begun.latents[None], begun.masked[None]
     h = torch.zeros_like(x)
     condition = request.conditioning
-    told = {t.name: getattr(condition, t.name) for t in engines["unet_prompt"].spec.inputs}
-    ready = call(engines["unet_prompt"], engines.arch, told)
+    conditions = {t.name: getattr(condition, t.name) for t in engines["unet_prompt"].spec.inputs}
+    ready = call(engines["unet_prompt"], engines.arch, conditions)
     cache: dict[str, Tensor] = {}
     cached = 0
     for row, step in zip(request.table.rows, request.plan, strict=True):
@@ -32,15 +32,15 @@ def denoise(engines: Engines, request: Request) -> Tensor:
             "sample": torch.cat([x * coefficients[0, 0], masked], 1).repeat(step.rows, 1, 1, 1),
             "timestep": coefficients[:, 1].repeat(step.rows),
         }
-        told = {name: tensor[: step.rows] for name, tensor in ready.items()}
+        conditions = {name: tensor[: step.rows] for name, tensor in ready.items()}
         if step.is_deep:
-            cache = call(engines["unet_deep"], engines.arch, inputs | told)
+            cache = call(engines["unet_deep"], engines.arch, inputs | conditions)
             predicted, cached = cache.pop("noise"), step.rows
         else:
             assert step.rows <= cached, "no deep step has made the negative row's features"
             kept = {name: tensor[: step.rows] for name, tensor in cache.items()}
             read = {t.name for t in engines["unet_shallow"].spec.inputs}
-            given = {**inputs, **{n: t for n, t in told.items() if n in read}, **kept}
+            given = {**inputs, **{n: t for n, t in conditions.items() if n in read}, **kept}
             predicted = call(engines["unet_shallow"], engines.arch, given)["noise"]
         guided = predicted[:1]
         if step.is_guided:

@@ -218,9 +218,9 @@ def _by_diffusers(pipe: Any, condition: Any, params: GenerationParams, steps: ra
     x = x * scheduler.init_noise_sigma
     for number, t in enumerate(scheduler.timesteps):
         rows = 2 if number in steps else 1
-        told = {"text_embeds": condition.pooled[:rows], "time_ids": condition.time_ids[:rows]}
+        conditions = {"text_embeds": condition.pooled[:rows], "time_ids": condition.time_ids[:rows]}
         scaled = scheduler.scale_model_input(torch.cat([x] * rows), t)
-        noise = pipe.unet(scaled, t, condition.context[:rows], added_cond_kwargs=told).sample
+        noise = pipe.unet(scaled, t, condition.context[:rows], added_cond_kwargs=conditions).sample
         guided_noise = noise[:1]
         if rows == 2:
             guided_noise = noise[1:] + params.guidance * (noise[:1] - noise[1:])

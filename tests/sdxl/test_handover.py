@@ -156,17 +156,17 @@ def test_an_interrupt_at_any_bytecode_leaves_threads_that_end() -> None:
 
 
 def test_an_interrupt_stops_work_in_another_thread_and_waits_for_its_end() -> None:
-    is_stopped, told = threading.Event(), list[str]()
+    is_stopped, events = threading.Event(), list[str]()
 
     def work() -> None:
         is_stopped.wait(SOON_S)
         time.sleep(0.05)
-        told.append("ended")
+        events.append("ended")
 
     with raising(signal.SIGALRM), pytest.raises(KeyboardInterrupt):
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         apart(work, is_stopped.set, SOON_S)
-    assert told == ["ended"]
+    assert events == ["ended"]
 
 
 def test_work_in_another_thread_returns_and_raises_like_a_call() -> None:

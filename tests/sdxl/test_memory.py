@@ -22,8 +22,8 @@ def test_memory_that_was_freed_again_counts() -> None:
 def test_a_small_child_of_a_large_process_is_small() -> None:
     held = bytearray(256 * MIB)
     code = "from sdxl.memory import peak_bytes; print(peak_bytes())"
-    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout
-    assert int(said) < 64 * MIB < len(held)
+    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout
+    assert int(output) < 64 * MIB < len(held)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's own")
@@ -41,5 +41,5 @@ before = now()
 give_back()
 print(before - now())
 """
-    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout
-    assert int(said) > 128 * MIB
+    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout
+    assert int(output) > 128 * MIB

@@ -71,8 +71,8 @@ def test_a_config_that_contradicts_its_weights_is_refused(
     import re
 
     edit(folder, part, **changes)
-    said = refusal(folder, part)
-    assert re.search(message, said), said
+    error = refusal(folder, part)
+    assert re.search(message, error), error
 
 
 def test_an_adapter_beside_the_weights_is_refused(folder: Path) -> None:

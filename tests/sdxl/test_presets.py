@@ -136,5 +136,5 @@ def test_the_page_of_models_names_the_presets() -> None:
     ]
     shown = {row[0].split(",")[0]: row[1:] for row in cells if len(row) == 3}
     for column, presets in enumerate((find("mini").presets, UNMEASURED)):
-        told = {name: shown[name][column].replace("the same", shown[name][0]) for name in presets}
-        assert told == {name: preset.describe() for name, preset in presets.items()}
+        table = {name: shown[name][column].replace("the same", shown[name][0]) for name in presets}
+        assert table == {name: preset.describe() for name, preset in presets.items()}

@@ -82,8 +82,8 @@ def test_a_file_says_what_its_model_predicts(
 ) -> None:
     more = {name: torch.zeros(1) for name in marks}
     file = write_single_file(MINI, tmp_path / "v.safetensors", more=more, metadata=metadata)
-    said = find(str(file)).scheduler
-    assert (said.prediction_type, said.rescale_betas_zero_snr, said.timestep_spacing) == needed
+    read = find(str(file)).scheduler
+    assert (read.prediction_type, read.rescale_betas_zero_snr, read.timestep_spacing) == needed
 
 
 def test_a_vae_of_its_own_replaces_the_one_in_a_file_or_a_folder(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="8" height="8"/>'
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (lambda: b"", "must be a PNG, JPEG or WEBP file"),
         (lambda: b"not a picture", "must be a PNG, JPEG or WEBP file"),
@@ -79,11 +79,11 @@ SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="8" height="8"/>'
 )
 @pytest.mark.parametrize("field", ["image", "mask"])
 def test_pictures_that_cannot_be_edited_are_refused(
-    field: str, data: Callable[[], bytes], said: str
+    field: str, data: Callable[[], bytes], message: str
 ) -> None:
     good = saved(plain())
     files = (data(), None) if field == "image" else (good, data())
-    with pytest.raises(InvalidParams, match=f"{field} .*({said})") as caught:
+    with pytest.raises(InvalidParams, match=f"{field} .*({message})") as caught:
         GivenImage.read(*files)
     assert caught.value.field == field and "object at" not in str(caught.value)
 
@@ -130,14 +130,14 @@ def test_the_colours_around_a_hole_are_spread_into_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mask", "said"),
+    ("mask", "message"),
     [
         (Image.new("L", (79, 60), 255), "have the image's size, 80x60, got '79x60"),
         (Image.new("L", (80, 60), 0), "must have a transparent or white part"),
     ],
 )
-def test_a_mask_that_fits_nothing_is_refused(mask: Image.Image, said: str) -> None:
-    with pytest.raises(InvalidParams, match=f"mask .*{said}"):
+def test_a_mask_that_fits_nothing_is_refused(mask: Image.Image, message: str) -> None:
+    with pytest.raises(InvalidParams, match=f"mask .*{message}"):
         GivenImage.read(saved(plain()), saved(mask))
 
 

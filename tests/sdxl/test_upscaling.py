@@ -124,8 +124,8 @@ def test_a_request_without_upscale_stores_no_upscaling(mini: Pipeline) -> None:
     (result,) = mini.generate([GenerationParams(PROMPT, steps=2, seed=1, cache_interval=1)])
     assert result.image is not None
     file = encode(to_pixels(result.image), "png", {**result.params.as_dict(), "model": "mini"})
-    told = read_parameters(file)
-    assert not [name for name in told if "upscale" in name] and b"Hires" not in file
+    stored = read_parameters(file)
+    assert not [name for name in stored if "upscale" in name] and b"Hires" not in file
     assert set(result.timings) == {"encode_s", "denoise_s", "decode_s"}
 
 

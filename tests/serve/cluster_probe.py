@@ -37,14 +37,14 @@ def main(port: int, nodes: list[dict[str, Any]], config: dict[str, Any]) -> None
         ray_serve.run(build({**arguments, "port": port}))
         wait_until_ready(f"http://127.0.0.1:{port}")
         has_llm = arguments["llm"] != "none"
-        told = {
+        report = {
             "images": devices("ImageReplica"),
             "llm": devices("LlmReplica") if has_llm else [],
             "nodes": {node["NodeID"]: node["Labels"].get(NODE) for node in ray.nodes()},
             "image_nodes": nodes_of("ImageReplica"),
             "pictures": pictures(port),
         }
-        print(json.dumps(told))
+        print(json.dumps(report))
     finally:
         ray_serve.shutdown()
         ray.shutdown()

@@ -19,7 +19,7 @@ ENVIRONMENT = {
 }
 
 
-def told_by(
+def report_by(
     program: str, *arguments: str, begins: str = '{"', timeout_s: float = 3000, **environment: str
 ) -> dict[str, Any]:
     """`begins`: the beginning of that line, since Ray prints lines too."""
@@ -33,5 +33,5 @@ def told_by(
     )
     assert done.returncode == 0, done.stderr[-3000:]
     (line,) = (text for text in done.stdout.splitlines() if text.startswith(begins))
-    told: dict[str, Any] = json.loads(line)
-    return told
+    report: dict[str, Any] = json.loads(line)
+    return report

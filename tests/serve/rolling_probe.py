@@ -142,8 +142,8 @@ def main(folder: str, port: int, dashboard_port: int) -> None:
     ray.init(address=cluster.address, logging_level="ERROR")  # type: ignore[arg-type]
     place = (Path(folder), f"http://127.0.0.1:{port}", port, f"http://127.0.0.1:{dashboard_port}")
     try:
-        told = {"rolled": roll(*place), "is_kept": again(*place), "grown": grow(*place)}
-        print(json.dumps(told))
+        report = {"rolled": roll(*place), "is_kept": again(*place), "grown": grow(*place)}
+        print(json.dumps(report))
     finally:
         ray.shutdown()
         cluster.shutdown()

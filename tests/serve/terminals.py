@@ -171,9 +171,9 @@ class Display:
                 self.drawn = [each for each in self.drawn if each.line < self.line]
 
     def _osc(self, data: bytes) -> None:
-        said, _, text = data.partition(b":")
-        assert said.startswith(b"1337;File=")
-        values = dict(re.findall(rb"(\w+)=(\w+)", said.removeprefix(b"1337;File=")))
+        header, _, text = data.partition(b":")
+        assert header.startswith(b"1337;File=")
+        values = dict(re.findall(rb"(\w+)=(\w+)", header.removeprefix(b"1337;File=")))
         assert values[b"inline"] == b"1"
         file = base64.b64decode(text, validate=True)
         assert int(values[b"size"]) == len(file)
@@ -189,8 +189,8 @@ class Display:
 
     def _apc(self, data: bytes) -> None:
         """A picture's first part describes it; the others continue its data."""
-        said, _, text = data.removeprefix(b"G").partition(b";")
-        values = dict(each.split("=") for each in said.decode().split(","))
+        header, _, text = data.removeprefix(b"G").partition(b";")
+        values = dict(each.split("=") for each in header.decode().split(","))
         if values.get("a") == "q":
             return
         assert values["q"] == "2", "its answer would be left in the input"

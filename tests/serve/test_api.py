@@ -36,9 +36,9 @@ def test_a_prompt_is_enough(worker: Worker) -> None:
     body = answer.json()
     assert answer.status_code == 200 and answer.headers["x-request-id"].startswith("req_")
     (data,) = body["data"]
-    told = read_parameters(picture(data))
-    assert (told["prompt"], told["steps"], told["cache_interval"]) == (PROMPT, 20, 2)
-    assert told["seed"] == data["seed"]
+    stored = read_parameters(picture(data))
+    assert (stored["prompt"], stored["steps"], stored["cache_interval"]) == (PROMPT, 20, 2)
+    assert stored["seed"] == data["seed"]
     assert (body["size"], body["quality"], body["output_format"]) == ("128x128", "medium", "png")
     assert body["usage"]["total_tokens"] == body["usage"]["input_tokens"] == 77
     assert data["timings"]["denoise_s"] > 0 and data["deep_steps"] == 10
@@ -52,10 +52,10 @@ def test_every_field_reaches_the_picture(worker: Worker) -> None:
     rest = {"output_format": "webp", "output_compression": 40, "moderation": "low", "style": None}
     body = post(worker, {"prompt": PROMPT, **fields, **openai, **rest}).json()
     assert [data["seed"] for data in body["data"]] == [7, 8]
-    told = read_parameters(picture(body["data"][1]))
+    stored = read_parameters(picture(body["data"][1]))
     names = {"guidance_scale": "guidance"}
     assert {names.get(k, k): v for k, v in fields.items()} | {"seed": 8} == {
-        names.get(k, k): told[names.get(k, k)] for k in fields
+        names.get(k, k): stored[names.get(k, k)] for k in fields
     }
     with Image.open(io.BytesIO(picture(body["data"][1]))) as image:
         assert (image.format, image.size) == ("WEBP", (96, 160))
@@ -67,12 +67,12 @@ def test_every_field_reaches_the_picture(worker: Worker) -> None:
 )
 def test_quality_sets_the_interval(worker: Worker, quality: str, expected: tuple[int, int]) -> None:
     (data,) = post(worker, {"prompt": PROMPT, "quality": quality}).json()["data"]
-    told = read_parameters(picture(data))
-    assert (told["steps"], told["cache_interval"]) == expected
+    stored = read_parameters(picture(data))
+    assert (stored["steps"], stored["cache_interval"]) == expected
 
 
 @pytest.mark.parametrize(
-    ("said", "interval"),
+    ("fields", "interval"),
     [
         ({}, 1),
         ({"quality": "auto"}, 1),
@@ -83,11 +83,11 @@ def test_quality_sets_the_interval(worker: Worker, quality: str, expected: tuple
         ({"steps": 20, "upscale": 1.5, "upscale_steps": 5}, 1),
     ],
 )
-def test_few_steps_are_all_deep(worker: Worker, said: dict[str, Any], interval: int) -> None:
-    asked = {"prompt": PROMPT, "steps": 4, "seed": 3, **said}
+def test_few_steps_are_all_deep(worker: Worker, fields: dict[str, Any], interval: int) -> None:
+    asked = {"prompt": PROMPT, "steps": 4, "seed": 3, **fields}
     (data,) = post(worker, asked).json()["data"]
-    told = read_parameters(picture(data))
-    assert told["cache_interval"] == interval
+    stored = read_parameters(picture(data))
+    assert stored["cache_interval"] == interval
     assert (data["shallow_steps"] > 0) == (interval > 1)
 
 

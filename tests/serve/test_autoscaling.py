@@ -17,8 +17,8 @@ def wanted(busy: list[float], queue_s: list[float], target: int = 3) -> float:
     return wanted_by(ByQueueTime(target_s=2.0), target, busy=busy, queue_s=queue_s)
 
 
-def wanted_by(policy: Any, target: int, **told: list[float]) -> float:
-    by_replica = {name: {str(i): v for i, v in enumerate(each)} for name, each in told.items()}
+def wanted_by(policy: Any, target: int, **reports: list[float]) -> float:
+    by_replica = {name: {str(i): v for i, v in enumerate(each)} for name, each in reports.items()}
     context = SimpleNamespace(aggregated_metrics=by_replica, target_num_replicas=target)
     return float(policy(context)[0])
 

@@ -15,7 +15,7 @@ from serve.front.keys import sha256
 from serve.llm.deployment import LLM, NODE
 from tests.serve.cluster_probe import KEY
 from tests.serve.llm.placement_probe import DOUBLE, MODEL
-from tests.serve.probe_runs import told_by
+from tests.serve.probe_runs import report_by
 from tests.serve.services import ROOT, free_port
 from tests.serve.test_deploy import serve_configs
 from tests.serve.test_overlays import ray_service
@@ -55,25 +55,26 @@ def shipped(name: str, folder: Path) -> Path:
 def test_every_shipped_config_gives_each_replica_a_gpu_of_its_own(
     tmp_path: Path, name: str, nodes: list[dict[str, Any]], images: int, llms: int
 ) -> None:
-    told = told_by(
+    report = report_by(
         "tests.serve.cluster_probe",
         *(str(free_port()), json.dumps(nodes), str(shipped(name, tmp_path))),
         begins='{"images"',
         PYTHONPATH=f"{ROOT}:{DOUBLE}",
     )
-    assert (len(told["images"]), len(told["llm"])) == (images, llms) and told["pictures"] == 10
+    assert (len(report["images"]), len(report["llm"])) == (images, llms)
+    assert report["pictures"] == 10
     if nodes == HOST:
-        assert sorted(told["images"] + told["llm"]) == [str(i) for i in range(8)]
+        assert sorted(report["images"] + report["llm"]) == [str(i) for i in range(8)]
     else:
-        assert len(set(told["image_nodes"])) == images
-        assert not any(told["nodes"][node] for node in told["image_nodes"]), "not the LLM's"
+        assert len(set(report["image_nodes"])) == images
+        assert not any(report["nodes"][node] for node in report["image_nodes"]), "not the LLM's"
 
 
 def test_an_upgrade_loses_no_request_and_a_queue_brings_replicas(tmp_path: Path) -> None:
     ports = str(free_port()), str(free_port())
-    told = told_by("tests.serve.rolling_probe", str(tmp_path), *ports)
-    rolled = told["rolled"]
+    report = report_by("tests.serve.rolling_probe", str(tmp_path), *ports)
+    rolled = report["rolled"]
     assert set(rolled["statuses"]) == {"200"} and rolled["statuses"]["200"] > 20, rolled
     assert (rolled["before"], rolled["after"]) == (2, 2), rolled
-    assert told["is_kept"], "deploying the same again replaced processes"
-    assert told["grown"] == 3
+    assert report["is_kept"], "deploying the same again replaced processes"
+    assert report["grown"] == 3

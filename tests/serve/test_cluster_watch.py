@@ -27,7 +27,7 @@ class Watched:
         self.running.remove(pid)
         self.killed.append(pid)
 
-    def told(self, *answers: bool | None) -> list[int]:
+    def killed_after(self, *answers: bool | None) -> list[int]:
         for answer in answers:
             self.watch._judge(answer)
         return self.killed
@@ -39,20 +39,20 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
 
 
 def test_a_controller_that_stops_answering_is_replaced(watched: Watched) -> None:
-    assert watched.told(True, *[False] * PINGS) == [OLD]
+    assert watched.killed_after(True, *[False] * PINGS) == [OLD]
 
 
 def test_a_controller_that_answers_in_between_is_kept(watched: Watched) -> None:
-    assert watched.told(True, *[False] * (PINGS - 1), True, *[False] * (PINGS - 1)) == []
+    assert watched.killed_after(True, *[False] * (PINGS - 1), True, *[False] * (PINGS - 1)) == []
 
 
 def test_a_starting_controller_has_time(watched: Watched) -> None:
-    assert watched.told(None, *[False] * (STARTING_PINGS - 1)) == []
-    assert watched.told(False) == [OLD]
+    assert watched.killed_after(None, *[False] * (STARTING_PINGS - 1)) == []
+    assert watched.killed_after(False) == [OLD]
 
 
 def test_the_next_controller_has_time_to_start(watched: Watched) -> None:
-    watched.told(True, *[False] * PINGS)
+    watched.killed_after(True, *[False] * PINGS)
     watched.running.append(NEW)
-    assert watched.told(*[False] * (STARTING_PINGS - 1)) == [OLD]
-    assert watched.told(True, *[False] * PINGS) == [OLD, NEW]
+    assert watched.killed_after(*[False] * (STARTING_PINGS - 1)) == [OLD]
+    assert watched.killed_after(True, *[False] * PINGS) == [OLD, NEW]

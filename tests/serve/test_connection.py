@@ -56,7 +56,7 @@ def connected(port: int) -> closing[socket.socket]:
     return closing(socket.create_connection(("127.0.0.1", port), timeout=CLOSED_S))
 
 
-def told(port: int, *parts: bytes) -> tuple[int, dict[str, Any]]:
+def answer_to(port: int, *parts: bytes) -> tuple[int, dict[str, Any]]:
     """Return the status and body of the answer to raw bytes; the server ends the connection."""
     with connected(port) as raw:
         for part in parts:
@@ -92,7 +92,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("parts", ENDLESS.values(), ids=ENDLESS)
 def test_the_size_of_a_requests_head_is_bounded(port: int, parts: list[bytes]) -> None:
-    status, error = told(port, *parts)
+    status, error = answer_to(port, *parts)
     assert (status, error["code"]) == (431, "headers_too_large")
 
 
@@ -110,7 +110,7 @@ def test_trailers_and_chunk_extensions_are_bounded(port: int, endless: bytes) ->
 
 
 def test_bytes_that_are_no_http_get_the_envelope(port: int) -> None:
-    status, error = told(port, b"\x16\x03\x01 hello\r\n\r\n")
+    status, error = answer_to(port, b"\x16\x03\x01 hello\r\n\r\n")
     assert status == 400 and set(error) == {"message", "type", "param", "code"}
 
 
@@ -139,7 +139,7 @@ def test_a_trailer_is_no_header(port: int) -> None:
 def test_slow_headers_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.3)
     with listening() as port:
-        status, error = told(port, HEAD, b"x: a")
+        status, error = answer_to(port, HEAD, b"x: a")
         assert (status, error["code"]) == (408, "header_timeout")
 
 

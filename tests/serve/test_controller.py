@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.probe_runs import told_by
+from tests.serve.probe_runs import report_by
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 REPLACED = "Ray Serve's controller does not answer; it is replaced"
 
 
 def test_replicas_are_asked_while_a_controller_restarts(tmp_path: Path) -> None:
-    told = told_by(
+    report = report_by(
         "tests.serve.controller_probe",
         str(tmp_path),
         timeout_s=380,
         # Ray's own 30 s are too few for a busy machine.
         RAY_raylet_start_wait_time_s="120",
     )
-    assert told["asked_alone"] <= 1, "Ray's controller asks more often than every 10 s"
-    assert told["asked_by_router"] >= 4, "a router asks twice a second"
-    killed, stopped = told["killed"], told["stopped"]
+    assert report["asked_alone"] <= 1, "Ray's controller asks more often than every 10 s"
+    assert report["asked_by_router"] >= 4, "a router asks twice a second"
+    killed, stopped = report["killed"], report["stopped"]
     for each in (killed, stopped):
         assert each["answers"][-1] is True and each["asked"] >= 4, each
     assert killed["said"] == [], "the next one was killed while it started"

@@ -27,19 +27,19 @@ ENDS = (0, 130, -signal.SIGINT)
 """The exit codes: done already, interrupted, or interrupted while Python itself starts."""
 
 
-def start(argv: list[str], said: Path) -> subprocess.Popen[bytes]:
+def start(argv: list[str], log: Path) -> subprocess.Popen[bytes]:
     """Start the command in its own session, as a terminal gives a command its own group."""
     command = [sys.executable, "-m", "sdxl.cli", *argv]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with said.open("wb") as file:
+    with log.open("wb") as file:
         return subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=file, stderr=file, start_new_session=True
         )
 
 
-def strike(argv: list[str], after_s: float, said: Path) -> tuple[int, float]:
+def strike(argv: list[str], after_s: float, log: Path) -> tuple[int, float]:
     """Return the exit code and the seconds from Ctrl-C to the end of the last process."""
-    process = start(argv, said)
+    process = start(argv, log)
     time.sleep(after_s)
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     began = time.monotonic()
@@ -53,7 +53,7 @@ def strike(argv: list[str], after_s: float, said: Path) -> tuple[int, float]:
     except subprocess.TimeoutExpired:
         # Whoever reads the failure sees where it hangs.
         raise AssertionError(
-            f"still there, struck after {after_s:.2f} s:\n{said.read_text()}"
+            f"still there, struck after {after_s:.2f} s:\n{log.read_text()}"
         ) from None
     finally:
         for each in family:
@@ -62,10 +62,10 @@ def strike(argv: list[str], after_s: float, said: Path) -> tuple[int, float]:
     return code, time.monotonic() - began
 
 
-def undisturbed_s(argv: list[str], said: Path) -> float:
+def undisturbed_s(argv: list[str], log: Path) -> float:
     began = time.monotonic()
-    code = start(argv, said).wait()
-    assert code == 0, said.read_text()
+    code = start(argv, log).wait()
+    assert code == 0, log.read_text()
     return time.monotonic() - began
 
 
@@ -80,16 +80,16 @@ def check_pictures(out: Path) -> int:
 
 
 def strike_often(argv_of: Callable[[Path], list[str]], folder: Path) -> None:
-    said, chance = folder / "said", random.Random(7)
-    whole_s = undisturbed_s(argv_of(folder / "undisturbed"), said)
+    log, chance = folder / "said", random.Random(7)
+    whole_s = undisturbed_s(argv_of(folder / "undisturbed"), log)
     codes, slowest_s = dict.fromkeys(ENDS, 0), 0.0
     for number in range(TIMES):
         out, after_s = folder / str(number), chance.uniform(0.05, whole_s)
-        code, took_s = strike(argv_of(out), after_s, said)
+        code, took_s = strike(argv_of(out), after_s, log)
         made = check_pictures(out)
-        told = f"struck after {after_s:.2f} of {whole_s:.2f} s: {code}, {took_s:.2f} s, {made} made"
-        print(told, flush=True)
-        assert code in ENDS, f"{told}\n{said.read_text()[-3000:]}"
+        line = f"struck after {after_s:.2f} of {whole_s:.2f} s: {code}, {took_s:.2f} s, {made} made"
+        print(line, flush=True)
+        assert code in ENDS, f"{line}\n{log.read_text()[-3000:]}"
         codes[code] += 1
         slowest_s = max(slowest_s, took_s)
     print(f"exit codes {codes}, {slowest_s:.2f} s at most")

@@ -66,8 +66,8 @@ def pixels(data: bytes) -> np.ndarray[Any, Any]:
 
 def test_an_image_and_a_prompt_are_enough(worker: Worker) -> None:
     answer = send(worker, {"image": png(96, 160)}, {"prompt": PROMPT})
-    told = read_parameters(picture_in(answer))
-    assert (told["steps"], told["strength"], told["cache_interval"]) == (20, 0.8, 2)
+    stored = read_parameters(picture_in(answer))
+    assert (stored["steps"], stored["strength"], stored["cache_interval"]) == (20, 0.8, 2)
     assert answer.json()["size"] == "96x160"
     (data,) = answer.json()["data"]
     assert (data["deep_steps"], data["shallow_steps"]) == (8, 8)
@@ -86,9 +86,9 @@ def test_unmasked_pixels_are_the_same_to_the_byte(worker: Worker) -> None:
 
 def test_a_picture_says_what_it_was_made_from(worker: Worker) -> None:
     image, mask = png(), hole()
-    told = read_parameters(picture_in(send(worker, {"image": image, "mask": mask})))
-    assert told["image_sha256"] == hashlib.sha256(image).hexdigest()
-    assert told["mask_sha256"] == hashlib.sha256(mask).hexdigest()
+    stored = read_parameters(picture_in(send(worker, {"image": image, "mask": mask})))
+    assert stored["image_sha256"] == hashlib.sha256(image).hexdigest()
+    assert stored["mask_sha256"] == hashlib.sha256(mask).hexdigest()
 
 
 def test_every_field_of_a_form_reaches_the_picture(worker: Worker) -> None:
@@ -99,11 +99,11 @@ def test_every_field_of_a_form_reaches_the_picture(worker: Worker) -> None:
         "input_fidelity": "high", "user": "me",
     }  # fmt: skip
     answer = send(worker, {"image[]": png(), "mask": hole()}, fields)
-    told = read_parameters(picture_in(answer, 1))
-    found = {name: told[name] for name in ("seed", "steps", "strength", "guidance", "scheduler")}
+    stored = read_parameters(picture_in(answer, 1))
+    found = {name: stored[name] for name in ("seed", "steps", "strength", "guidance", "scheduler")}
     wanted = {"seed": 8, "steps": 4, "strength": 0.5, "guidance": 3.5, "scheduler": "ddim"}
     assert found == wanted
-    assert (told["deep_steps"], told["mask_blur"], told["encoding"]) == ([0, 1], 3, "sample")
+    assert (stored["deep_steps"], stored["mask_blur"], stored["encoding"]) == ([0, 1], 3, "sample")
     assert Image.open(io.BytesIO(picture_in(answer))).size == (96, 160)
 
 
@@ -112,8 +112,8 @@ def test_every_field_of_a_form_reaches_the_picture(worker: Worker) -> None:
     [("deep_steps[]", ["0", "2"]), ("deep_steps", ["0", "2"]), ("deep_steps[]", ["0,2"])],
 )
 def test_a_list_is_one_field_or_many(worker: Worker, name: str, given: list[str]) -> None:
-    told = read_parameters(picture_in(send(worker, {"image": png()}, {**QUICK, name: given})))
-    assert told["deep_steps"] == [0, 2]
+    stored = read_parameters(picture_in(send(worker, {"image": png()}, {**QUICK, name: given})))
+    assert stored["deep_steps"] == [0, 2]
 
 
 @pytest.mark.parametrize(
@@ -188,18 +188,18 @@ REFUSED: dict[str, tuple[Any, dict[str, str], str, str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_edited_is_refused_in_the_envelope(worker: Worker, case: str) -> None:
-    files, fields, param, said = REFUSED[case]
+    files, fields, param, message = REFUSED[case]
     if files is None:
         files = {"none": b""}
     answer = send(worker, files, {**QUICK, **fields})
     error = error_of(answer)
     assert answer.status_code == 400, error
-    assert error["param"] == param and said in error["message"], error
+    assert error["param"] == param and message in error["message"], error
     assert error["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize(
-    ("reference", "said"),
+    ("reference", "message"),
     [
         ({"image_url": "http://example.com/a.png"}, "must be a data URL"),
         ({"image_url": "file:///etc/passwd"}, "must be a data URL"),
@@ -208,9 +208,9 @@ def test_what_cannot_be_edited_is_refused_in_the_envelope(worker: Worker, case: 
         ({}, "takes image_url only"),
     ],
 )
-def test_no_client_s_url_is_fetched(worker: Worker, reference: dict[str, str], said: str) -> None:
+def test_no_client_s_url_is_fetched(worker: Worker, reference: Any, message: str) -> None:
     answer = post(worker, {"prompt": PROMPT, "images": [reference]}, EDIT)
-    assert answer.status_code == 400 and said in error_of(answer)["message"]
+    assert answer.status_code == 400 and message in error_of(answer)["message"]
 
 
 def test_json_keeps_its_types(worker: Worker) -> None:

@@ -50,13 +50,13 @@ def ask(worker: Worker, body: Any, **settings: Any) -> httpx.Response:
     ],
 )
 def test_a_prompt_s_tokens_are_counted(short: Worker, prompt: str, expected: int) -> None:
-    told = ask(short, {"prompt": prompt}).json()
-    assert told == {"tokens": expected, "max_tokens": MOST, "unknown_words": []}
+    result = ask(short, {"prompt": prompt}).json()
+    assert result == {"tokens": expected, "max_tokens": MOST, "unknown_words": []}
 
 
 def test_words_that_the_embedded_model_never_saw_are_named(short: Worker) -> None:
-    told = ask(short, {"prompt": "a Red lighthouse, 3 (crosses:1.2) of düsk, lighthouse"}).json()
-    assert told["unknown_words"] == ["lighthouse", "düsk"]
+    result = ask(short, {"prompt": "a Red lighthouse, 3 (crosses:1.2) of düsk, lighthouse"}).json()
+    assert result["unknown_words"] == ["lighthouse", "düsk"]
 
 
 @pytest.mark.parametrize("field", ["prompt", "negative_prompt"])
@@ -68,8 +68,8 @@ def test_the_counted_length_is_the_refused_one(short: Worker, field: str) -> Non
         assert answer.status_code == status, answer.text
     error = error_of(answer)
     assert error["param"] == field
-    told = f"{field} must have at most {MOST} tokens, got {MOST + 1}"
-    assert error["message"] == told
+    result = f"{field} must have at most {MOST} tokens, got {MOST + 1}"
+    assert error["message"] == result
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_what_cannot_be_counted_is_refused(
 
 async def test_examples_are_the_pictures_that_their_prompts_and_seeds_give(short: Worker) -> None:
     async with client(short) as http:
-        told = (await http.get(EXAMPLES)).json()["data"]
-        pictures, others = told[: len(form_routes.EMBEDDED)], told[len(form_routes.EMBEDDED) :]
+        result = (await http.get(EXAMPLES)).json()["data"]
+        pictures, others = result[: len(form_routes.EMBEDDED)], result[len(form_routes.EMBEDDED) :]
         assert [each["prompt"] for each in pictures] == list(form_routes.EMBEDDED)
         for each in pictures[:2]:
             asked = {"prompt": each["prompt"], "seed": each["seed"]}
@@ -101,7 +101,7 @@ async def test_examples_are_the_pictures_that_their_prompts_and_seeds_give(short
             assert data["b64_json"] == each["b64_json"]
             assert read_parameters(base64.b64decode(each["b64_json"]))["seed"] == each["seed"]
         assert len(others) == form_routes.MORE and all(list(each) == ["prompt"] for each in others)
-        for each in told:
+        for each in result:
             facts = (await http.post(PROMPTS, json={"prompt": each["prompt"]})).json()
             assert facts["unknown_words"] == []
 
@@ -149,8 +149,8 @@ def test_a_cancelled_request_does_not_stop_the_examples_of_others(tmp_path: Path
         for _ in range(3):
             with suppress(httpx.ReadTimeout):
                 httpx.get(f"{found.url}{EXAMPLES}", timeout=0.2)
-        told = httpx.get(f"{found.url}{EXAMPLES}", timeout=90).json()["data"]
-        assert sum("b64_json" in each for each in told) == len(form_routes.EMBEDDED)
+        result = httpx.get(f"{found.url}{EXAMPLES}", timeout=90).json()["data"]
+        assert sum("b64_json" in each for each in result) == len(form_routes.EMBEDDED)
 
 
 async def test_other_models_have_example_prompts_without_pictures(short: Worker) -> None:

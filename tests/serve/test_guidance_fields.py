@@ -62,9 +62,9 @@ def test_columns_of_a_batch_give_the_same_parameters(name: str, text: str, tmp_p
 def test_a_picture_stores_the_guided_steps_only_if_requested() -> None:
     pixels = np.zeros((64, 64, 3), np.uint8)
     data = images.encode(pixels, "png", {**MADE.as_dict(), "model": "m"})
-    told = images.read_parameters(data)
-    told.pop("model")
-    assert GenerationParams.from_dict(told) == MADE
+    stored = images.read_parameters(data)
+    stored.pop("model")
+    assert GenerationParams.from_dict(stored) == MADE
     text = images.parameters_text({**MADE.as_dict(), "model": "m"})
     assert {name: read_text(text).params[name] for name in WANTED} == WANTED
     plain = GenerationParams("a star", seed=3, width=64, height=64).as_dict()

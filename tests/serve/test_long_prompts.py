@@ -28,9 +28,9 @@ def test_two_thousand_words_have_the_same_length_everywhere(worker: Worker) -> N
     assert len(prompt) <= ServeSettings().max_prompt_chars == MAX_PROMPT_CHARS
     with pytest.raises(InvalidParams) as caught:
         fake_pipeline().check(GenerationParams(prompt, seed=1))
-    said = "prompt must have at most {} tokens, got 6000"
-    assert str(caught.value) == said.format(1200)
-    assert refusal(worker, prompt) == said.format(225)
+    message = "prompt must have at most {} tokens, got 6000"
+    assert str(caught.value) == message.format(1200)
+    assert refusal(worker, prompt) == message.format(225)
 
 
 def test_what_is_a_little_too_long_is_counted_too(worker: Worker) -> None:

@@ -92,5 +92,5 @@ def test_every_metric_is_there_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPa
         page = httpx.get(f"{url}/metrics").text
     labels = 'gpu="0",model="sdxl-mini",work="images"'
     assert f"sdxl_gpu_energy_joules_total{{{labels}}} 1.5" in page
-    missing = [told for told in unanswered(page) if not told.endswith("has no replica")]
+    missing = [each for each in unanswered(page) if not each.endswith("has no replica")]
     assert not missing, "\n".join(missing)

@@ -159,8 +159,8 @@ def test_lists_of_an_edit_travel_as_the_client_writes_them(client: openai.OpenAI
     extra = {"seed": 5, "steps": 4, "strength": 1.0, "deep_steps": [0, 2]}
     answer = client.images.edit(image=picture_file("a.png"), prompt=PROMPT, extra_body=extra)
     assert answer.data and answer.data[0].b64_json
-    told = read_parameters(base64.b64decode(answer.data[0].b64_json))
-    assert told["deep_steps"] == [0, 2]
+    stored = read_parameters(base64.b64decode(answer.data[0].b64_json))
+    assert stored["deep_steps"] == [0, 2]
 
 
 def test_it_streams_partial_edits(client: openai.OpenAI) -> None:
@@ -235,10 +235,10 @@ def test_an_impossible_field_is_refused(client: openai.OpenAI, field: str, value
 @pytest.mark.parametrize(("quality", "steps"), [("xhigh", 30), ("max", 50)])
 def test_top_qualities_run_the_exact_model(client: openai.OpenAI, quality: Any, steps: int) -> None:
     answer = client.images.generate(prompt=PROMPT, extra_body={"quality": quality})
-    told: Any = answer.to_dict()
-    (data,) = told["data"]
+    body: Any = answer.to_dict()
+    (data,) = body["data"]
     assert (data["deep_steps"], data["shallow_steps"]) == (steps, 0)
-    assert told["quality"] == quality
+    assert body["quality"] == quality
 
 
 def test_a_model_answers_to_its_aliases() -> None:

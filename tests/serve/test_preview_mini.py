@@ -63,8 +63,8 @@ def test_the_picture_forms_where_it_can_and_is_the_same_everywhere(
 def test_with_its_output_in_a_pipe_nothing_is_drawn(tmp_path: Path) -> None:
     with double("kitty") as there:
         process = run_in(there, *RENDER, "--out", str(tmp_path), stdout=subprocess.PIPE)
-        told, _ = process.communicate(timeout=SOON_S)
-        assert told.decode().startswith(str(tmp_path / NAME))
+        output, _ = process.communicate(timeout=SOON_S)
+        assert output.decode().startswith(str(tmp_path / NAME))
         assert not there.display().drawn and ATTRIBUTES not in there.output
 
 

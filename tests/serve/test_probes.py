@@ -53,8 +53,8 @@ def test_health_has_the_paths_of_other_services(http: httpx.Client) -> None:
 
 def test_version_metadata_and_licence_are_served(http: httpx.Client) -> None:
     assert http.get("/v1/version").json()["release"] == sdxl.__version__
-    told = http.get("/v1/metadata").json()
-    assert told["modelInfo"][0]["shortName"] == "sdxl-mini"
+    metadata = http.get("/v1/metadata").json()
+    assert metadata["modelInfo"][0]["shortName"] == "sdxl-mini"
     licence = http.get("/v1/license").json()
     assert licence["name"] == "Apache-2.0" and "Apache License" in licence["content"]
     assert licence["size"] == len(licence["content"].encode())

@@ -52,7 +52,7 @@ def picture(shade: int) -> Pixels:
     return pixels
 
 
-def said(line: str) -> None:
+def write_line(line: str) -> None:
     """Print a line as the command does for a picture."""
     tqdm.write(line, file=sys.stderr)
 
@@ -90,13 +90,13 @@ def watch(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Watch:
 def test_a_picture_forms_in_place_above_its_line(protocol: str, watch: Watch, clock: Clock) -> None:
     with double("none") as there:
         with watch(there, protocol) as watcher:
-            said("first line")
+            write_line("first line")
             form(watcher, clock, 10, 20, 30)
             watcher.finished(picture(40))
-            said("a.png  seed 1")
+            write_line("a.png  seed 1")
             form(watcher, clock, 50, 60)
             watcher.finished(picture(70))
-            said("b.png  seed 2")
+            write_line("b.png  seed 2")
         display = there.display()
     shades = [10, 20, 30, 40, 50, 60, 70]
     expected = [fitted(Image.fromarray(picture(shade)), (240, 240)) for shade in shades]
@@ -129,7 +129,7 @@ def test_without_a_terminal_for_pictures_the_bar_is_unchanged(watch: Watch, cloc
             assert watcher.on_forming is None
             form(watcher, clock, 10, 20)
             watcher.finished(picture(30))
-            said("a.png")
+            write_line("a.png")
         there.settle()
         output = there.output
     assert b"/20 [" in output and b"a.png" in output
@@ -174,7 +174,7 @@ def test_an_unfinished_picture_does_not_stay(
     with double("none") as there:
         modes = there.modes
         with pytest.raises((KeyboardInterrupt, RuntimeError)), watch(there, protocol) as watcher:
-            said("first line")
+            write_line("first line")
             form(watcher, clock, 10, 20)
             raise error
         display = there.display()
@@ -213,7 +213,7 @@ def test_an_interrupt_in_the_middle_of_a_picture_leaves_nothing_of_it(
     monkeypatch.setattr(Terminal, "write", cut)
     with double("none") as there:
         with pytest.raises(KeyboardInterrupt), watch(there, protocol) as watcher:
-            said("first line")
+            write_line("first line")
             form(watcher, clock, 10, 20, 30)
             raise KeyboardInterrupt
         os.write(there.slave, b"$ ls\n")
@@ -251,7 +251,7 @@ def test_a_preview_that_cannot_be_made_costs_no_picture(watch: Watch, clock: Clo
                 clock.now_s += 1.01 * PERIOD_S
                 show(broken)
             watcher.finished(picture(20))
-            said("a.png")
+            write_line("a.png")
         display = there.display()
     assert display.text == ["sdxl render: no more previews: 3 of 9 values are not finite", "a.png"]
     assert not display.drawn
@@ -293,7 +293,7 @@ def test_a_low_window_gets_a_low_picture_or_none(
         with watch(there, "iterm") as watcher:
             form(watcher, clock, 10)
             watcher.finished(picture(20))
-            said("a.png")
+            write_line("a.png")
         display = there.display(rows or ROWS)
     assert display.text == ["a.png"]
     assert [each.cells and each.cells[1] for each in display.drawn] == (

@@ -104,7 +104,7 @@ def test_json_says_everything(pipeline: FakePipeline, capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--image", "none.png"], "image must be a readable file .*No such file"),
         (["--image", "text.png"], "image must be a PNG, JPEG or WEBP file"),
@@ -115,7 +115,7 @@ def test_json_says_everything(pipeline: FakePipeline, capsys: Capture) -> None:
     ],
 )
 def test_a_wrong_image_is_found_before_the_model_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, flags: list[str], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, flags: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delattr(engines, "load")
@@ -123,13 +123,13 @@ def test_a_wrong_image_is_found_before_the_model_is_loaded(
     (tmp_path / "text.png").write_text("not a picture")
     Image.new("RGB", (64, 64), "red").save("red.png")
     assert cli.main(["render", "a ring", *flags]) == 2
-    assert re.search(said, capsys.readouterr().err)
+    assert re.search(message, capsys.readouterr().err)
 
 
 def test_image_i_of_n_uses_seed_plus_i(pipeline: FakePipeline, capsys: Capture) -> None:
     facts = render_json(capsys, "a", "b", "--n", "3", "--seed", "7")
-    told = {fact["index"]: (fact["prompt"], fact["seed"]) for fact in facts}
-    assert told == dict(enumerate((prompt, seed) for prompt in "ab" for seed in (7, 8, 9)))
+    pairs = {fact["index"]: (fact["prompt"], fact["seed"]) for fact in facts}
+    assert pairs == dict(enumerate((prompt, seed) for prompt in "ab" for seed in (7, 8, 9)))
     assert len({fact["file"] for fact in facts}) == 6
 
 

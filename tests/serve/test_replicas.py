@@ -198,9 +198,9 @@ def heard(handle: Handle) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("said", [[], [Queued(0)], [Queued(0), ImageProgress(3, 20, 0, 1.0)]])
-def test_an_order_whose_replica_falls_silent_goes_to_another_with_its_seed(said: list[Any]) -> None:
-    handle = Handle(said, [Queued(0), done(ORDER)])
+@pytest.mark.parametrize("sent", [[], [Queued(0)], [Queued(0), ImageProgress(3, 20, 0, 1.0)]])
+def test_an_order_whose_replica_falls_silent_goes_to_another_with_its_seed(sent: list[Any]) -> None:
+    handle = Handle(sent, [Queued(0), done(ORDER)])
     heard(handle)
     updates = asyncio.run(updates_of(handle))
     assert isinstance(updates[-1], Done) and {o.params for o in handle.asked} == {ORDER.params}

@@ -79,8 +79,8 @@ NAMES = [
 @pytest.mark.parametrize(("name", "made_by"), NAMES)
 def test_the_answer_names_its_model(workers: list[Worker], name: str | None, made_by: str) -> None:
     body = {"prompt": PROMPT, "steps": 2, "model": name}
-    told = asked(workers, GENERATE, body, aliases=ALIASES).json()
-    assert told["model"] == made_by == painter(told["data"][0]["b64_json"])
+    answer = asked(workers, GENERATE, body, aliases=ALIASES).json()
+    assert answer["model"] == made_by == painter(answer["data"][0]["b64_json"])
 
 
 def test_a_stream_names_the_model_too(workers: list[Worker]) -> None:
@@ -153,9 +153,9 @@ async def test_a_client_of_webui_chooses_by_its_checkpoint(workers: list[Worker]
     async with served(workers, sdapi=True, aliases=ALIASES) as http:
 
         async def made(**more: Any) -> Any:
-            told = (await http.post(txt2img, json=body | more)).json()
-            named = json.loads(told["info"])["sd_model_name"]
-            assert named == painter(told["images"][0])
+            answer = (await http.post(txt2img, json=body | more)).json()
+            named = json.loads(answer["info"])["sd_model_name"]
+            assert named == painter(answer["images"][0])
             return named
 
         titles = [m["title"] for m in (await http.get("/sdapi/v1/sd-models")).json()]
@@ -165,8 +165,8 @@ async def test_a_client_of_webui_chooses_by_its_checkpoint(workers: list[Worker]
         assert await made(override_settings=chosen) == "other"
         assert await made() == "sdxl-mini", "that held for one request"
         assert (await http.post(options, json=chosen)).status_code == 200
-        told = (await http.get(options)).json()
-        assert told["sd_model_checkpoint"] == "other.safetensors"
+        answer = (await http.get(options)).json()
+        assert answer["sd_model_checkpoint"] == "other.safetensors"
         assert await made() == "other"
         assert await made(override_settings={"sd_model_checkpoint": "dall-e-3"}) == "sdxl-mini"
         refused = await http.post(options, json={"sd_model_checkpoint": "juggernaut"})
@@ -224,7 +224,7 @@ async def test_ready_waits_for_every_model_once_and_then_for_any(workers: list[W
     models = ServedModels(ServeSettings(models=TABLES), [workers[0], Second()], lambda: now_s)  # type: ignore[list-item]
 
     async def states() -> list[str]:
-        return [type(said).__name__ for _, said in await models.ready()]
+        return [type(state).__name__ for _, state in await models.ready()]
 
     with pytest.raises(Problem, match="loading"):
         await states()
@@ -235,7 +235,7 @@ async def test_ready_waits_for_every_model_once_and_then_for_any(workers: list[W
 
     fresh = ServedModels(ServeSettings(models=TABLES), [workers[0], away], lambda: now_s)
     now_s += START_S
-    assert [type(said).__name__ for _, said in await fresh.ready()] == ["ModelCard", "Problem"]
+    assert [type(state).__name__ for _, state in await fresh.ready()] == ["ModelCard", "Problem"]
     with pytest.raises(Problem):
         await ServedModels(ServeSettings(models=TABLES), [away, away], lambda: now_s).ready()
 

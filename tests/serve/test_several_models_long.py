@@ -39,12 +39,12 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def made(found: Service, **more: Any) -> dict[str, Any]:
     answer = httpx.post(found.url + GENERATE, json=ASKED | more, timeout=90)
     assert answer.status_code == 200, answer.text
-    told: dict[str, Any] = answer.json()
-    return told
+    body: dict[str, Any] = answer.json()
+    return body
 
 
-def picture(told: dict[str, Any]) -> bytes:
-    return base64.b64decode(told["data"][0]["b64_json"])
+def picture(body: dict[str, Any]) -> bytes:
+    return base64.b64decode(body["data"][0]["b64_json"])
 
 
 def pixels(data: bytes) -> bytes:
@@ -57,8 +57,8 @@ def pixels(data: bytes) -> bytes:
 def test_each_request_gets_its_models_picture(two: Service) -> None:
     mini, other = made(two), made(two, model="gpt-image-1")
     assert (mini["model"], other["model"]) == ("sdxl-mini", "other")
-    for told in (mini, other):
-        assert read_parameters(picture(told))["model"] == told["model"]
+    for body in (mini, other):
+        assert read_parameters(picture(body))["model"] == body["model"]
     assert pixels(picture(mini)) != pixels(picture(other)), "their weights differ"
     assert pixels(picture(made(two, model="mini"))) == pixels(picture(mini))
     unknown = httpx.post(two.url + GENERATE, json=ASKED | {"model": "dall-e-9"})

@@ -43,10 +43,10 @@ def asked(
     environment: Mapping[str, str] | None = None,
     first: str = "",
 ) -> tuple[Any, bool, str]:
-    said = tmp_path / "said"
+    report = tmp_path / "said"
     script = ASK.replace("{first}", first)
-    assert run_in(there, "-c", script, str(said), environment=environment).wait(50) == 0
-    protocol, is_as_before, left = json.loads(said.read_text())
+    assert run_in(there, "-c", script, str(report), environment=environment).wait(50) == 0
+    protocol, is_as_before, left = json.loads(report.read_text())
     return protocol, is_as_before, left
 
 
@@ -80,12 +80,12 @@ def test_answers_may_come_in_pieces_and_late(tmp_path: Path) -> None:
 
 def test_an_answer_after_its_time_is_not_left_for_the_shell(tmp_path: Path) -> None:
     wait = "terminal.ANSWER_S = 0.2"
-    said = tmp_path / "said"
+    report = tmp_path / "said"
     script = ASK.replace("{first}", wait).partition("after =")[0]
     script += "import time\ntime.sleep(1.5)\nopen(sys.argv[1], 'w').write(repr(found))"
     with double("sixel", late_s=0.4) as there:
-        assert run_in(there, "-c", script, str(said)).wait(50) == 0
-        assert said.read_text() == "None" and there.modes == modes_of_a_new_one()
+        assert run_in(there, "-c", script, str(report)).wait(50) == 0
+        assert report.read_text() == "None" and there.modes == modes_of_a_new_one()
         assert left_in(there) == b""
 
 

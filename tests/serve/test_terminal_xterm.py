@@ -72,9 +72,9 @@ def display(tmp_path: Path) -> Iterator[str]:
 
 def run_xterm(display: str, folder: Path, *flags: str) -> tuple[list[str], NDArray[np.uint8]]:
     """Return what was found, and the screen when all is drawn."""
-    file, said = folder / "scene.png", folder / "said"
+    file, report = folder / "scene.png", folder / "said"
     scene(120, 120).save(file)
-    command = [sys.executable, "-c", SHOW, str(file), str(said)]
+    command = [sys.executable, "-c", SHOW, str(file), str(report)]
     xterm = subprocess.Popen(
         [tool("xterm", "xterm"), *flags, "-geometry", "80x20+0+0", "-e", *command],
         env={**environment_with({}), "DISPLAY": display},
@@ -82,8 +82,8 @@ def run_xterm(display: str, folder: Path, *flags: str) -> tuple[list[str], NDArr
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_until(lambda: said.exists() or xterm.poll() is not None, SOON_S)
-        return said.read_text().split(), settled(folder / "Xvfb_screen0")
+        wait_until(lambda: report.exists() or xterm.poll() is not None, SOON_S)
+        return report.read_text().split(), settled(folder / "Xvfb_screen0")
     finally:
         xterm.terminate()
         xterm.wait()
@@ -115,8 +115,8 @@ def test_xterm_shows_the_picture_above_its_line(
     registers: int, most: float, display: str, tmp_path: Path
 ) -> None:
     flags = ["-ti", "vt340", "-xrm", f"XTerm*numColorRegisters: {registers}"]
-    said, screen = run_xterm(display, tmp_path, *flags)
-    protocol, colours, *cell = said
+    report, screen = run_xterm(display, tmp_path, *flags)
+    protocol, colours, *cell = report
     assert (protocol, int(colours)) == ("sixel", registers)
     width, height = map(int, cell)
     top, left, side = BORDER + 1 + height, BORDER + 1, 12 * height
@@ -128,7 +128,7 @@ def test_xterm_shows_the_picture_above_its_line(
 
 
 def test_xterm_without_sixels_gets_the_bar_alone(display: str, tmp_path: Path) -> None:
-    said, screen = run_xterm(display, tmp_path, "-ti", "vt220")
-    assert said == ["none"]
+    report, screen = run_xterm(display, tmp_path, "-ti", "vt220")
+    assert report == ["none"]
     is_grey = (screen[:, :, 0] == screen[:, :, 1]) & (screen[:, :, 1] == screen[:, :, 2])
     assert is_grey.all(), "nothing but black letters on white"

@@ -77,7 +77,7 @@ def test_a_rendered_edit_has_the_plan_where_it_takes_all_steps(
 
 
 @pytest.mark.parametrize(
-    ("said", "is_kept"),
+    ("values", "is_kept"),
     [
         ({}, True),
         ({"steps": 8}, False),
@@ -88,15 +88,15 @@ def test_a_rendered_edit_has_the_plan_where_it_takes_all_steps(
         ({"image": "a.png", "strength": 0.5}, False),
     ],
 )
-def test_rows_of_a_job_follow_the_plan(said: dict[str, Any], is_kept: bool) -> None:
+def test_rows_of_a_job_follow_the_plan(values: dict[str, Any], is_kept: bool) -> None:
     intake = Intake(TUNED.beside({}), 1, CARD.id, CARD.sizes, "png", CARD.presets)
-    (row,) = intake.rows([Record("a.jsonl:1", {"prompt": "a ring", **said}, folder="/")])
+    (row,) = intake.rows([Record("a.jsonl:1", {"prompt": "a ring", **values}, folder="/")])
     assert row.params is not None, row.error
     assert row.params.deep_steps == (TUNED.deep_steps if is_kept else None)
     assert row.params.guidance_interval == TUNED.guidance_interval
     flags = {**TUNED.beside({}), "deep_steps": (0, 5)}
     (row,) = replace(intake, defaults=flags).rows(
-        [Record("a.jsonl:1", {"prompt": "a ring", **said}, folder="/")]
+        [Record("a.jsonl:1", {"prompt": "a ring", **values}, folder="/")]
     )
     assert row.params is not None and row.params.deep_steps == (0, 5), "as a flag said"
 
@@ -108,5 +108,5 @@ def test_a_service_of_fewer_steps_has_none_of_the_plans_deep_steps() -> None:
 
 def test_a_services_list_of_qualities_can_be_read_again() -> None:
     limits = ImageLimits.of(CARD, ServeSettings())
-    told = TypeAdapter(dict[str, Any]).validate_json(limits.model_dump_json())
-    assert presets_of(told["presets"]) == CARD.presets
+    shown = TypeAdapter(dict[str, Any]).validate_json(limits.model_dump_json())
+    assert presets_of(shown["presets"]) == CARD.presets

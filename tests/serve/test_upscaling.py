@@ -48,9 +48,9 @@ def test_an_upscaled_picture_is_what_the_pipeline_makes(worker: Worker, upscaler
     with Image.open(io.BytesIO(done.image)) as image:
         assert image.size == (192, 192)
         assert np.array_equal(np.asarray(image), to_pixels(expected.image))
-    told = read_parameters(done.image)
-    assert (told["width"], told["upscale"], told["upscaler"]) == (128, 1.5, upscaler)
-    assert told["upscale_strength"] == 0.4
+    stored = read_parameters(done.image)
+    assert (stored["width"], stored["upscale"], stored["upscaler"]) == (128, 1.5, upscaler)
+    assert stored["upscale_strength"] == 0.4
     assert (done.deep_steps, done.shallow_steps) == (3 + 1, 2 + 1)
     stages = {"encode_s", "queue_s", "denoise_s", "upscale_s", "decode_s", "file_s"}
     assert set(done.timings) == stages | {"total_s"}
@@ -68,10 +68,10 @@ def test_progress_and_previews_go_through_both_legs() -> None:
     asked = upscaled(wants_progress=True, preview_steps=(2, 5, 6))
     with running(fake_pipeline(tick_s=0.02)) as worker:
         updates = asyncio.run(updates_of(worker, asked))
-    told = [u for u in updates if isinstance(u, ImageProgress)]
-    steps = [u.step for u in told]
-    assert steps == sorted(steps) and {2, 4, 5, 6} <= set(steps) and {u.steps for u in told} == {7}
-    assert all(u.position == 0 for u in told if u.step)
+    reports = [u for u in updates if isinstance(u, ImageProgress)]
+    steps = [u.step for u in reports]
+    assert steps == sorted(steps) and {2, 4, 5, 6} <= set(steps)
+    assert all(u.steps == 7 and (u.position == 0 or not u.step) for u in reports)
     previews = [u for u in updates if isinstance(u, Preview)]
     assert [p.step for p in previews] == [2, 5, 6]
     assert {size_of(p.image) for p in previews} == {(192, 192)}
@@ -186,13 +186,13 @@ def test_an_existing_picture_is_upscaled_by_an_edit(worker: Worker) -> None:
     """It takes one leg at the larger size; with its own strength two; with a mask it is refused."""
     fields = {"prompt": PROMPT, "steps": "5", "seed": "7", "upscale": "2", "cache_interval": "2"}
     answer = send(worker, {"image": png(96, 64)}, fields)
-    told = read_parameters(picture_in(answer))
+    stored = read_parameters(picture_in(answer))
     assert answer.json()["size"] == "192x128" and size_of(picture_in(answer)) == (192, 128)
-    assert (told["width"], told["height"], told["strength"]) == (192, 128, 0.4)
-    assert "upscale" not in told and answer.json()["data"][0]["deep_steps"] == 1
+    assert (stored["width"], stored["height"], stored["strength"]) == (192, 128, 0.4)
+    assert "upscale" not in stored and answer.json()["data"][0]["deep_steps"] == 1
     answer = send(worker, {"image": png(96, 64)}, {**fields, "strength": "0.8"})
-    told = read_parameters(picture_in(answer))
-    assert (told["width"], told["strength"], told["upscale"]) == (96, 0.8, 2.0)
+    stored = read_parameters(picture_in(answer))
+    assert (stored["width"], stored["strength"], stored["upscale"]) == (96, 0.8, 2.0)
     assert size_of(picture_in(answer)) == (192, 128)
     answer = send(worker, {"image": png(), "mask": png()}, fields)
     assert answer.status_code == 400 and error_of(answer)["param"] == "upscale"
@@ -203,9 +203,9 @@ def test_an_existing_picture_is_upscaled_by_an_edit(worker: Worker) -> None:
 def test_a_stream_s_last_event_has_the_larger_size(worker: Worker) -> None:
     asked = {**QUICK, "upscale": 1.5, "stream": True, "partial_images": 2, "progress": True}
     lines = [x for x in post(worker, asked).text.splitlines() if x.startswith("data: ")]
-    told = [json.loads(line.removeprefix("data: ")) for line in lines]
-    assert told[-1]["type"] == "image_generation.completed"
-    shown = [each for each in told if each["type"].endswith("_image") or each is told[-1]]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert events[-1]["type"] == "image_generation.completed"
+    shown = [each for each in events if each["type"].endswith("_image") or each is events[-1]]
     assert len(shown) == 3
     for each in shown:
         assert each["size"] == "192x192"
@@ -235,17 +235,17 @@ def test_hires_fix_has_the_webuis_meaning(
     answer = webui(worker, TXT2IMG, {**HIRES, **fields})
     assert answer.status_code == 200, answer.text
     file = base64.b64decode(answer.json()["images"][0])
-    told = read_parameters(file)
+    stored = read_parameters(file)
     assert size_of(file) == (128, 192)
-    assert (told["upscale"], told["upscaler"]) == (2.0, upscaler)
-    assert told["upscale_strength"] == strength
+    assert (stored["upscale"], stored["upscaler"]) == (2.0, upscaler)
+    assert stored["upscale_strength"] == strength
     (text,) = json.loads(answer.json()["info"])["infotexts"]
     words = (f"Denoising strength: {strength}", "Hires upscale: 2", f"Hires steps: {taken}")
     assert all(each in text for each in (*words, f"Hires upscaler: {upscaler.capitalize()}"))
     read = webui(worker, "/sdapi/v1/png-info", {"image": base64.b64encode(file).decode()})
     assert read.json()["parameters"].items() >= {
         "upscale": 2.0, "upscaler": upscaler, "upscale_strength": strength,
-        "upscale_steps": told["upscale_steps"],
+        "upscale_steps": stored["upscale_steps"],
     }.items()  # fmt: skip
 
 

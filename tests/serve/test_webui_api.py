@@ -56,9 +56,9 @@ def test_webuiapi_makes_pictures_and_reads_them(served: tuple[str, Worker]) -> N
     assert [image.size for image in made.images] == [(128, 96)] * 2
     assert made.info["all_seeds"] == [7, 8] and made.info["prompt"] == PROMPT
     assert made.info["infotexts"][1].startswith(f"{PROMPT}\nNegative prompt: blue\nSteps: 4")
-    told = api.png_info(made.image)
-    assert told.info == made.info["infotexts"][0]
-    assert told.parameters["scheduler"] == "dpmpp_2m_karras"
+    stored = api.png_info(made.image)
+    assert stored.info == made.info["infotexts"][0]
+    assert stored.parameters["scheduler"] == "dpmpp_2m_karras"
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -97,8 +97,8 @@ def test_what_open_webui_asks_is_answered(http: httpx.Client) -> None:
     assert answer.status_code == 200
     body = {"prompt": PROMPT, "batch_size": 1, "width": 128, "height": 128, "steps": 4}
     answer = http.post(TXT2IMG, json={**body, "negative_prompt": ""})
-    told = read_parameters(base64.b64decode(answer.json()["images"][0]))
-    assert (told["steps"], told["cache_interval"]) == (4, 1), "no such client speaks of caches"
+    stored = read_parameters(base64.b64decode(answer.json()["images"][0]))
+    assert (stored["steps"], stored["cache_interval"]) == (4, 1), "no such client speaks of caches"
 
 
 def test_what_sillytavern_asks_is_answered(http: httpx.Client) -> None:
@@ -156,10 +156,10 @@ def test_unsupported_fields_are_refused_by_name(
 
 def test_a_refused_sampler_is_answered_with_the_valid_pairs(http: httpx.Client) -> None:
     asked = {"prompt": PROMPT, "sampler_name": "DDIM", "scheduler": "karras"}
-    said = http.post(TXT2IMG, json=asked).json()["error"]["message"]
-    assert said.startswith("sampler_name must be one of Euler (Karras, ")
-    assert said.endswith("got 'DDIM' with scheduler 'karras'")
-    assert "Euler a, DDIM (SGM Uniform), DPM++ 2M (Karras, Exponential, Beta), " in said
+    message = http.post(TXT2IMG, json=asked).json()["error"]["message"]
+    assert message.startswith("sampler_name must be one of Euler (Karras, ")
+    assert message.endswith("got 'DDIM' with scheduler 'karras'")
+    assert "Euler a, DDIM (SGM Uniform), DPM++ 2M (Karras, Exponential, Beta), " in message
 
 
 def test_a_file_that_is_no_picture_is_refused(http: httpx.Client) -> None:
@@ -229,8 +229,8 @@ def test_jpeg_and_webp_contain_their_text_too(http: httpx.Client) -> None:
     for format in ("jpg", "webp"):
         body = {"prompt": PROMPT, "steps": 2, "override_settings": {"samples_format": format}}
         answer = http.post(TXT2IMG, json=body).json()
-        told = http.post("/sdapi/v1/png-info", json={"image": answer["images"][0]}).json()
-        assert told["parameters"]["prompt"] == PROMPT
+        stored = http.post("/sdapi/v1/png-info", json={"image": answer["images"][0]}).json()
+        assert stored["parameters"]["prompt"] == PROMPT
         assert io.BytesIO(base64.b64decode(answer["images"][0])).read(2) in (b"\xff\xd8", b"RI")
 
 

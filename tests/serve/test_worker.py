@@ -41,8 +41,8 @@ def test_a_picture_is_what_the_pipeline_makes() -> None:
     assert expected.image is not None
     with Image.open(io.BytesIO(done.image)) as image:
         assert np.array_equal(np.asarray(image), to_pixels(expected.image))
-    told = read_parameters(done.image)
-    assert (told["seed"], told["width"], told["model"]) == (5, 128, "sdxl-mini")
+    stored = read_parameters(done.image)
+    assert (stored["seed"], stored["width"], stored["model"]) == (5, 128, "sdxl-mini")
     assert (done.deep_steps, done.shallow_steps, done.prompt_tokens) == (3, 3, 77)
     stages = {"encode_s", "queue_s", "denoise_s", "decode_s", "file_s"}
     assert set(done.timings) == stages | {"total_s"}

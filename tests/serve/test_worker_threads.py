@@ -67,8 +67,8 @@ def test_slow_calls_on_a_processor_are_timed_once(call_s: float, rounds: int) ->
 def on_a_gpu(cuda: FakeCuda, *, captures: bool) -> tuple[Pipeline, CudaDevice]:
     pipeline = fake_pipeline()
     device = CudaDevice(torch.device("cuda", 1))
-    told = device.for_engines() | ({"run_recorded": Ticks(device)} if captures else {})
-    return replace(pipeline, engines=replace(pipeline.engines, **told)), device
+    functions = device.for_engines() | ({"run_recorded": Ticks(device)} if captures else {})
+    return replace(pipeline, engines=replace(pipeline.engines, **functions)), device
 
 
 def test_nothing_runs_on_cudas_default_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,8 +112,8 @@ def test_a_service_whose_graphs_are_refused_serves_and_says_so_once(
         expected = asyncio.run(picture_of(worker, asked))
     assert done.image == expected.image
     assert found["sdxl_failed_captures_total"] == device.failed_captures > 0
-    said = [r for r in caplog.records if "CUDA graph was not captured" in r.message]
-    assert sum(r.levelname == "WARNING" for r in said) == 1
+    warnings = [r for r in caplog.records if "CUDA graph was not captured" in r.message]
+    assert sum(r.levelname == "WARNING" for r in warnings) == 1
 
 
 def test_a_worker_that_does_not_start_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:

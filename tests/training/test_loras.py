@@ -127,11 +127,11 @@ def test_outlined_draws_black_lines_about_things_of_their_captions_colours(plain
     lined = share(dark_share(image) > 0.01 for image in styled)
     assert lined >= 0.8, f"{lined:.0%} of the pictures have a black line, at least 80%"
     assert all(dark_share(image) < 0.005 for image in usual)
-    told = [
+    wrong = [
         [fault for fault in faults(without_lines(image), scene) if not fault.startswith("count")]
         for image, scene in zip(styled, scenes, strict=True)
     ]
-    assert not any(told), told
+    assert not any(wrong), wrong
 
 
 def ink_share(image: Image) -> float:

@@ -64,9 +64,9 @@ def test_an_answer_passes_as_it_comes() -> None:
 
 
 @pytest.mark.parametrize("loss", [DIED, errors.draining(), errors.starting()])
-@pytest.mark.parametrize("told", range(3))
-def test_another_replica_continues_the_text_of_a_lost_one(loss: Exception, told: int) -> None:
-    updates = updates_of([*WHOLE[:told], loss], WHOLE)
+@pytest.mark.parametrize("sent", range(3))
+def test_another_replica_continues_the_text_of_a_lost_one(loss: Exception, sent: int) -> None:
+    updates = updates_of([*WHOLE[:sent], loss], WHOLE)
     assert text_of(updates) == "a red circle" and updates[-1] == WHOLE[-1]
     assert sum(isinstance(update, Taken) for update in updates) == 1
 

@@ -20,9 +20,9 @@ NEEDED = 3.0
 
 @pytest.mark.long
 def test_eight_streams_are_three_times_as_fast_as_plain_generate(mini_llm: Any) -> None:
-    said = ("circle", "two red stars", "a square above a ring", "something blue")
+    texts = ("circle", "two red stars", "a square above a ring", "something blue")
     prompts = Prompts(str(MINI))
-    asked = [prompts.ids(Ask((Message("user", said[i % 4]),))) for i in range(STREAMS)]
+    asked = [prompts.ids(Ask((Message("user", texts[i % 4]),))) for i in range(STREAMS)]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -14,7 +14,7 @@ from serve.app import replicas_of
 from serve.llm import deployment
 from serve.settings import ServeSettings
 from tests.serve.llm.placement_probe import DOUBLE
-from tests.serve.probe_runs import told_by
+from tests.serve.probe_runs import report_by
 from tests.serve.services import ROOT, free_port
 
 PATHS = f"{ROOT}:{DOUBLE}"
@@ -24,7 +24,7 @@ PATHS = f"{ROOT}:{DOUBLE}"
 def probe(tmp_path: Path, gpus: int, *rest: str) -> dict[str, Any]:
     options = tmp_path / "options.toml"
     options.write_text("tensor_parallel_size = 2\nmax_seq_len = 256\n")
-    return told_by(
+    return report_by(
         "tests.serve.llm.placement_probe",
         *(str(gpus), str(options), str(free_port()), *rest),
         begins='{"images"',
@@ -36,13 +36,13 @@ def probe(tmp_path: Path, gpus: int, *rest: str) -> dict[str, Any]:
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_eight_gpus_are_given_once_and_kills_on_both_sides_are_recovered(tmp_path: Path) -> None:
-    told = probe(tmp_path, 8, "40")
-    groups = [set(devices.split(",")) for devices in (*told["images"], *told["llm"])]
-    assert [len(g) for g in groups] == [1, 1, 1, 1, 2, 2], told
-    assert len(set().union(*groups)) == 8, f"a GPU was given twice: {told}"
-    for path, counts in told["statuses"].items():
+    report = probe(tmp_path, 8, "40")
+    groups = [set(devices.split(",")) for devices in (*report["images"], *report["llm"])]
+    assert [len(g) for g in groups] == [1, 1, 1, 1, 2, 2], report
+    assert len(set().union(*groups)) == 8, f"a GPU was given twice: {report}"
+    for path, counts in report["statuses"].items():
         assert set(counts) == {"200"}, f"{path}: {counts}"
-    assert set(told["after"].values()) == {200}
+    assert set(report["after"].values()) == {200}
 
 
 def settings(tmp_path: Path, text: str, **rest: Any) -> ServeSettings:

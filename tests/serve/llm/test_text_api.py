@@ -72,15 +72,15 @@ def test_a_stream_reports_usage_only_if_asked(ai: openai.OpenAI) -> None:
 
 
 def test_choice_i_uses_seed_plus_i(ai: openai.OpenAI) -> None:
-    def said(**asked: Any) -> list[str | None]:
+    def contents(**asked: Any) -> list[str | None]:
         answer = ai.chat.completions.create(
             model=MODEL, messages=[{"role": "user", "content": "circle"}], **asked
         )
         return [choice.message.content for choice in answer.choices]
 
-    three = said(seed=1, n=3, temperature=1.0)
-    assert three == said(seed=1, n=3, temperature=1.0) and len(set(three)) > 1
-    assert three[1:] == said(seed=2, n=2, temperature=1.0), "choice i uses seed + i"
+    three = contents(seed=1, n=3, temperature=1.0)
+    assert three == contents(seed=1, n=3, temperature=1.0) and len(set(three)) > 1
+    assert three[1:] == contents(seed=2, n=2, temperature=1.0), "choice i uses seed + i"
 
 
 def test_a_prompt_counts_once_however_many_choices(ai: openai.OpenAI) -> None:
@@ -235,8 +235,8 @@ def test_the_wire_is_server_sent_events(url: str) -> None:
     *chunks, last, rest = answer.text.split("\n\n")
     assert last == "data: [DONE]" and rest == ""
     for chunk in chunks:
-        told = json.loads(chunk.removeprefix("data: "))
-        assert told["object"] == "chat.completion.chunk" and len(told["choices"]) == 1
+        event = json.loads(chunk.removeprefix("data: "))
+        assert event["object"] == "chat.completion.chunk" and len(event["choices"]) == 1
 
 
 def test_a_failure_in_the_middle_of_a_stream_is_an_api_error() -> None:

@@ -182,8 +182,8 @@ def visit(browser: Browser, origin: str, view: View, path: str = "/") -> Iterato
     context.on("weberror", lambda error: found.complaints.append(str(error.error)))
     page.on(
         "console",
-        lambda said: (
-            found.complaints.append(said.text) if said.type in ("error", "warning") else None
+        lambda message: (
+            found.complaints.append(message.text) if message.type in ("error", "warning") else None
         ),
     )
     page.add_init_script(WATCH_PREVIEWS)

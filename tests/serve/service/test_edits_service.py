@@ -128,10 +128,10 @@ def others_asking(url: str) -> Iterator[list[tuple[int, bytes]]]:
 
 
 def round_of_refusals(http: httpx.Client) -> None:
-    for case, (files, status, said) in REFUSED.items():
+    for case, (files, status, message) in REFUSED.items():
         answer = send(http, files)
         assert answer.status_code == status, f"{case}: {answer.status_code} {answer.text[:300]}"
-        assert said in error_of(answer)["message"], f"{case}: {answer.text[:300]}"
+        assert message in error_of(answer)["message"], f"{case}: {answer.text[:300]}"
     assert send_in_parts(http, 60 * MIB) in (413, 0)
 
 
@@ -155,9 +155,9 @@ def test_refused_edits_keep_no_memory_and_disturb_no_others(
             held.append(group_of_refusals(http, running, held[-1] + MOST_KEPT_MIB))
             if held[-1] - held[-2] <= MOST_KEPT_MIB:
                 break
-    told = " ".join(f"{each:.0f}" for each in held)
-    print(f"{told} MiB held after each {ROUNDS} rounds; {len(came)} pictures beside")
-    assert held[-1] - held[-2] <= MOST_KEPT_MIB, f"{told} MiB: more after every {ROUNDS} rounds"
+    summary = " ".join(f"{each:.0f}" for each in held)
+    print(f"{summary} MiB held after each {ROUNDS} rounds; {len(came)} pictures beside")
+    assert held[-1] - held[-2] <= MOST_KEPT_MIB, f"{summary} MiB: more after every {ROUNDS} rounds"
     assert came and {status for status, _ in came} == {200}
     assert len({file for _, file in came}) == 1, "a picture beside refusals is another one"
     # Ray's controller has its own, where a busy machine lets its questions time out.

@@ -49,8 +49,8 @@ def code_cells(notebook: Path) -> list[Any]:
 
 
 def test_every_example_is_documented() -> None:
-    told = (EXAMPLES / "README.md").read_text()
-    missing = [each.name for each in EXAMPLES.iterdir() if f"]({each.name})" not in told]
+    page = (EXAMPLES / "README.md").read_text()
+    missing = [each.name for each in EXAMPLES.iterdir() if f"]({each.name})" not in page]
     assert missing == ["README.md"]
 
 

@@ -44,10 +44,10 @@ def test_ten_pictures_of_1024_squared_noise_pass_in_bounded_memory(tmp_path: Pat
         for name, asked in ASKED.items():
             peaks = Peaks(found)
             size = received(http, asked, pause_s=0.02 if name == "slow reader" else 0.0)
-            told = peaks.grown()
-            print(f"{name}: {size / 1e6:.1f} MB; peaks grew by MB: {told}")
+            grown = peaks.grown()
+            print(f"{name}: {size / 1e6:.1f} MB; peaks grew by MB: {grown}")
             for process, most in MOST_GROWN.items():
-                assert told[process] <= most * max(size, 42e6) / 1e6, f"{name}: {process} {told}"
+                assert grown[process] <= most * max(size, 42e6) / 1e6, f"{name}: {process} {grown}"
 
 
 UPLOAD = 60_000_000

@@ -21,7 +21,7 @@ from tests.serve.monitoring import unanswered
 from tests.serve.servers import GENERATE, error_of, leave_midway, measured
 from tests.serve.services import ROOT, Service, free_port, is_alive, service
 from tests.serve.test_api import picture
-from tests.serve.test_connection import told
+from tests.serve.test_connection import answer_to
 from tests.waiting import wait_until
 
 PROMPT = "a red circle on a blue background"
@@ -110,7 +110,7 @@ def test_refusals_of_the_proxy_itself_have_our_envelope_and_cost_nothing(
 ) -> None:
     (proxy,) = running.named("ray::ProxyActor")
     before = proxy.memory_info().rss
-    found, error = told(int(running.url.rpartition(":")[2]), sent)
+    found, error = answer_to(int(running.url.rpartition(":")[2]), sent)
     grown = (proxy.memory_info().rss - before) >> 20
     assert (found, set(error)) == (status, {"message", "type", "param", "code"})
     assert grown < 16, f"the proxy holds {grown} MiB of what it refused, allowed 16"
@@ -159,13 +159,13 @@ def test_sigterm_finishes_what_is_in_flight_and_leaves_no_process(tmp_path: Path
         with InFlight(found.url) as asked:
             began = time.monotonic()
             found.process.send_signal(signal.SIGTERM)
-            told = told_meanwhile(found.url, asked)
+            answer_to = told_meanwhile(found.url, asked)
         assert found.process.wait(grace_s) == 0
         took = time.monotonic() - began
     assert asked.is_answered, f"what was in flight is lost: {asked.kinds[-3:]}"
-    is_refused = [answer.status_code == 503 for answer in told]
-    assert {answer.status_code for answer in told} <= {200, 503} and any(is_refused), told
-    asked_late = [answer for answer in told if answer.request.method == "POST"]
+    is_refused = [answer.status_code == 503 for answer in answer_to]
+    assert {answer.status_code for answer in answer_to} <= {200, 503} and any(is_refused), answer_to
+    asked_late = [answer for answer in answer_to if answer.request.method == "POST"]
     assert {error_of(answer)["code"] for answer in asked_late} == {"shutting_down"}, asked_late
     assert took <= grace_s + 5, f"took {took:.1f} s, allowed {grace_s} and 5"
     left = [p.name() for p in children if is_alive(p)]
@@ -229,15 +229,15 @@ def told_meanwhile(url: str, asked: InFlight) -> list[httpx.Response]:
         is_draining = bool(answers) and answers[-1].status_code == 503
         try:
             if is_draining and error_of(answers[-1])["code"] == "shutting_down":
-                told = httpx.post(f"{url}{GENERATE}", json={"prompt": PROMPT}, timeout=400)
+                answer_to = httpx.post(f"{url}{GENERATE}", json={"prompt": PROMPT}, timeout=400)
             else:
-                told = httpx.get(f"{url}/v1/models", timeout=400)
+                answer_to = httpx.get(f"{url}/v1/models", timeout=400)
         except httpx.HTTPError:
             asked.join()
             if not asked.is_answered:
                 raise
         else:
-            answers += [] if asked.is_answered else [told]
+            answers += [] if asked.is_answered else [answer_to]
         time.sleep(0.02)
     return answers
 

@@ -46,9 +46,9 @@ def test_a_dropped_picture_is_made_anew_as_strongly_as_asked_and_seen_forming(we
     assert web.violations() == []
     web.generate(PROMPT, steps="40", strength="0.5")
     web.wait_for_pictures()
-    told = made(web)
-    assert (told["strength"], told["image_sha256"]) == (0.5, digest(file))
-    assert (told["width"], told["height"]) == (168, 96)
+    stored = made(web)
+    assert (stored["strength"], stored["image_sha256"]) == (0.5, digest(file))
+    assert (stored["width"], stored["height"]) == (168, 96)
     assert len(set(web.page.evaluate("previews"))) >= 2
 
 
@@ -85,8 +85,8 @@ def test_an_upscaled_picture_is_shown_in_its_larger_size_and_a_result_is_upscale
     web.page.get_by_role("button", name="Edit this").click()
     web.generate(PROMPT, steps="5", upscale="2")
     expect(web.page.locator("#thumbs li")).to_have_count(2)
-    told = made(web)
-    assert (told["width"], told["height"], told["strength"]) == (256, 256, 0.4)
+    stored = made(web)
+    assert (stored["width"], stored["height"], stored["strength"]) == (256, 256, 0.4)
     assert web.violations() == []
 
 

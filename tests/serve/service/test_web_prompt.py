@@ -161,12 +161,12 @@ def test_the_empty_page_of_another_model_shows_only_words(
 def test_surprises_name_shapes_of_the_embedded_model(web: Visit) -> None:
     button = web.page.get_by_role("button", name="Surprise me")
     button.focus()
-    said = set()
+    offered = set()
     for _ in range(12):
         web.page.keyboard.press("Enter")
-        said.add(web.holds()["prompt"])
-    assert len(said) > 3 and all(
-        re.search(r"circle|square|triangle|star|ring|cross", s) for s in said
+        offered.add(web.holds()["prompt"])
+    assert len(offered) > 3 and all(
+        re.search(r"circle|square|triangle|star|ring|cross", s) for s in offered
     )
     expect(web.page.locator("#prompt-hint")).to_have_text("")
 

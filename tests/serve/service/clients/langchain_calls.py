@@ -24,7 +24,7 @@ def double_it(number: int) -> int:
     return 2 * number
 
 
-def told(message: Any) -> dict[str, Any]:
+def facts_of(message: Any) -> dict[str, Any]:
     reason = message.response_metadata.get("finish_reason")
     return {"text": message.content, "usage": message.usage_metadata, "reason": reason}
 
@@ -45,19 +45,19 @@ def calls(url: str) -> dict[str, Call]:
         return str(chat.invoke(turns).content)
 
     return {
-        "invoke": lambda: told(chat.invoke([("system", "Be short."), ("human", CIRCLE)])),
+        "invoke": lambda: facts_of(chat.invoke([("system", "Be short."), ("human", CIRCLE)])),
         "stream": lambda: [chunk.content for chunk in chat.stream(CIRCLE)],
         "usage": lambda: [chunk.usage_metadata for chunk in counted.stream(CIRCLE)],
         "batch": lambda: [each.content for each in chat.batch([CIRCLE, "a green star"])],
         "async": lambda: asyncio.run(both()),
         "talk": talk,
-        "short": lambda: told(short.invoke(CIRCLE)),
+        "short": lambda: facts_of(short.invoke(CIRCLE)),
         "completion": lambda: text.invoke("a red circle on"),
         "completion stream": lambda: list(text.stream("a red circle on")),
-        "tools": lambda: told(chat.bind_tools([double_it]).invoke(CIRCLE)),
+        "tools": lambda: facts_of(chat.bind_tools([double_it]).invoke(CIRCLE)),
         "schema": lambda: str(chat.with_structured_output(Shape).invoke(CIRCLE)),
-        "picture": lambda: told(chat.invoke([{"role": "user", "content": [PICTURE]}])),
-        "model": lambda: told(ChatOpenAI(model="gpt-4o", **common).invoke(CIRCLE)),
+        "picture": lambda: facts_of(chat.invoke([{"role": "user", "content": [PICTURE]}])),
+        "model": lambda: facts_of(ChatOpenAI(model="gpt-4o", **common).invoke(CIRCLE)),
     }
 
 

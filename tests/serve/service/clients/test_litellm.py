@@ -36,7 +36,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(running: Service, packages: Path, pictures: Path) -> Report:
+def report(running: Service, packages: Path, pictures: Path) -> Report:
     return report_of("litellm_calls", packages, running.url, pictures)
 
 
@@ -79,28 +79,28 @@ def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
         time.sleep(0.5)
 
 
-def test_it_makes_pictures(told: Report) -> None:
-    first, second = (image_of(text) for text in told["generate"])
+def test_it_makes_pictures(report: Report) -> None:
+    first, second = (image_of(text) for text in report["generate"])
     assert first.size == second.size == (128, 96) and first.tobytes() != second.tobytes()
-    assert told["generate again"] == told["generate"][:1], "the same seed is the same picture"
-    assert image_of(told["webp"][0]).format == "WEBP"
-    assert image_of(told["asynchronous"][0]).size == (128, 128)
-    assert told["usage"]["total_tokens"] == 77
+    assert report["generate again"] == report["generate"][:1], "the same seed is the same picture"
+    assert image_of(report["webp"][0]).format == "WEBP"
+    assert image_of(report["asynchronous"][0]).size == (128, 128)
+    assert report["usage"]["total_tokens"] == 77
 
 
-def test_the_client_edits(told: Report) -> None:
-    made = [image_of(text).convert("RGB") for text in told["edit"]]
+def test_the_client_edits(report: Report) -> None:
+    made = [image_of(text).convert("RGB") for text in report["edit"]]
     assert [image.getpixel((4, 4)) for image in made] == [RED] * 2
     assert all(image.getpixel((64, 64)) != RED for image in made)
 
 
-def test_a_chat_is_answered(told: Report) -> None:
-    assert told["chat"].startswith("a red circle")
-    assert "".join(told["chat stream"]) == told["chat"] and len(told["chat stream"]) > 3
+def test_a_chat_is_answered(report: Report) -> None:
+    assert report["chat"].startswith("a red circle")
+    assert "".join(report["chat stream"]) == report["chat"] and len(report["chat stream"]) > 3
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "said"),
+    ("name", "kind", "text"),
     [
         ("size", "BadRequestError", "size must be 'auto', or WIDTHxHEIGHT"),
         ("model", "NotFoundError", "The model 'dall-e-2' does not exist"),
@@ -108,8 +108,8 @@ def test_a_chat_is_answered(told: Report) -> None:
         ("not a picture", "BadRequestError", "must be a PNG, JPEG or WEBP file"),
     ],
 )
-def test_errors_keep_their_kind_and_words(told: Report, name: str, kind: str, said: str) -> None:
-    assert kind in told[name]["error"] and said in told[name]["message"]
+def test_errors_keep_their_kind_and_words(report: Report, name: str, kind: str, text: str) -> None:
+    assert kind in report[name]["error"] and text in report[name]["message"]
 
 
 def test_the_proxy_lists_both_models(proxy: openai.OpenAI) -> None:
