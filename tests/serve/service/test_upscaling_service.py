@@ -17,25 +17,18 @@ from tests.serve.servers import GENERATE
 from tests.serve.test_api import events_of, picture
 
 PROMPT = "a red circle on a blue background"
-ASKED: dict[str, Any] = {
-    "prompt": PROMPT,
-    "seed": 3,
-    "steps": 4,
-    "cache_interval": 2,
-    "n": 2,
-    "upscale": 1.5,
-    "upscale_strength": 0.5,
-}
+ASKED: dict[str, Any] = {"prompt": PROMPT, "seed": 3, "steps": 4, "cache_interval": 2, "n": 2}
+ASKED |= {"upscale": 1.5, "upscale_strength": 0.5}
 ALL_STEPS = 4 + 2
 
 pytestmark = pytest.mark.timeout(120)
 
 
-def check(file: bytes, size: tuple[int, int], **told: object) -> None:
+def check(file: bytes, size: tuple[int, int], **expected: object) -> None:
     with Image.open(io.BytesIO(file)) as image:
         image.load()
         assert image.size == size
-    assert read_parameters(file).items() >= {"prompt": PROMPT, **told}.items()
+    assert read_parameters(file).items() >= {"prompt": PROMPT, **expected}.items()
 
 
 def test_two_pictures_are_upscaled_in_one_answer(http: httpx.Client) -> None:
@@ -61,8 +54,8 @@ def test_a_stream_goes_through_both_legs(http: httpx.Client) -> None:
             check(picture(event), (192, 192), upscale=1.5)
     # A preview takes a while to make: it may come after the next step's progress.
     for index, kind in itertools.product(range(2), ("progress", "partial_image")):
-        told = zip(events, kinds, strict=True)
-        steps = [e["step"] for e, k in told if k == kind and e["image_index"] == index]
+        pairs = zip(events, kinds, strict=True)
+        steps = [e["step"] for e, k in pairs if k == kind and e["image_index"] == index]
         assert steps == sorted(steps) and steps[-1] >= ASKED["steps"], (kind, steps)
 
 
