@@ -208,7 +208,7 @@ def warm_loop(bench: Bench) -> InFlight:
     """The service's loop, warmed up at the first call."""
     if bench.loop is None:
         pipeline = bench.pipeline(bench.served)
-        loop = InFlight(pipeline.engines, pipeline.clock, pipeline.limits(), Costs())
+        loop = pipeline.in_flight(Costs())
         here = warmup.Rooms(*3 * (lambda work: work(),))
         warmup.measure(pipeline, here, loop.costs)
         loop.limits = warmup.knee(pipeline, loop.costs, QUEUE)
