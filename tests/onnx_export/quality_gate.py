@@ -34,12 +34,8 @@ WIDTH = {"FID": 0.03, "CLIP": 0.005}
 """half the width of the band, as a share: processors round differently"""
 
 
-@dataclass(frozen=True)
-class Measured:
-    """The exact model's scores, and those of int8 at interval 2 as shares of them."""
-
-    exact: dict[str, float]
-    fast: dict[str, float]
+Measured = dict[str, dict[str, float]]
+"""The exact model's scores, and those of int8 at interval 2 (fast) as shares of them."""
 
 
 @dataclass(frozen=True)
@@ -52,21 +48,20 @@ class Band:
     def outside(self, current: Measured) -> list[str]:
         """Return a line for each score outside the band."""
         wrong = []
-        for what in ("exact", "fast"):
-            recorded, measured = getattr(self.recorded, what), getattr(current, what)
-            for name, value in recorded.items():
+        for what, scores in self.recorded.items():
+            for name, value in scores.items():
+                measured = current[what][name]
                 low, high = value * (1 - WIDTH[name]), value * (1 + WIDTH[name])
-                if not low <= measured[name] <= high:
+                if not low <= measured <= high:
                     wrong.append(
-                        f"{what} {name}: measured {measured[name]:.4f}, recorded {value:.4f}, "
+                        f"{what} {name}: measured {measured:.4f}, recorded {value:.4f}, "
                         f"allowed {low:.4f} to {high:.4f}"
                     )
         return wrong
 
     @classmethod
     def read(cls, path: Path) -> Band:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        return cls(stored["weights"], Measured(**stored["recorded"]))
+        return cls(**json.loads(path.read_text(encoding="utf-8")))
 
 
 def measure(int8: ExportFolder) -> Measured:
@@ -76,7 +71,7 @@ def measure(int8: ExportFolder) -> Measured:
     fast = _score(load_onnxruntime(int8), FAST_INTERVAL, judges)
     scores = {name: exact.figures[name].value for name in WIDTH}
     shares = {name: fast.figures[name].value / scores[name] for name in WIDTH}
-    return Measured(scores, shares)
+    return {"exact": scores, "fast": shares}
 
 
 def _score(engines: Engines, interval: int, judges: Judges) -> Scores:

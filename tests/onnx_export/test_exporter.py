@@ -129,7 +129,7 @@ def test_weights_stored_as_float32_are_halved_in_the_graph(tiny: Checkpoint, out
     assert [node.op_type for node in weight.consumers()] == ["Cast"]
 
 
-def test_an_unchanged_export_is_left_alone(tiny: Checkpoint, out: Path) -> None:
+def test_an_unchanged_export_is_left_alone_unless_forced(tiny: Checkpoint, out: Path) -> None:
     export_tiny(tiny, out)
     before = {path: path.stat().st_mtime_ns for path in out.glob("*.[os]*")}
     assert len(before) == 7 + 4
@@ -137,6 +137,8 @@ def test_an_unchanged_export_is_left_alone(tiny: Checkpoint, out: Path) -> None:
     export_tiny(tiny, out, lines=lines)
     assert lines[0] == f"{out}: nothing has changed"
     assert {path: path.stat().st_mtime_ns for path in before} == before
+    export_tiny(tiny, out, lines=lines, is_forced=True)
+    assert sum("nodes" in line for line in lines) == 7
 
 
 def test_only_what_changed_is_exported_again(tiny: Checkpoint, tmp_path: Path) -> None:
@@ -155,13 +157,6 @@ def test_only_what_changed_is_exported_again(tiny: Checkpoint, tmp_path: Path) -
     assert (made, kept) == (["vae_decoder", "vae_encoder"], ["clip_l", "clip_g", *sorted(UNETS)])
     assert folder.model_digest == again.digest
     assert_same_as_torch(ExportFolder.open(tmp_path / "export", verify=True), again)
-
-
-def test_force_exports_every_network(tiny: Checkpoint, out: Path) -> None:
-    export_tiny(tiny, out)
-    lines: Lines = []
-    export_tiny(tiny, out, lines=lines, is_forced=True)
-    assert sum("nodes" in line for line in lines) == 7
 
 
 def test_the_same_model_gives_the_same_bytes(

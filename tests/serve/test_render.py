@@ -269,60 +269,40 @@ def test_help_shows_the_defaults(capsys: Capture) -> None:
 
 
 BAD_REQUESTS = {
-    "preview": (
-        ["--preview", "ascii"],
-        "preview must be one of auto, off, kitty, iterm, sixel, got 'ascii'",
-    ),
-    "preview nowhere": (["--preview", "kitty"], "preview needs a terminal on stderr"),
-    "gif": (["--out", "x.gif"], "out must be a folder, or .png"),
-    "steps 10000": (["--steps", "10000"], "steps must be a whole number from 1 to 1000, got 10000"),
-    "steps x": (["--steps", "x"], "--steps: must be a whole number, got 'x'"),
-    "guidance nan": (["--guidance", "nan"], "guidance must be a number from 0 to 100, got nan"),
-    "width small": (["--width", "24"], "width must be a multiple of 8 from 32 to 128, got 24"),
-    "height large": (["--height", "136"], "height must be a multiple of 8 from 32 to 128, got 136"),
-    "scheduler": (["--scheduler", "magic"], "scheduler must be one of"),
-    "seed -1": (
-        ["--seed", "-1"],
-        "seed must be a whole number from 0 to 9223372036854775807, got -1",
-    ),
-    "seed too far": (
-        ["--seed", str(2**63 - 1), "--n", "2"],
-        f"seed must be a whole number from 0 to 9223372036854775807, got {2**63}",
-    ),
-    "interval": (
-        ["--cache-interval", "0"],
-        "cache_interval must be a whole number from 1 to 1000, got 0",
-    ),
-    "plan": (["--deep-steps", "1,2"], "deep_steps must start with step 0, got (1, 2)"),
-    "plan x": (["--deep-steps", "a,b"], "argument --deep-steps: must be step numbers with commas"),
-    "n 0": (["--n", "0"], "n must be 1 to 10000 for 1 prompts, got 0"),
-    "n huge": (["--n", "9" * 30], "n must be 1 to 10000 for 1 prompts"),
-    "format": (["--format", "gif"], "format must be one of png, jpeg, webp, got 'gif'"),
-    "sheet": (
-        ["--sheet", "sheet.txt"],
-        "sheet must be a file name that ends in .png, .jpg or .webp, got 'sheet.txt'",
-    ),
-    "unknown flag": (["--stepz", "3"], "--stepz"),
-    "no value": (["--steps"], "--steps"),
-    "from nowhere": (["--from", "none.png"], "from must be a picture"),
-    "from a folder": (["--from", "."], "from must be a picture"),
-    "surrogate": (
-        ["--negative-prompt", "\udcff"],
-        "negative_prompt must be valid Unicode, without lone surrogates",
-    ),
-    "jpeg prompt": (
-        ["円" * 9000, "--format", "jpeg"],
-        "prompt must fit into a JPEG's metadata; use png or webp, got '9000 characters'",
+    "--preview ascii": "preview must be one of auto, off, kitty, iterm, sixel, got 'ascii'",
+    "--preview kitty": "preview needs a terminal on stderr",
+    "--out x.gif": "out must be a folder, or .png",
+    "--steps 10000": "steps must be a whole number from 1 to 1000, got 10000",
+    "--steps x": "--steps: must be a whole number, got 'x'",
+    "--guidance nan": "guidance must be a number from 0 to 100, got nan",
+    "--width 24": "width must be a multiple of 8 from 32 to 128, got 24",
+    "--height 136": "height must be a multiple of 8 from 32 to 128, got 136",
+    "--scheduler magic": "scheduler must be one of",
+    "--seed -1": "seed must be a whole number from 0 to 9223372036854775807, got -1",
+    f"--seed {2**63 - 1} --n 2": f"seed must be a whole number from 0 to {2**63 - 1}, got {2**63}",
+    "--cache-interval 0": "cache_interval must be a whole number from 1 to 1000, got 0",
+    "--deep-steps 1,2": "deep_steps must start with step 0, got (1, 2)",
+    "--deep-steps a,b": "argument --deep-steps: must be step numbers with commas",
+    "--n 0": "n must be 1 to 10000 for 1 prompts, got 0",
+    f"--n {'9' * 30}": "n must be 1 to 10000 for 1 prompts",
+    "--format gif": "format must be one of png, jpeg, webp, got 'gif'",
+    "--sheet a.txt": "sheet must be a file name that ends in .png, .jpg or .webp, got 'a.txt'",
+    "--stepz 3": "--stepz",
+    "--steps": "--steps",
+    "--from none.png": "from must be a picture",
+    "--from .": "from must be a picture",
+    "--negative-prompt \udcff": "negative_prompt must be valid Unicode, without lone surrogates",
+    f"{'円' * 9000} --format jpeg": (
+        "prompt must fit into a JPEG's metadata; use png or webp, got '9000 characters'"
     ),
 }
 
 
-@pytest.mark.parametrize("case", BAD_REQUESTS)
+@pytest.mark.parametrize("flags", BAD_REQUESTS, ids=lambda flags: flags[:30])
 def test_a_bad_request_is_one_line(
-    case: str, pipeline: FakePipeline, refused: Callable[..., str]
+    flags: str, pipeline: FakePipeline, refused: Callable[..., str]
 ) -> None:
-    flags, message = BAD_REQUESTS[case]
-    assert message in refused("render", "a ring", *flags)
+    assert BAD_REQUESTS[flags] in refused("render", "a ring", *flags.split())
     assert not [name for _, _, files in os.walk(".") for name in files] and not pipeline.asked
 
 
