@@ -9,7 +9,9 @@ Contract of an Engine, for every backend:
 - shapes may differ from call to call along the free axes; what it cannot run it refuses with a
   ShapeError before computing anything;
 - on a GPU it enqueues on the current stream and does not synchronise;
-- a row's result does not depend on the other rows, beyond rounding.
+- a row's result does not depend on the other rows, beyond rounding;
+- maps in slots (Engines.slot_of) are [rows, channels, 1, slot], and come with one more input,
+  "sides": int32 [rows, 2], each row's latent height and width.
 
 The sampler does not know whether TensorRT, ONNX Runtime or PyTorch is behind one.
 """
@@ -25,7 +27,16 @@ import torch
 from torch import Tensor
 
 from sdxl.prompt import MAX_CHUNKS
-from sdxl.specs import Architecture, Cut, ModelSpec, ShapeError, TensorSpec, image_axes, latent_axes
+from sdxl.specs import (
+    Architecture,
+    Axes,
+    Cut,
+    ModelSpec,
+    ShapeError,
+    TensorSpec,
+    image_axes,
+    latent_axes,
+)
 
 
 class Engine(Protocol):
@@ -54,6 +65,10 @@ class PassedFence:
 
     def seconds_since(self, earlier: PassedFence) -> None:
         return None
+
+
+def no_slot(latent_h: int, latent_w: int) -> None:
+    return None
 
 
 def run_directly(network: str, key: Hashable, work: Callable[[], None]) -> bool:
@@ -92,6 +107,9 @@ class Engines:
     """The number of failed recordings; such work runs unrecorded."""
     warming: Callable[[], AbstractContextManager[None]] = nullcontext
     """Entered during warm-up, when the backend may spend time on measurements."""
+    slot_of: Callable[[int, int], int | None] = no_slot
+    """Latent height and width to the pixels of the slot in which pictures of several sizes share a
+    call; None if only equal sizes can."""
     latent_sides: tuple[int, int] | None = None
     """The smallest and largest latent side of the engines; None: any."""
     most_chunks: int = MAX_CHUNKS
@@ -101,6 +119,14 @@ class Engines:
 
     def __getitem__(self, name: str) -> Engine:
         return self.by_name[name]
+
+    def axes(self, latent_h: int, latent_w: int, tokens: int) -> Axes:
+        """Return what pictures must share to share calls."""
+        slot = self.slot_of(latent_h, latent_w)
+        if slot is not None:
+            latent_h, latent_w = 1, slot
+        sizes = {"latent_h": latent_h, "latent_w": latent_w, "tokens": tokens}
+        return self["unet_deep"].spec.shared_axes(sizes)
 
 
 def torch_dtype(spec: TensorSpec) -> torch.dtype:

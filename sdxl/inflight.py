@@ -10,13 +10,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sdxl import schedulers
@@ -62,12 +61,6 @@ class Request:
         if self.plan.room[0] > self.conditioning.rows:
             raise ValueError("a guided step needs a negative prompt in the conditioning")
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Axis sizes by their names in sdxl/specs.py."""
-        tokens = self.conditioning.tokens
-        return {"latent_h": self.latent_h, "latent_w": self.latent_w, "tokens": tokens}
-
 
 class Finished(NamedTuple):
     id: int
@@ -93,13 +86,15 @@ class _Image:
     """None before its first step"""
     kept: KeptPart | None = None
 
-    def begin(self, device: torch.device) -> ImageTensors:
+    def begin(self, engines: Engines) -> ImageTensors:
         request, source, masked = self.request, self.request.source, None
         if source is None:
             latents = self.noise.start() * request.table.start
         else:
-            latents, self.kept, masked = begin(source, request.table, self.noise, device)
-        self.tensors = ImageTensors(latents.to(device), request.guidance, masked)
+            latents, self.kept, masked = begin(source, request.table, self.noise, engines.device)
+        slot = engines.slot_of(request.latent_h, request.latent_w)
+        latents = latents.to(engines.device)
+        self.tensors = ImageTensors(latents, request.guidance, masked, slot)
         return self.tensors
 
 
@@ -191,7 +186,7 @@ class InFlight:
         if image is None or image.tensors is None or self._flights[id_].step == 0:
             return None
         with self.engines.on_stream():
-            return image.tensors.estimate.clone()
+            return image.tensors.picture(image.tensors.estimate).clone()
 
     # -- the loop ---------------------------------------------------------------------------
 
@@ -257,7 +252,7 @@ class InFlight:
                 self._stage.begin(together, self.limits.bucket(rows))
                 rows, together = 0, []
             rows += count
-            together.append((image.begin(self.engines.device), image.request.conditioning, count))
+            together.append((image.begin(self.engines), image.request.conditioning, count))
         if together:
             self._stage.begin(together, self.limits.bucket(rows))
 
@@ -271,13 +266,16 @@ class InFlight:
             Member(self._tensors(f.id), is_guided=f.next_step.is_guided) for f in flights
         )
         layout = Layout(group.call.axes, group.bucket, members)
-        noise = self._draw(images, rows) if rows[:, NOISE].any() else None
+        noise = [
+            image.noise.next() if is_noisy else None
+            for image, is_noisy in zip(images, rows[:, NOISE] != 0, strict=True)
+        ]
         is_usual = self._stage.step(group.network, layout, torch.from_numpy(rows), noise)
         for image, flight in zip(images, flights, strict=True):
             if image.kept is not None:
                 # The masked part stays.
-                latents, table = self._tensors(flight.id).latents, image.request.table
-                image.kept.restore(latents, table, flight.step + 1)
+                tensors, table = self._tensors(flight.id), image.request.table
+                image.kept.restore(tensors.picture(tensors.latents), table, flight.step + 1)
         return is_usual
 
     def _settle(self, calls_ahead: int, events: list[Event]) -> None:
@@ -294,7 +292,8 @@ class InFlight:
             self.settled_s = ended
             for id_ in launch.ends:
                 if id_ in self._images:
-                    events.append(Finished(id_, self._tensors(id_).latents))
+                    tensors = self._tensors(id_)
+                    events.append(Finished(id_, tensors.picture(tensors.latents)))
                     self._drop(id_)
 
     # -- state ------------------------------------------------------------------------------
@@ -302,7 +301,7 @@ class InFlight:
     def _flight(self, request: Request) -> Flight:
         return Flight(
             self.new_id(),
-            self.engines["unet_deep"].spec.shared_axes(request.sizes),
+            self.engines.axes(request.latent_h, request.latent_w, request.conditioning.tokens),
             request.plan,
             priority=request.priority,
             deadline_s=request.deadline_s,
@@ -333,13 +332,3 @@ class InFlight:
         tensors = self._images[id_].tensors
         assert tensors is not None
         return tensors
-
-    def _draw(self, images: Sequence[_Image], rows: NDArray[np.float32]) -> Tensor:
-        """Draw fresh noise for images whose scheduler uses it, each from its own generator."""
-        zero = torch.zeros(self._latent_dims(images[0].request))
-        return torch.stack(
-            [
-                image.noise.next() if is_noisy else zero
-                for image, is_noisy in zip(images, rows[:, NOISE] != 0, strict=True)
-            ]
-        )

@@ -160,8 +160,7 @@ class Pipeline:
         """Return the axes that images must share to share calls, for this size and number of
         chunks."""
         scale = self.engines.arch.vae_scale
-        sizes = {"latent_h": height // scale, "latent_w": width // scale, "tokens": chunks * CHUNK}
-        return self.engines["unet_deep"].spec.shared_axes(sizes)
+        return self.engines.axes(height // scale, width // scale, chunks * CHUNK)
 
     def limits(self) -> Limits:
         buckets = self.engines.buckets

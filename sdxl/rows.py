@@ -18,6 +18,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sdxl import schedulers
 from sdxl.conditioning import Conditioning
@@ -35,10 +36,14 @@ class ImageTensors:
     """One image's tensors on the device. Rows: the positive one, then the negative one if any."""
 
     latents: Tensor
-    """[channels, h, w], float32"""
+    """[channels, h, w], float32; in a slot [channels, 1, slot], as all maps"""
     guidance: float
     masked: Tensor | None = None
     """[channels, h, w]: input of an inpainting UNet besides the latents"""
+    slot: int | None = None
+    """pixels of its slot; None outside slots"""
+    sides: tuple[int, int] = field(init=False)
+    """height and width of its latents"""
     estimate: Tensor = field(init=False)
     """of the finished picture, like the latents"""
     text: list[Tensor] = field(default_factory=list)
@@ -51,7 +56,25 @@ class ImageTensors:
     """True if the next step reads the caches."""
 
     def __post_init__(self) -> None:
+        height, width = self.latents.shape[1:]
+        self.sides = height, width
+        self.latents = self.in_slot(self.latents)
+        self.masked = None if self.masked is None else self.in_slot(self.masked)
         self.estimate = torch.zeros_like(self.latents)
+
+    def in_slot(self, given: Tensor) -> Tensor:
+        """Return a map [channels, h, w] as it lies in the image's slot, followed by zeros."""
+        if self.slot is None:
+            return given
+        pixels = given.flatten(1)
+        return pad(pixels, (0, self.slot - pixels.shape[1]))[:, None]
+
+    def picture(self, own: Tensor) -> Tensor:
+        """Return a view [channels, h, w] of one of its maps."""
+        if self.slot is None:
+            return own
+        height, width = self.sides
+        return own[:, 0, : height * width].unflatten(1, self.sides)
 
     def release(self) -> None:
         """Free everything but the result."""
@@ -108,14 +131,18 @@ class _Tables:
             2, bucket, dtype=torch.int64, device=device
         )
         """the negative row is the positive one if there is no other"""
-        self._guided: tuple[bool, ...] | None = None
+        self.sides = torch.ones(bucket, 2, dtype=torch.int32, device=device)
+        """each row's latent height and width"""
+        self._content: object = None
 
     def fill(self, coefficients: Tensor, layout: Layout) -> None:
         guidance = torch.tensor([[member.image.guidance] for member in layout.members])
         _fill(self.numbers, torch.cat([coefficients, guidance], 1))
-        guided = tuple(member.is_guided for member in layout.members)
-        if guided != self._guided:
-            self._guided = guided
+        content = [(member.is_guided, member.image.sides) for member in layout.members]
+        if content != self._content:
+            self._content = content
+            sides = [layout.members[i].image.sides for i in layout.member_of_row]
+            _fill(self.sides, torch.tensor(sides, dtype=torch.int32))
             _fill(self.member_of_row, torch.tensor(layout.member_of_row))
             _fill(self.negative_row, torch.tensor([rows[-1] for rows in layout.rows_of_members]))
 
@@ -208,23 +235,34 @@ class Stage:
     # -- a step -----------------------------------------------------------------------------
 
     def step(
-        self, network: str, layout: Layout, coefficients: Tensor, noise: Tensor | None
+        self,
+        network: str,
+        layout: Layout,
+        coefficients: Tensor,
+        noise: Sequence[Tensor | None],
     ) -> bool:
-        """Run a call: one step of each member, by its line of coefficients. Return whether it took
-        its usual time."""
+        """Run a call: one step of each member, by its line of coefficients, and with fresh noise
+        where its scheduler uses it. Return whether it took its usual time."""
         with self._lock:
             return self._step(network, layout, coefficients, noise)
 
     def _step(
-        self, network: str, layout: Layout, coefficients: Tensor, noise: Tensor | None
+        self,
+        network: str,
+        layout: Layout,
+        coefficients: Tensor,
+        noise: Sequence[Tensor | None],
     ) -> bool:
         engine = self._engines[network]
         views, tables = self._views_of(layout), self._tables_of(layout.bucket)
         self._load(network, layout, views)
         tables.fill(coefficients, layout)
-        if noise is not None:
-            _fill(views.noise, noise)
+        for member, line, fresh in zip(layout.members, views.noise, noise, strict=False):
+            if fresh is not None:
+                _fill(line, member.image.in_slot(fresh))
         inputs = {t.name: views.by_name[t.name] for t in engine.spec.inputs}
+        if layout.members[0].image.slot is not None:
+            inputs["sides"] = tables.sides
         outputs = {t.name: views.by_name[t.name] for t in engine.spec.outputs}
 
         def work() -> None:

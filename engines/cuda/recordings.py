@@ -84,11 +84,14 @@ class Ticks:
     recordings: OrderedDict[Hashable, Recording] = field(default_factory=OrderedDict)
     counts: Counter[str] = field(default_factory=Counter)
     """first runs, captures, replays and evictions so far"""
+    is_measuring: bool = False
+    """True if a first run may measure, which a capture does not allow"""
     _networks: set[str] = field(default_factory=set)
 
     def __call__(self, network: str, key: Hashable, work: Callable[[], None]) -> bool:
         if key not in self.recordings:
-            self.recordings[key] = Recording(is_warm=network in self._networks)
+            is_warm = network in self._networks and not self.is_measuring
+            self.recordings[key] = Recording(is_warm)
         recording = self.recordings[key]
         self.recordings.move_to_end(key)
         if len(self.recordings) > MOST_TICKS:

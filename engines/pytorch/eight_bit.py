@@ -110,13 +110,17 @@ class EightBit(nn.Module):
     def product(self, stored: Tensor, dtype: torch.dtype, residual: Tensor | None = None) -> Tensor:
         if not has_kernels(stored):
             return in_type(self._reference(stored, residual), dtype)
-        # PyTorch's own gives halves and floats.
-        is_linear = self.weight.dim() == 2 and residual is None and dtype not in LARGEST
-        if is_linear and self.number != torch.int8 and has_scaled_mm(stored.device, dtype):
+        if residual is None and self.is_scaled_mm(stored, dtype):
             return self._scaled_mm(stored, dtype)
         residual = None if residual is None else _channels_last(residual)
         product = triton_module("product").product
         return product(stored, self.weight, self.scale, self.bias, dtype, residual)
+
+    def is_scaled_mm(self, stored: Tensor, dtype: torch.dtype) -> bool:
+        """Whether PyTorch's own product runs, which gives halves and floats."""
+        if not has_kernels(stored) or self.weight.dim() != 2 or dtype in LARGEST:
+            return False
+        return self.number != torch.int8 and has_scaled_mm(stored.device, dtype)
 
     def turned(self, stored: Tensor, dtype: torch.dtype) -> Tensor:
         """The product of tokens as [out, rows, tokens]: a channel's tokens lie side by side."""

@@ -27,6 +27,8 @@ from engines.pytorch.eight_bit import (
 )
 from engines.pytorch.joined_layers import alike, joined
 from engines.pytorch.launches import has_kernels, triton_module
+from engines.pytorch.slot_convolution import SlotConvolution
+from engines.pytorch.slots import sides_of
 from sdxl.networks.attention import Text, attend, ready
 
 ATTENTION = {
@@ -57,6 +59,8 @@ class NormAct(nn.Module):
         """Norm x plus `shift` [rows, channels]; `sums` are `joined_maps`'."""
         eight_bit = into if isinstance(into, EightBit) else None
         if has_kernels(x):
+            is_slotted = isinstance(into, SlotConvolution) and sides_of(x) is not None
+            rounding: Any = into.rounding if into and (eight_bit or is_slotted) else {}
             return triton_module("kernels").norm_act(
                 x.contiguous(memory_format=torch.channels_last),
                 self.weight,
@@ -66,7 +70,7 @@ class NormAct(nn.Module):
                 has_silu=self.has_silu,
                 shift=shift,
                 sums=sums,
-                **(eight_bit.rounding if eight_bit else {}),
+                **rounding,
             )
         value = x if shift is None else x + shift[:, :, None, None]
         value = F.group_norm(value, self.groups, self.weight, self.bias, self.eps)
@@ -76,16 +80,17 @@ class NormAct(nn.Module):
 
 def apply(layer: nn.Module, value: Tensor, like: Tensor, residual: Tensor | None = None) -> Tensor:
     """Apply a layer to what was rounded for it; the result has `like`'s type."""
-    if isinstance(layer, EightBit):
+    if isinstance(layer, EightBit | SlotConvolution):
         return layer.product(value, like.dtype, residual)
     return layer(value) if residual is None else layer(value) + residual
 
 
 def added_to(x: Tensor, layer: nn.Module, value: Tensor) -> Sum:
-    """Add a layer's result to x: an 8-bit product ends with the sum; else the next norm adds."""
-    if isinstance(layer, EightBit):
+    """Add a layer's result to x: our 8-bit product ends with the sum; else the next norm adds,
+    which together with PyTorch's own product takes less time (docs/log.md)."""
+    if isinstance(layer, EightBit) and not layer.is_scaled_mm(value, x.dtype):
         return layer.product(value, x.dtype, x), None
-    return x, layer(value)
+    return x, apply(layer, value, x)
 
 
 class AddNorm(nn.Module):
@@ -162,9 +167,14 @@ class Upsampler(nn.Module):
         is_eight_bit = isinstance(self.conv, EightBit)
         self.conv_quarters = quartered(self.conv) if is_eight_bit else None
 
+    @property
+    def takes_slots(self) -> bool:
+        return self.conv_quarters is not None
+
     def forward(self, x: Tensor, sides: Sequence[int]) -> Tensor:
         height, width = x.shape[2:]
-        if self.conv_quarters is not None and tuple(sides) == (2 * height, 2 * width):
+        is_doubled = tuple(sides) == (2 * height, 2 * width) or sides_of(x) is not None
+        if self.conv_quarters is not None and is_doubled:
             return self.conv_quarters(x)
         return self.conv(F.interpolate(x, size=sides, mode="nearest"))
 
@@ -193,6 +203,16 @@ class Attention(nn.Module):
     def reads(self) -> nn.Module | None:
         """The layer that its input is rounded for; None if several read it."""
         return self.joint or self.pair if self.layer is None else self.to_q
+
+    @property
+    def takes_slots(self) -> bool:
+        """Whether it knows the keys of each row; attention to a prompt mixes no pixels."""
+        if self.layer is not None:
+            return True
+        weight: Any = None if self.pair is None else self.pair.weight
+        if weight is None or not triton_module("product").fits_tma(weight):
+            return False
+        return weight.shape[0] // 2 // self.heads in (64, 128)
 
     def forward(self, normed: Tensor, x: Tensor, text: Text = ()) -> Sum:
         """Add the attention of `normed` to x."""
@@ -320,9 +340,35 @@ def added_for(layer: nn.Module, x: Tensor, added: Tensor | None) -> Tensor:
     return x if added is None else x + added
 
 
+def put_slot_convolutions(unet: Any) -> None:
+    """Let the convolutions that stay in 16 bits take maps in slots, too."""
+    for block in (*unet.down_blocks, unet.mid_block, *unet.up_blocks):
+        for resnet in block.resnets:
+            for name in ("conv1", "conv2"):
+                if isinstance(conv := getattr(resnet, name), nn.Conv2d):
+                    setattr(resnet, name, SlotConvolution(conv))
+        for downsampler in getattr(block, "downsamplers", None) or ():
+            downsampler.conv = SlotConvolution(downsampler.conv)
+    unet.conv_in, unet.conv_out = SlotConvolution(unet.conv_in), SlotConvolution(unet.conv_out)
+
+
+def takes_slots(unet: nn.Module) -> bool:
+    """Whether everything in a rearranged UNet that mixes pixels takes maps in slots."""
+    modules = list(unet.modules())
+    ours = {id(each.conv) for each in modules if isinstance(each, SlotConvolution)}
+    return all(
+        each.takes_slots
+        if isinstance(each, Attention | Upsampler)
+        else not isinstance(each, nn.Conv2d) or each.kernel_size == (1, 1) or id(each) in ours
+        for each in modules
+    )
+
+
 def rearrange(unet: Any, attention: str | None = None) -> None:
     """Rearrange a UNet in place, before it is split into Deep and Shallow."""
     layers = itertools.count()
+    if any(isinstance(module, EightBit) for module in unet.modules()):
+        put_slot_convolutions(unet)
     for block in (*unet.down_blocks, unet.mid_block, *unet.up_blocks):
         block.resnets = nn.ModuleList(ResBlock(resnet) for resnet in block.resnets)
         if getattr(block, "upsamplers", None):

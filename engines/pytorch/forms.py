@@ -33,11 +33,13 @@ from triton.runtime.jit import create_function_from_signature
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engines.pytorch.launches import FUSION, Launch, meta_inputs, noted
+from engines.pytorch.slots import LINE, in_slots
 from engines.pytorch.tiles import Tile, TileProblem
 from sdxl.specs import CHUNK, Architecture, ModelSpec, image_axes
 
 log = logging.getLogger(__name__)
 
+STEPS = ("unet_deep", "unet_shallow")
 PRODUCTS = ("_product", "_tma_product", "_gated_product")
 MOST_PROCESSES = 8
 LOGGED_EVERY = 12
@@ -101,10 +103,14 @@ def compile_form(form: Form, target: GPUTarget) -> Any:
 
 
 def recorded_launches(
-    networks: Mapping[str, nn.Module], specs: Mapping[str, ModelSpec], arch: Architecture
+    networks: Mapping[str, nn.Module],
+    specs: Mapping[str, ModelSpec],
+    arch: Architecture,
+    *,
+    has_slots: bool = False,
 ) -> list[Launch]:
     """The launches of networks on the meta device. Forms depend on neither the size nor the rows of
-    a call, except that odd latents are stretched where even ones are doubled."""
+    a call, except that odd latents are stretched where even ones are doubled, and on slots."""
     latent = arch.default_side // arch.vae_scale
     with torch.inference_mode(), noted() as launches:
         for name, network in networks.items():
@@ -112,6 +118,11 @@ def recorded_launches(
                 sizes = {"rows": 2, "batch": 1, "tokens": CHUNK, **image_axes(arch, side, side)}
                 axes = sizes | {"latent_h": side, "latent_w": side}
                 network(*meta_inputs(specs[name], axes))
+            if has_slots and name in STEPS:
+                axes = {"rows": 2, "tokens": CHUNK, "latent_h": 1, "latent_w": latent**2}
+                sides = torch.empty(2, 2, dtype=torch.int32, device="meta")
+                with in_slots(latent**2, sides):
+                    network(*meta_inputs(specs[name], axes))
     return launches
 
 
@@ -130,14 +141,18 @@ def forms_of(
 def in_every_tile(
     launch: Launch, fitting: Callable[[TileProblem], Sequence[Tile]]
 ) -> Iterator[Launch]:
+    given: Any = dict(zip(launch.kernel.arg_names, launch.arguments, strict=False)).get("x")
     if launch.name not in PRODUCTS:
         yield launch
         return
     is_gated = launch.name == "_gated_product"
-    given: Any = dict(zip(launch.kernel.arg_names, launch.arguments, strict=False))["x"]
+    has_residual, is_in_slots = (
+        bool(launch.constants.get(name)) for name in ("HAS_RESIDUAL", "HAS_SIDES")
+    )
     number = str(getattr(given, "base", given).dtype).removeprefix("torch.")
-    has_residual = bool(launch.constants.get("HAS_RESIDUAL"))
-    problem = TileProblem(number, 1, 1, 1, 1, has_residual, is_gated)
+    problem = TileProblem(
+        number, 1, 1, 1, 1, has_residual, is_gated, places=2 * LINE if is_in_slots else 0
+    )
     for tile in fitting(problem):
         names = ("M", "N", "K", "num_warps", "num_stages")
         constants = {**launch.constants, **dict(zip(names, astuple(tile), strict=True))}

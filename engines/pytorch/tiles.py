@@ -30,7 +30,7 @@ MOST_SUMS = 64
 """of a thread, in a gated product on a GPU with tensor memory"""
 TENSOR_MEMORY = (10, 11)
 """compute capabilities of data-centre Blackwells, whose tensor cores keep sums in tensor memory"""
-FP8 = "float8_e4m3fn"
+FP8, HALVES = "float8_e4m3fn", ("float16", "bfloat16")
 Run = Callable[["Tile"], None]
 Measure = Callable[[Callable[[], None]], float]
 """seconds of one run"""
@@ -78,6 +78,15 @@ GATED_TILES = (
 multiprocessor holds two tiles of four warps, and one multiplies while the other ends."""
 
 
+HALF_TILES = (
+    Tile(128, 64, 64, 4, 4),
+    Tile(128, 128, 64, 8, 3),
+    Tile(256, 64, 64, 8, 4),
+    Tile(128, 32, 64, 4, 4),
+)
+"""Tiles of a product in 16 bits."""
+
+
 @dataclass(frozen=True)
 class TileProblem:
     """What the choice of a tile depends on."""
@@ -90,14 +99,16 @@ class TileProblem:
     has_residual: bool
     is_gated: bool = False
     is_turned: bool = False
+    places: int = 0
+    """of a bordered slot, if the map lies in slots"""
 
     @property
     def key(self) -> str:
         """Sizes within a factor of four share a tile, as do all beyond 2^16 rows."""
         size = min((self.count - 1).bit_length(), 17) // 2
         kind = f"{self.number} {self.taps} {self.channels} {self.out_channels}"
-        names = ("residual", "gated", "turned")
-        given = (self.has_residual, self.is_gated, self.is_turned)
+        names = ("residual", "gated", "turned", f"slots of {self.places}")
+        given = (self.has_residual, self.is_gated, self.is_turned, self.places)
         return " ".join([f"{kind} {size}", *itertools.compress(names, given)])
 
 
@@ -106,9 +117,14 @@ def fitting(
 ) -> tuple[Tile, ...]:
     tiles: tuple[Tile, ...] = TILES_WITH_RESIDUAL if problem.has_residual else TILES
     tiles = GATED_TILES if problem.is_gated else tiles
+    if problem.number in HALVES:
+        tiles = HALF_TILES
+    if problem.places:
+        tiles = tuple(tile for tile in tiles if problem.places % tile.m == 0)
     if has_tensor_memory and problem.number == FP8:
         tiles = tuple(tile for tile in tiles if not spills(tile, problem))
-    return tuple(tile for tile in tiles if tile.shared_bytes <= shared_bytes)
+    width = 2 if problem.number in HALVES else 1
+    return tuple(tile for tile in tiles if width * tile.shared_bytes <= shared_bytes)
 
 
 def spills(tile: Tile, problem: TileProblem) -> bool:

@@ -4,8 +4,8 @@ numbers of an export.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -21,6 +21,7 @@ from engines.cuda.recordings import RecordedEngine, Ticks
 from engines.folders.profiles import buckets
 from engines.pytorch.eight_bit import flagged, has_e4m3, put_decoder_layers, quantise
 from engines.pytorch.launches import capability_of, like_a_gpu, triton_module
+from engines.pytorch.slots import in_slots, slot_of
 from engines.pytorch.tiles import measuring
 from engines.pytorch.torch_options import PLAIN, TorchOptions
 from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint, quiet_loading
@@ -45,7 +46,10 @@ class TorchEngine:
     @torch.inference_mode()
     def __call__(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
         check_inputs(self.spec, inputs)
-        results = self.module(*(inputs[t.name] for t in self.spec.inputs))
+        sides = inputs.get("sides")
+        slots = nullcontext() if sides is None else in_slots(inputs["sample"].shape[-1], sides)
+        with slots:
+            results = self.module(*(inputs[t.name] for t in self.spec.inputs))
         for tensor, result in zip(self.spec.outputs, results, strict=True):
             outputs[tensor.name].copy_(result)
 
@@ -75,7 +79,11 @@ def load_torch(
     engines: dict[str, Engine] = {}
     placed = partial(_placed, specs=specs, cut=cut, options=options, numbers=numbers)
     has_kernels = is_cuda and options.rearranged
-    with _compiled_ahead(checkpoint, chosen, specs, placed) if has_kernels else nullcontext():
+    with (
+        _compiled_ahead(checkpoint, chosen, specs, options, placed)
+        if has_kernels
+        else nullcontext()
+    ):
         for part in NETWORK_FOLDERS:
             with named_if_slow(f"loading {part}"):
                 module = (load_part or checkpoint.part)(part)
@@ -98,15 +106,20 @@ def load_torch(
         said["gpu"] = target.name
     if options != PLAIN:
         said["options"] = str(options)
+    deep: Any = engines["unet_deep"]
+    has_slots = options.slots and options.rearranged and _takes_slots(deep.module)
+    standard = checkpoint.arch.sample_size
+    ticks = Ticks(cuda) if cuda and options.graphs else None
     return Engines(
         checkpoint.arch,
         engines,
+        slot_of=partial(slot_of, standard=standard) if has_slots else Engines.slot_of,
         device=chosen,
         cut=cut,
         buckets=counts,
         memory_format=memory_format(options),
-        warming=partial(_warming, chosen) if is_cuda else nullcontext,
-        run_recorded=Ticks(cuda) if cuda and options.graphs else Engines.run_recorded,
+        warming=partial(_warming, chosen, ticks) if is_cuda else nullcontext,
+        run_recorded=ticks or Engines.run_recorded,
         description=said,
         **(cuda.for_engines() if cuda else {}),
     )
@@ -144,6 +157,7 @@ def _compiled_ahead(
     checkpoint: Checkpoint,
     device: torch.device,
     specs: Mapping[str, ModelSpec],
+    options: TorchOptions,
     placed: Callable[[str, nn.Module, torch.device], dict[str, nn.Module]],
 ) -> AbstractContextManager[None]:
     """Compile the kernels of the networks, which are listed without weights, while the block
@@ -158,7 +172,9 @@ def _compiled_ahead(
                 with quiet_loading(), torch.device("meta"):
                     module = network_class(part).from_config(checkpoint.config(part))
                 networks |= placed(part, module.eval().requires_grad_(False), torch.device("meta"))
-            launches = forms.recorded_launches(networks, specs, checkpoint.arch)
+            has_slots = options.slots and _takes_slots(networks["unet_deep"])
+            given = networks, specs, checkpoint.arch
+            launches = forms.recorded_launches(*given, has_slots=has_slots)
         tiles = triton_module("product").tiles(device)
         target = forms.target_of(device)
         return forms.forms_of(launches, target, tiles.fitting), target
@@ -171,8 +187,17 @@ def memory_format(options: TorchOptions) -> torch.memory_format:
     return torch.channels_last if options.rearranged else torch.contiguous_format
 
 
-def _warming(device: torch.device) -> AbstractContextManager[None]:
-    return measuring(triton_module("product").tiles(device))
+@contextmanager
+def _warming(device: torch.device, ticks: Ticks | None) -> Iterator[None]:
+    """Measure tiles, in first runs that are not recorded."""
+    with measuring(triton_module("product").tiles(device)):
+        if ticks is not None:
+            ticks.is_measuring = True
+        try:
+            yield
+        finally:
+            if ticks is not None:
+                ticks.is_measuring = False
 
 
 def _check(precision: str, numbers: Sequence[Path]) -> None:
@@ -194,6 +219,12 @@ def _unet(unet: nn.Module, options: TorchOptions, numbers: Sequence[Path]) -> nn
 
         rearrange(unet, None if options.attention == "auto" else options.attention)
     return unet
+
+
+def _takes_slots(deep: nn.Module) -> bool:
+    from engines.pytorch.fast_unet import takes_slots
+
+    return takes_slots(deep)
 
 
 def _fit_decoder(decoder: Any, options: TorchOptions, *, is_eight_bit: bool) -> None:

@@ -24,6 +24,8 @@ class TorchOptions:
     """torch.compile of the UNet; minutes at the first call of each shape"""
     fp8_decoder: bool = True
     """with an 8-bit UNet, compute most of the VAE's decoder in FP8 if the GPU has it"""
+    slots: bool = True
+    """with an 8-bit UNet, pictures of several sizes share calls; GPUs from Hopper on"""
     attention: str = "auto"
     """the preferred kernel, in 16 bits; auto leaves it to PyTorch, and between 8-bit layers uses
     FP8 among pixels if the GPU has a tensor memory accelerator"""

@@ -16,7 +16,8 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engines.pytorch.launches import LARGEST, launch
-from engines.pytorch.triton_shared import IS_INTERPRETED, jit, store_rounded
+from engines.pytorch.slots import sides_of
+from engines.pytorch.triton_shared import IS_INTERPRETED, jit, own_sides, store_rounded
 from engines.pytorch.triton_tma_product import ALIGNED, has_tma
 
 SPREAD = tl.constexpr(8.0)
@@ -40,7 +41,7 @@ def _with_keys(
     row,
     first,
     begin,
-    tokens,
+    keys,
     scale,
     IS_LAST: tl.constexpr,
     HEAD: tl.constexpr,
@@ -50,7 +51,7 @@ def _with_keys(
     k = key.load([row, begin, first]).reshape(N, HEAD)
     scores = tl.dot(q, k.T)
     if IS_LAST:
-        is_there = begin + tl.arange(0, N) < tokens
+        is_there = begin + tl.arange(0, N) < keys
         scores = tl.where(is_there[None, :], scores, float("-inf"))
     # A NaN may not show in the maximum, but does in the shares.
     higher = tl.maximum(most, tl.max(scores, 1) * scale)
@@ -69,12 +70,14 @@ def _attention(
     key,
     value,
     flags,
+    sides,
     out,
     tokens,
     channels,
     scale,
     largest,
     HEAD: tl.constexpr,
+    HAS_SIDES: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
 ):
@@ -83,16 +86,19 @@ def _attention(
     most = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     found = tl.zeros([M, HEAD], tl.float32)
-    whole = tokens // N * N
+    # In slots the other tokens are no keys; as queries they give numbers that nothing reads.
+    height, width = own_sides(sides, row, 1, tokens, HAS_SIDES)
+    keys = height * width
+    whole = keys // N * N
     # Descriptors read zeros beyond the last key; only this block masks their scores. It comes first
     # because sums of zero need no registers.
-    if whole < tokens:
+    if whole < keys:
         most, total, found = _with_keys(
-            q, most, total, found, key, value, row, first, whole, tokens, scale, True, HEAD, N
+            q, most, total, found, key, value, row, first, whole, keys, scale, True, HEAD, N
         )
     for begin in range(0, whole, N):
         most, total, found = _with_keys(
-            q, most, total, found, key, value, row, first, begin, tokens, scale, False, HEAD, N
+            q, most, total, found, key, value, row, first, begin, keys, scale, False, HEAD, N
         )
     token, channel = start + tl.arange(0, M), first + tl.arange(0, HEAD)
     found = found / total[:, None] * tl.load(steps + channel)[None, :]
@@ -124,7 +130,7 @@ def attention(
     rows, tokens, channels = query.shape
     head = channels // heads
     out = torch.empty((rows, tokens, channels), dtype=number, device=query.device)
-    lines = value.transpose(0, 1)
+    lines, sides = value.transpose(0, 1), sides_of(query)
     launch(
         _attention,
         (triton.cdiv(tokens, M), heads, rows),
@@ -133,12 +139,14 @@ def attention(
         TensorDescriptor(key, list(key.shape), list(key.stride()), [1, N, head]),
         TensorDescriptor(lines, list(lines.shape), list(lines.stride()), [1, head, N]),
         flags,
+        steps if sides is None else sides,
         out,
         tokens,
         channels,
         math.log2(math.e) / math.sqrt(head),
         LARGEST[number],
         HEAD=head,
+        HAS_SIDES=sides is not None,
         M=M,
         N=N,
         num_warps=WARPS,

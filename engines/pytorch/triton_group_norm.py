@@ -15,7 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from engines.pytorch.launches import launch
-from engines.pytorch.triton_shared import jit
+from engines.pytorch.slots import sides_of
+from engines.pytorch.triton_shared import jit, own_sides
 
 PROGRAMS, SPLITS = 2048, 256
 """programs that sum, and the most that share a row"""
@@ -30,10 +31,12 @@ def _sum_channels(
     beside,
     joined,
     sums,
+    sides,
     pixels,
     channels,
     first,
     HAS_BESIDE: tl.constexpr,
+    HAS_SIDES: tl.constexpr,
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
@@ -44,15 +47,19 @@ def _sum_channels(
     # For each place in the tile: adding them up would synchronise the program's warps.
     total = tl.zeros([PIXELS, CHANNELS], tl.float32)
     squares = tl.zeros([PIXELS, CHANNELS], tl.float32)
-    for start in range(split * PIXELS, pixels, splits * PIXELS):
+    height, width = own_sides(sides, row, 1, pixels, HAS_SIDES)
+    # A joined map's pads are zeros.
+    until = pixels if HAS_BESIDE else height * width
+    for start in range(split * PIXELS, until, splits * PIXELS):
         pixel = start + tl.arange(0, PIXELS)
         line = (row * pixels + pixel)[:, None]
         mask = (pixel < pixels)[:, None] & (channel < channels)[None, :]
+        inside = (pixel < height * width)[:, None] & (channel < channels)[None, :]
         is_first = (channel < first)[None, :]
-        value = tl.load(x + line * first + channel[None, :], mask=mask & is_first, other=0.0)
+        value = tl.load(x + line * first + channel[None, :], mask=inside & is_first, other=0.0)
         if HAS_BESIDE:
             place = line * (channels - first) + (channel - first)[None, :]
-            other = tl.load(beside + place, mask=mask & (channel >= first)[None, :], other=0.0)
+            other = tl.load(beside + place, mask=inside & (channel >= first)[None, :], other=0.0)
             value = tl.where(is_first, value, other)
             tl.store(joined + line * channels + channel[None, :], value, mask=mask)
         value = value.to(tl.float32)
@@ -69,6 +76,7 @@ def _fold_norm(
     weight,
     bias,
     shift,
+    sides,
     factor,
     offset,
     pixels,
@@ -79,8 +87,11 @@ def _fold_norm(
     SPLITS: tl.constexpr,
     SIZE: tl.constexpr,
     HAS_SHIFT: tl.constexpr,
+    HAS_SIDES: tl.constexpr,
 ):
     row, group = tl.program_id(0), tl.program_id(1)
+    height, width = own_sides(sides, row, 1, pixels, HAS_SIDES)
+    pixels = height * width
     index = tl.arange(0, SIZE)
     channel = group * per_group + index
     mask = index < per_group
@@ -124,7 +135,7 @@ def summed(x: Tensor, beside: Tensor | None = None) -> tuple[Tensor, Tensor]:
     layout: Any = {"memory_format": torch.channels_last, "device": x.device}
     joined = x if beside is None else torch.empty(dims, dtype=x.dtype, **layout)
     splits = splits_of(rows * triton.cdiv(channels, CHANNELS), pixels)
-    sums = x.new_empty((rows, splits, 2, channels), dtype=torch.float32)
+    sums, sides = x.new_empty((rows, splits, 2, channels), dtype=torch.float32), sides_of(x)
     launch(
         _sum_channels,
         (rows, splits, triton.cdiv(channels, CHANNELS)),
@@ -132,10 +143,12 @@ def summed(x: Tensor, beside: Tensor | None = None) -> tuple[Tensor, Tensor]:
         x if beside is None else beside,
         joined,
         sums,
+        x if sides is None else sides,
         pixels,
         channels,
         first,
         HAS_BESIDE=beside is not None,
+        HAS_SIDES=sides is not None,
         PIXELS=PIXELS,
         CHANNELS=CHANNELS,
         num_warps=WARPS,
@@ -151,6 +164,7 @@ def folded(
     pixels: int,
     groups: int,
     eps: float,
+    sides: Tensor | None = None,
 ) -> Tensor:
     """Return the factors and the offsets, [2, rows, channels]."""
     rows, splits, _, channels = sums.shape
@@ -163,6 +177,7 @@ def folded(
         weight,
         bias,
         weight if shift is None else shift,
+        weight if sides is None else sides,
         factor,
         offset,
         pixels,
@@ -173,5 +188,6 @@ def folded(
         SPLITS=FOLDED,
         SIZE=triton.next_power_of_2(channels // groups),
         HAS_SHIFT=shift is not None,
+        HAS_SIDES=sides is not None,
     )
     return found

@@ -17,14 +17,16 @@ import triton.language as tl
 from torch import Tensor
 
 from engines.pytorch.launches import LARGEST, launch
+from engines.pytorch.slots import sides_of
 from engines.pytorch.triton_group_norm import folded, summed
 from engines.pytorch.triton_shared import (
     jit,
+    own_sides,
     store_rounded,
     store_rounded_lines,
     store_steps,
 )
-from engines.pytorch.triton_tma_product import empty_bordered
+from engines.pytorch.triton_tma_product import bordered_places, empty_bordered
 
 PIXELS, CHANNELS, WARPS = 32, 128, 4
 """of a tile of a map, and the warps that work on it"""
@@ -40,15 +42,18 @@ def _affine(
     offset,
     steps,
     flags,
+    sides,
     out,
     width,
     pixels,
+    places,
     channels,
     largest,
     HAS_ADDED: tl.constexpr,
     HAS_AFFINE: tl.constexpr,
     HAS_SILU: tl.constexpr,
     HAS_STEPS: tl.constexpr,
+    HAS_SIDES: tl.constexpr,
     IS_BORDERED: tl.constexpr,
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -57,14 +62,14 @@ def _affine(
     pixel = tl.program_id(1) * PIXELS + tl.arange(0, PIXELS)
     channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
     here = channel < channels
-    target, places = pixel, pixels
-    inside = pixel < pixels
+    target = pixel
+    height, width = own_sides(sides, row, pixels // width, width, HAS_SIDES)
+    inside = pixel < (height * width if HAS_SIDES else pixels)
     if IS_BORDERED:
         # A column behind each line and a line behind each picture, of zeros.
         left, top = pixel % (width + 1), pixel // (width + 1)
-        inside = (left < width) & (top * width < pixels)
+        inside = (left < width) & (top < height)
         pixel = top * width + left
-        places = (pixels // width + 1) * (width + 1)
     place = (row * places + target)[:, None] * channels + channel[None, :]
     source = (row * pixels + pixel)[:, None] * channels + channel[None, :]
     mask = (target < places)[:, None] & here[None, :]
@@ -80,8 +85,9 @@ def _affine(
         value = value * tl.sigmoid(value)
     if HAS_STEPS:
         value = value * tl.load(steps + channel, mask=here, other=0.0)[None, :]
-        if IS_BORDERED:
-            value = tl.where(inside[:, None], value, 0.0)
+    if IS_BORDERED or HAS_SIDES:
+        value = tl.where(inside[:, None], value, 0.0)
+    if HAS_STEPS:
         line = flags + row + tl.zeros_like(pixel)
         store_rounded_lines(out + place, line, value, mask, largest)
     else:
@@ -195,7 +201,8 @@ def norm_act(
     """Norm [rows, channels, h, w], channels last, after adding `shift` [rows, channels]. `sums` are
     `summed`'s, if known; `flags`, one for each row, mark NaN that int8 cannot hold."""
     sums = summed(x)[1] if sums is None else sums
-    factor, offset = folded(sums, weight, bias, shift, x.shape[2] * x.shape[3], groups, eps)
+    pixels, sides = x.shape[2] * x.shape[3], sides_of(x)
+    factor, offset = folded(sums, weight, bias, shift, pixels, groups, eps, sides)
     rounding: Any = {"steps": steps, "number": number, "flags": flags, "is_bordered": is_bordered}
     return affine(x, factor, offset, has_silu=has_silu, **rounding)
 
@@ -213,14 +220,15 @@ def affine(
     is_bordered: bool = False,
 ) -> Tensor:
     """Compute (x + added) * factor + offset by row and channel, SiLU, and round to `number` in
-    `steps` a unit. x is a channels-last map or tokens. `is_bordered`, only when rounding, writes a
-    map as triton_tma_product.py reads it."""
+    `steps` a unit. x is a channels-last map or tokens. `is_bordered` writes a map as
+    triton_tma_product.py reads it."""
     rows = x.shape[0]
     channels = x.shape[1] if x.dim() == 4 else x.shape[-1]
     places = pixels = x.numel() // (rows * channels)
+    sides = sides_of(x) if x.dim() == 4 else None
     if is_bordered:
         out = empty_bordered(x, number or x.dtype)
-        places = (x.shape[2] + 1) * (x.shape[3] + 1)
+        places = bordered_places(x)
     else:
         out = torch.empty_like(x, dtype=number or x.dtype)
     launch(
@@ -232,15 +240,18 @@ def affine(
         x if offset is None else offset,
         x if steps is None else steps,
         x if flags is None else flags,
+        x if sides is None else sides,
         out,
         x.shape[-1],
         pixels,
+        places,
         channels,
         LARGEST.get(out.dtype, 0.0),
         HAS_ADDED=added is not None,
         HAS_AFFINE=factor is not None,
         HAS_SILU=has_silu,
         HAS_STEPS=steps is not None,
+        HAS_SIDES=sides is not None,
         IS_BORDERED=is_bordered,
         PIXELS=PIXELS,
         CHANNELS=CHANNELS,

@@ -18,6 +18,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from engines.pytorch.launches import launch
+from engines.pytorch.slots import bordered_slot_of
 from engines.pytorch.tiles import Tile, TileProblem, Tiles, tiles_of
 from engines.pytorch.triton_gated_product import _gated_product, run_gated_product
 from engines.pytorch.triton_shared import (
@@ -146,6 +147,9 @@ def gated_product(
 
 def _empty_product(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     out_channels, times = out_channels_of(weight), 2 if quarters_of(weight) == 4 else 1
+    if (slot := bordered_slot_of(x)) is not None:
+        place = x.new_empty((x.shape[0], 1, times**2 * slot, out_channels), dtype=dtype)
+        return place.permute(0, 3, 1, 2)
     if x.dim() != 4:
         return torch.empty((*x.shape[:-1], out_channels), dtype=dtype, device=x.device)
     dims = (x.shape[0], out_channels, *(times * side for side in x.shape[2:]))
@@ -173,6 +177,7 @@ def _tile(
         has_residual,
         is_gated,
         is_turned,
+        0 if bordered_slot_of(x) is None else x.shape[3],
     )
     return tiles(x.device).choose(problem, run, _seconds)
 

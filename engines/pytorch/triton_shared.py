@@ -18,7 +18,7 @@ from torch import Tensor
 from engines.pytorch.tiles import Tile
 
 IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
-SIZES = ("count", "height", "width", "pixels", "tokens", "keys", "splits")
+SIZES = ("count", "height", "width", "pixels", "places", "tokens", "keys", "splits")
 """Parameters that depend on the picture's size or on the rows of a call. Kernels do not specialise
 them, so that one compiled form serves all sizes; channels stay specialised, and their divisibility
 vectorises addresses."""
@@ -47,6 +47,14 @@ def own_tile(count, lines, M: tl.constexpr, N: tl.constexpr):
     tall = tl.minimum(tl.cdiv(count, M) - first, _GROUP)
     down = first + (tl.program_id(0) % in_group) % tall
     return down * M, ((tl.program_id(0) % in_group) // tall) * N
+
+
+@jit
+def own_sides(sides, row, height, width, HAS_SIDES: tl.constexpr):
+    """The height and width of a row: in slots from the table."""
+    if HAS_SIDES:
+        height, width = tl.load(sides + 2 * row), tl.load(sides + 2 * row + 1)
+    return height, width
 
 
 @jit

@@ -15,12 +15,14 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engines.pytorch.launches import LARGEST, capability_of, launch
+from engines.pytorch.slots import bordered, bordered_slot_of, sides_of
 from engines.pytorch.tiles import Tile
 from engines.pytorch.triton_shared import (
     IS_INTERPRETED,
     jit,
     limited,
     out_channels_of,
+    own_sides,
     own_tile,
     quarters_of,
     result_of,
@@ -39,9 +41,16 @@ MOST_AT_ONCE = tl.constexpr(128 * 128)
 
 @jit
 def _store_sums(
-    total, right, given, TAPS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, IS_TURNED: tl.constexpr
+    total,
+    right,
+    given,
+    TAPS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    HAS_SIDES: tl.constexpr,
+    IS_TURNED: tl.constexpr,
 ):
-    scale, bias, residual, out, down, quarter, count, height, width, out_channels = given
+    scale, bias, residual, out, down, quarter, count, out_channels, own = given
+    row, height, width, places, pixels = own
     M: tl.constexpr = total.shape[0]
     N: tl.constexpr = total.shape[1]
     target = right + tl.arange(0, N)
@@ -56,15 +65,28 @@ def _store_sums(
         value = scaled(total, scale, bias, target, is_there)
     pixel = down + tl.arange(0, M)
     inside = pixel < count
-    if TAPS > 1:
+    if HAS_SIDES:
+        place = pixel - row * places
+        left, top = place % (width + 1), place // (width + 1)
+        is_picture = (left < width) & (top < height)
+        # The places behind the picture make the zeros of the result's pads.
+        behind = place - height * (width + 1)
+        pad = height * width + behind
+        if TAPS == 4:
+            pad = 4 * pad + quarter
+        pixel = tl.where(behind < 0, result_of(top, left, width, quarter, TAPS), pad)
+        inside = is_picture | ((behind >= 0) & (pad < pixels))
+        value = tl.where(is_picture[:, None], value, 0.0)
+        pixel += row * pixels
+    elif TAPS > 1:
         # From a place in the bordered map to that in a plain one.
         left, line = pixel % (width + 1), pixel // (width + 1)
         top = line % (height + 1)
         inside = inside & (left < width) & (top < height)
         pixel = result_of(line // (height + 1) * height + top, left, width, quarter, TAPS)
     if IS_TURNED:
-        row, rows = tl.program_id(1).to(tl.int64), tl.num_programs(1)
-        place = ((pixel.to(tl.int64) * rows + row) * out_channels)[:, None] + target[None, :]
+        batch, rows = tl.program_id(1).to(tl.int64), tl.num_programs(1)
+        place = ((pixel.to(tl.int64) * rows + batch) * out_channels)[:, None] + target[None, :]
     else:
         place = pixel.to(tl.int64)[:, None] * out_channels + target[None, :]
     mask = inside[:, None] & is_there[None, :]
@@ -82,14 +104,18 @@ def _tma_product(
     x,
     weight,
     residual,
+    sides,
     out,
     count,
     height,
     width,
+    places,
+    pixels,
     channels,
     out_channels,
     TAPS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    HAS_SIDES: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     IS_TURNED: tl.constexpr,
     M: tl.constexpr,
@@ -103,21 +129,28 @@ def _tma_product(
         # A tile has tokens of one row, whose results are `out_channels` long, padding included.
         line = tl.program_id(1) * width + right
     blocks = tl.cdiv(channels, K)
+    row = down // places
+    height, width = own_sides(sides, row, height, width, HAS_SIDES)
     total = tl.zeros([M, N], tl.int32 if IS_WHOLE else tl.float32)
-    for k in range(TAPS * blocks):
+    steps = TAPS * blocks
+    if HAS_SIDES:
+        # A tile behind its picture has nothing to multiply.
+        steps = tl.where(down - row * places < height * (width + 1), steps, 0)
+    for k in range(steps):
         tap, channel = k // blocks, (k % blocks) * K
         down_by, right_by = tap_by(tap, quarter, TAPS)
         a = x.load([down + down_by * (width + 1) + right_by, channel])
         b = weight.load([line, tap * channels + channel])
         total = tl.dot(a, b.T, total, out_dtype=tl.int32 if IS_WHOLE else tl.float32)
-    given = (scale, bias, residual, out, down, quarter, count, height, width, out_channels)
+    own = (row, height, width, places, pixels)
+    given = (scale, bias, residual, out, down, quarter, count, out_channels, own)
     if M * N > MOST_AT_ONCE:
         # More would spill where sums come out of tensor memory, as on Blackwell.
         first, second = total.reshape(M, 2, N // 2).permute(0, 2, 1).split()
-        _store_sums(first, right, given, TAPS, HAS_RESIDUAL, IS_TURNED)
-        _store_sums(second, right + N // 2, given, TAPS, HAS_RESIDUAL, IS_TURNED)
+        _store_sums(first, right, given, TAPS, HAS_RESIDUAL, HAS_SIDES, IS_TURNED)
+        _store_sums(second, right + N // 2, given, TAPS, HAS_RESIDUAL, HAS_SIDES, IS_TURNED)
     else:
-        _store_sums(total, right, given, TAPS, HAS_RESIDUAL, IS_TURNED)
+        _store_sums(total, right, given, TAPS, HAS_RESIDUAL, HAS_SIDES, IS_TURNED)
 
 
 def has_tma(device: torch.device) -> bool:
@@ -137,13 +170,22 @@ def takes_tma(x: Tensor, weight: Tensor) -> bool:
 def empty_bordered(x: Tensor, dtype: torch.dtype) -> Tensor:
     """An empty map like x, channels last, in memory with a border."""
     rows, channels, height, width = x.shape
+    if sides_of(x) is not None:
+        place = x.new_empty((rows, 1, bordered_places(x), channels), dtype=dtype)
+        return place.permute(0, 3, 1, 2)
     place = x.new_empty((rows, height + 1, width + 1, channels), dtype=dtype)
     return place[:, :height, :width].permute(0, 3, 1, 2)
 
 
+def bordered_places(x: Tensor) -> int:
+    """Pixels of a row of a map with its border."""
+    height, width = x.shape[2:]
+    return (height + 1) * (width + 1) if sides_of(x) is None else bordered(width)
+
+
 def is_bordered(x: Tensor) -> bool:
-    if x.dim() != 4:
-        return False
+    if x.dim() != 4 or bordered_slot_of(x) is not None:
+        return x.dim() == 4
     channels, height, width = x.shape[1:]
     line = (width + 1) * channels
     return x.stride() == ((height + 1) * line, 1, line, channels)
@@ -166,7 +208,11 @@ def run_tma_product(
     taps, quarters = taps_of(weight), quarters_of(weight)
     height, width = x.shape[-2:] if x.dim() == 4 else (1, 1)
     count, lines = x.numel() // channels, quarters * out_channels
-    if taps > 1:
+    sides = sides_of(x) if taps > 1 else None
+    places = pixels = 1
+    if sides is not None:
+        places, pixels = width, out.shape[3]
+    elif taps > 1:
         count = x.shape[0] * (height + 1) * (width + 1)
     if is_turned:
         quarters, width = out.shape[1:]
@@ -184,14 +230,18 @@ def run_tma_product(
             [tile.n, tile.k],
         ),
         out if residual is None else residual,
+        scale if sides is None else sides,
         out,
         count,
         height,
         width,
+        places,
+        pixels,
         channels,
         out_channels,
         TAPS=taps,
         HAS_RESIDUAL=residual is not None,
+        HAS_SIDES=sides is not None,
         IS_TURNED=is_turned,
         **settings_of(tile, x),
     )

@@ -43,6 +43,8 @@ class Bench:
     is_dry: bool
     chosen: Sequence[str] = ()
     """precisions; all if empty"""
+    options: str = ""
+    """of the torch backend"""
     loop: InFlight | None = None
     """the service's, warmed up; see mixed.py"""
     warm_costs: Costs = field(default_factory=Costs)
@@ -113,7 +115,7 @@ class Bench:
     def _load(self, checkpoint: Checkpoint, precision: str) -> Pipeline:
         numbers = [self._numbers(checkpoint, precision)] if precision in EIGHT_BIT else []
         # The reference has diffusers' arithmetic.
-        chosen = PLAIN if precision == "fp32" else TorchOptions()
+        chosen = PLAIN if precision == "fp32" else TorchOptions.parse(self.options)
 
         def load_part(name: str) -> nn.Module:
             return copy.deepcopy(self._part(checkpoint, name))

@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
 
     prepare_folder(options.out)
     until_s = time.perf_counter() + options.time_budget
-    bench = Bench(options.out, until_s, options.is_dry, options.precisions)
+    bench = Bench(options.out, until_s, options.is_dry, options.precisions, options.torch_options)
     report = run(bench, options)
     print(table(report["sections"]))
     failed = [name for name in options.sections if "error" in report["sections"][name]]
@@ -95,6 +95,7 @@ def build_parser() -> Parser:
     add("--report", None, "the report (default: DIR/gpu.json)", "FILE", type=Path)
     add("--time-budget", BUDGET_S, "time limit", "SECONDS")
     add("--sections", USUAL, f"what to measure: {', '.join(SECTIONS)}", "NAME")
+    add("--torch-options", "", "options of the torch backend")
     add("--precisions", ["fp8"], "of fp16, fp8, int8")
     add("--dry-run", False, "the embedded model, tiny sizes", dest="is_dry")
     return parser

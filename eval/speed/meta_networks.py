@@ -18,6 +18,7 @@ from engines.pytorch.eight_bit import flagged, put_decoder_layers, put_layers
 from engines.pytorch.fast_unet import rearrange
 from engines.pytorch.fast_vae import rearrange_decoder
 from engines.pytorch.launches import Launch, meta_inputs, noted
+from engines.pytorch.slots import in_slots
 from engines.pytorch.torch_engine import TorchEngine, memory_format
 from engines.pytorch.torch_options import TorchOptions
 from eval.measuring.arithmetic import FULL_SIZE, architecture_of, build_module, configs_of
@@ -122,6 +123,17 @@ def launches_of(name: str, precision: str, rows: int, side: int = 1024) -> list[
     """The launches of our kernels in one call, in order."""
     with torch.inference_mode(), noted() as launches:
         unets(precision)[name](*inputs_of(name, rows, side))
+    return launches
+
+
+def launches_in_slots(name: str, precision: str, rows: int) -> list[Launch]:
+    """The same, of pictures of several sizes."""
+    slot = 128**2
+    axes = {"rows": rows, "tokens": CHUNK, "latent_h": 1, "latent_w": slot}
+    spec = network_specs(architecture_of(configs_of(FULL_SIZE)), "float16")[name]
+    sides = torch.empty(rows, 2, dtype=torch.int32, device="meta")
+    with torch.inference_mode(), noted() as launches, in_slots(slot, sides):
+        unets(precision)[name](*meta_inputs(spec, axes))
     return launches
 
 

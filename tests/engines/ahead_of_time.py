@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,7 +25,14 @@ from engines.pytorch import eight_bit
 from engines.pytorch.forms import PRODUCTS, Form, compile_form, forms_of
 from engines.pytorch.launches import Launch, like_a_gpu
 from engines.pytorch.tiles import KIB, TENSOR_MEMORY, Tiles
-from eval.speed.meta_networks import PRECISIONS, UNETS, launches_of, launches_of_a_picture
+from eval.speed.meta_networks import (
+    NUMBERS,
+    PRECISIONS,
+    UNETS,
+    launches_in_slots,
+    launches_of,
+    launches_of_a_picture,
+)
 
 SHARED_BYTES = {80: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB}
 """what a block may have, by compute capability: CUDA C++ Programming Guide, 'Technical
@@ -57,6 +65,8 @@ def launches(arch: int, only_products: bool) -> Iterator[Launch]:
         if not only_products:
             for precision in PRECISIONS:
                 yield from launches_of_a_picture(precision)
+            for name, precision in product(UNETS, NUMBERS if arch >= 90 else ()):
+                yield from launches_in_slots(name, precision, ROWS[1])
         # Where PyTorch's own FP8 product is not there, ours takes its place.
         with patch.object(eight_bit, "has_scaled_mm", lambda *_: False):
             yield from launches_of("unet_deep", "fp8", ROWS[1])

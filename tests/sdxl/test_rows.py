@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ import torch
 from torch import Tensor
 
 from sdxl.inflight import InFlight
+from sdxl.policy import Limits
 from sdxl.rows import Stage
-from tests.fakes import FakeClock, fake_engines
-from tests.sdxl.flights import assert_same, latents_of, loop, request
+from sdxl.specs import Architecture, ModelSpec
+from tests.fakes import ARCH, FakeClock, FakeEngine, fake_engines
+from tests.sdxl.flights import INPAINTING, assert_same, latents_of, loop, masked_source, request
 from tests.sdxl.reference import denoise
 from tests.sdxl.test_inflight import MIX
 
@@ -138,3 +141,68 @@ def test_rows_of_one_image_lie_beside_those_of_others() -> None:
     (layout,) = {id(each): each for each in flight._stage._caches_at.values()}.values()
     assert layout.rows_of_members == [[0, 3], [1], [2, 4]]
     assert layout.member_of_row == [*range(3), 0, 2, *itertools.repeat(0, 3)]
+
+
+@dataclass
+class FakeSlotEngine:
+    """Computes each row alone on its own map, and leaves NaN behind it."""
+
+    engine: FakeEngine
+    calls: list[list[tuple[int, int]]] = field(default_factory=list)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.engine.spec
+
+    def __call__(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
+        sides = [(int(h), int(w)) for h, w in inputs["sides"]]
+        self.calls.append(sides)
+        for row, (height, width) in enumerate(sides):
+            own = {}
+            for t in self.spec.inputs:
+                given = inputs[t.name][row : row + 1]
+                if "latent_h" in t.dims:
+                    given = given[:, :, 0, : height * width].unflatten(2, (height, width))
+                own[t.name] = given
+            made = {
+                t.name: torch.empty(1, outputs[t.name].shape[1], height, width)
+                for t in self.spec.outputs
+            }
+            self.engine(own, made)
+            for name, value in made.items():
+                outputs[name][row] = torch.nan
+                outputs[name][row, :, 0, : height * width] = value[0].flatten(1)
+
+
+@pytest.mark.parametrize("arch", [ARCH, INPAINTING])
+def test_pictures_of_several_sizes_share_calls_in_slots(arch: Architecture) -> None:
+    plain = fake_engines(arch=arch)
+    slotted = {name: FakeSlotEngine(plain[name]) for name in ("unet_deep", "unet_shallow")}  # type: ignore[arg-type]
+    engines = replace(
+        plain,
+        by_name={**plain.by_name, **slotted},
+        slot_of=lambda height, width: 128 if height < 12 else None,
+    )
+    flight = InFlight(engines, FakeClock(), Limits(engines.buckets, rows=8))
+    asked = [
+        request(
+            n,
+            side=side,
+            steps=4 + n,
+            interval=2,
+            scheduler=("euler", "euler_a")[n % 2],
+            guidance=(5.0, 0.0)[n == 3],
+            arch=arch,
+            source=masked_source(n, side, side + 2) if arch is INPAINTING else None,
+        )
+        for n, side in enumerate((8, 10, 6, 4))
+    ]
+    ids = [flight.submit(each) for each in asked]
+    events = flight.tick()
+    preview = flight.preview(ids[1])
+    assert preview is not None and preview.shape[1:] == (10, 12)
+    found = latents_of([*events, *flight.drain()])
+    for id_, each in zip(ids, asked, strict=True):
+        assert_same(found[id_], denoise(plain, each))
+    (together, *_) = slotted["unet_deep"].calls
+    assert set(together) == {(8, 10), (10, 12), (6, 8), (4, 6)}

@@ -170,6 +170,13 @@ def test_only_the_first_tick_of_a_network_runs_unrecorded(cuda: FakeCuda) -> Non
     assert ticks.counts == {"unrecorded": 1, "captured": 2, "replayed": 2}
 
 
+def test_nothing_is_recorded_at_once_while_first_runs_measure(cuda: FakeCuda) -> None:
+    ticks, ran = Ticks(CudaDevice(SECOND), is_measuring=True), list[str]()
+    for key in ("8 rows", "4 rows"):
+        ticks("unet_deep", key, work_of(cuda, ran, key))
+    assert ticks.counts == {"unrecorded": 2}
+
+
 def test_the_oldest_recording_is_dropped_first(cuda: FakeCuda) -> None:
     ticks = Ticks(CudaDevice(SECOND))
     for number in range(MOST_TICKS + 3):

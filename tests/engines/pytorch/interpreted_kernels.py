@@ -9,9 +9,6 @@ object, what went wrong by the name of the check.
 from __future__ import annotations
 
 import itertools
-import json
-import sys
-import warnings
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -29,7 +26,6 @@ from tests.engines.pytorch import interpreted_attention  # noqa: F401
 from tests.engines.pytorch.kernel_checks import (
     BEYOND_5,
     CHANNELS,
-    CHECKS,
     HEIGHT,
     INFINITY,
     MOST_OF_GELU,
@@ -46,6 +42,7 @@ from tests.engines.pytorch.kernel_checks import (
     linear,
     map_of,
     normed,
+    print_results,
     rounded,
     rounding_wrong,
     whole,
@@ -341,13 +338,5 @@ def flags_of_a_network() -> Iterator[str]:
             yield f"rows {found} are NaN, needed {rows}"
 
 
-def main() -> int:
-    torch.manual_seed(0)
-    # NumPy's, of infinity times zero: that is what some checks are about.
-    warnings.simplefilter("ignore", RuntimeWarning)
-    print(json.dumps({name: list(run()) for name, run in CHECKS.items()}))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    print_results()

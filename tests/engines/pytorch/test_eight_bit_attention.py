@@ -120,5 +120,4 @@ def test_noted_launches_leave_nothing_to_round_before_to_out() -> None:
         "_tma_product",
         "_tma_product",
         "_attention",
-        "_tma_product",
     ]

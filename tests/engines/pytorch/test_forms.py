@@ -32,6 +32,7 @@ from engines.pytorch.forms import (
     recorded_launches,
 )
 from engines.pytorch.launches import FUSION, Launch, meta_inputs, noted
+from engines.pytorch.slots import in_slots, slot_of
 from engines.pytorch.tiles import KIB, Tiles
 from engines.pytorch.torch_options import TorchOptions
 from eval.measuring.arithmetic import FULL_SIZE, architecture_of, configs_of
@@ -54,7 +55,7 @@ WIDE = (
 OFFICIAL = ((1024, 1024), *WIDE, *((width, height) for height, width in WIDE))
 """sizes that SDXL was trained with"""
 FREE = ((1000, 1000), (1080, 1048), (720, 1280), (1080, 1920), (536, 968))
-MOST_FORMS = 60
+MOST_FORMS = 100
 ROOT = Path(__file__).parents[3]
 ARCH = architecture_of(configs_of(FULL_SIZE))
 SPECS = network_specs(ARCH, "float16")
@@ -63,7 +64,18 @@ SPECS = network_specs(ARCH, "float16")
 @pytest.fixture(scope="module")
 def closed() -> set[Form]:
     networks = {**unets("fp8"), "vae_decoder": decoder("fp8")}
-    return set(forms_of(recorded_launches(networks, SPECS, ARCH), TARGET, HOPPER.fitting))
+    launches = recorded_launches(networks, SPECS, ARCH, has_slots=True)
+    return set(forms_of(launches, TARGET, HOPPER.fitting))
+
+
+def in_slot(name: str, size: tuple[int, int], rows: int) -> list[Launch]:
+    slot = slot_of(size[0] // 8, size[1] // 8, 128)
+    assert slot is not None
+    axes = {"rows": rows, "tokens": CHUNK, "latent_h": 1, "latent_w": slot}
+    sides = torch.empty(rows, 2, dtype=torch.int32, device="meta")
+    with torch.inference_mode(), noted() as launches, in_slots(slot, sides):
+        unets("fp8")[name](*meta_inputs(SPECS[name], axes))
+    return launches
 
 
 def launched(name: str, size: tuple[int, int], rows: int, chunks: int) -> list[Launch]:
@@ -76,10 +88,9 @@ def launched(name: str, size: tuple[int, int], rows: int, chunks: int) -> list[L
 
 
 def test_the_list_is_short_and_covers_all_tiles(closed: set[Form]) -> None:
-    print(len(closed), "forms")
     assert len(closed) <= MOST_FORMS
     tiles = {tuple(f.constants[k] for k in "MNK") for f in closed if f.kernel == "_tma_product"}
-    assert len(tiles) == 5
+    assert len(tiles) == 5 + 4, "in 8 bits and in halves"
 
 
 @pytest.mark.slow
@@ -94,6 +105,19 @@ def test_every_size_bucket_and_prompt_has_its_forms_in_the_list(closed: set[Form
             assert not new, f"{name} at {size}, {rows} rows, {chunks} chunks: {new}"
 
 
+@pytest.mark.slow
+def test_slots_have_their_forms_in_the_list(closed: set[Form]) -> None:
+    """Whatever their size; the official sizes share one."""
+    sizes = ((832, 1216), (512, 512), (768, 768), (1536, 1536), (1920, 1088))
+    for size, rows in zip(sizes, (16, 1, 6, 2, 10), strict=True):
+        for name in UNETS:
+            found = {form_of(launch, TARGET) for launch in in_slot(name, size, rows)}
+            new = [(form.kernel, form.signature, form.constants) for form in found - closed]
+            assert not new, f"{name} at {size}, {rows} rows: {new}"
+    shared = [slot_of(height // 8, width // 8, 128) for height, width in OFFICIAL]
+    assert shared.count(128**2) == 40 and shared.count(None) == 1
+
+
 def test_loading_lists_the_forms_without_weights(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -106,7 +130,7 @@ def test_loading_lists_the_forms_without_weights(
     save_file(dict(numbers_of(mini.part("unet"), "fp8")), numbers)
     settings: Any = {"specs": specs, "cut": "reference", "options": TorchOptions()}
     placed = partial(torch_engine._placed, **settings, numbers=[numbers])
-    torch_engine._compiled_ahead(mini, meta, specs, placed)
+    torch_engine._compiled_ahead(mini, meta, specs, TorchOptions(), placed)
     found, target = listed[0]()
     networks = {**unets("fp8", "mini"), "vae_decoder": decoder("fp8", "mini")}
     expected = forms_of(

@@ -10,6 +10,7 @@ from torch import nn
 
 pytest.importorskip("triton", reason="Triton comes for Linux alone")
 
+from engines.pytorch import eight_bit
 from engines.pytorch.fast_unet import FeedForward
 from engines.pytorch.launches import like_a_gpu, noted
 from tests.engines.eight_bit_layers import E4M3, eight_bit_layer
@@ -36,13 +37,17 @@ def launched(layer: FeedForward, *, has_tma: bool = True) -> list[str]:
     return [each.name for each in launches]
 
 
-def test_between_8_bit_layers_nothing_is_left_but_two_products() -> None:
+def test_between_8_bit_layers_nothing_is_left_but_two_products(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert launched(feed_forward()) == ["_gated_product"], "the second is PyTorch's own"
+    monkeypatch.setattr(eight_bit, "has_scaled_mm", lambda *_: False)
     assert launched(feed_forward()) == ["_gated_product", "_tma_product"]
 
 
 def test_without_a_memory_accelerator_or_8_bits_behind_it_gating_is_a_pass() -> None:
-    # The first product is PyTorch's own.
-    assert launched(feed_forward(), has_tma=False) == ["_gated", "_product"]
+    # The products are PyTorch's own.
+    assert launched(feed_forward(), has_tma=False) == ["_gated"]
     assert launched(feed_forward(is_second_rounded=False)) == ["_gated"]
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,16 +15,22 @@ import pytest
 pytest.importorskip("triton", reason="Triton comes for Linux alone")
 
 ROOT = Path(__file__).parents[3]
-SOURCES = [path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("interpreted_*")]
-NAMES = re.findall(r"^@check\ndef (\w+)", "\n".join(SOURCES), re.MULTILINE)
+PROGRAMS = {"interpreted_kernels": ("interpreted_attention",), "interpreted_slots": ()}
+"""and the files whose checks they run besides their own"""
 
 
-@pytest.fixture(scope="module")
-def wrong() -> dict[str, list[str]]:
-    """By the name of the check."""
+def names_of(program: str) -> list[str]:
+    files = [Path(__file__).with_name(f"{name}.py") for name in (program, *PROGRAMS[program])]
+    text = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    return re.findall(r"^@check\ndef (\w+)", text, re.MULTILINE)
+
+
+@cache
+def results_of(program: str) -> dict[str, list[str]]:
+    """What is wrong by the name of the check."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.engines.pytorch.interpreted_kernels"],
+        [sys.executable, "-m", f"tests.engines.pytorch.{program}"],
         capture_output=True,
         text=True,
         env=environment,
@@ -35,8 +42,9 @@ def wrong() -> dict[str, list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_a_kernel_computes_what_pytorch_does_in_float64(
-    name: str, wrong: dict[str, list[str]]
-) -> None:
-    assert not wrong[name], "\n".join(wrong[name])
+@pytest.mark.parametrize(
+    ("program", "name"), [(program, name) for program in PROGRAMS for name in names_of(program)]
+)
+def test_a_kernel_computes_what_pytorch_does_in_float64(program: str, name: str) -> None:
+    wrong = results_of(program)[name]
+    assert not wrong, "\n".join(wrong)
