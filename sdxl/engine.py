@@ -105,6 +105,8 @@ class Engines:
     that of a first run."""
     failed_captures: Callable[[], int] = lambda: 0
     """The number of failed recordings; such work runs unrecorded."""
+    compiled_kernels: Callable[[], int] = lambda: 0
+    """The number of kernels that this process compiled."""
     warming: Callable[[], AbstractContextManager[None]] = nullcontext
     """Entered during warm-up, when the backend may spend time on measurements."""
     slot_of: Callable[[int, int], int | None] = no_slot

@@ -121,6 +121,7 @@ def load_torch(
         warming=partial(_warming, chosen, ticks) if is_cuda else nullcontext,
         run_recorded=ticks or Engines.run_recorded,
         description=said,
+        compiled_kernels=_compiled_kernels if has_kernels else Engines.compiled_kernels,
         **(cuda.for_engines() if cuda else {}),
     )
 
@@ -180,6 +181,11 @@ def _compiled_ahead(
         return forms.forms_of(launches, target, tiles.fitting), target
 
     return forms.compiled_ahead(list_forms)
+
+
+def _compiled_kernels() -> int:
+    count: int = import_module("engines.pytorch.forms").compiled_forms()
+    return count
 
 
 def memory_format(options: TorchOptions) -> torch.memory_format:

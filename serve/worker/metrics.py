@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from sdxl.admission import Reason
 from sdxl.cost import Costs
+from sdxl.engine import Engines
 from sdxl.flight import Flight, Priority, State
 from sdxl.policy import Group
 from serve.worker.gpu_meter import GpuMeter
@@ -61,7 +62,13 @@ class WorkerMetrics:
             "CUDA graphs that could not be captured; their work runs uncaptured, and slower",
             registry=registry,
         )
-        self._failed_captures = 0
+        self.compiled_kernels = Counter(
+            "sdxl_compiled_kernels",
+            "kernels compiled after the start, which delays requests",
+            registry=registry,
+        )
+        self._seen: dict[Counter, int] = {}
+        self._at_start = 0
         self.engines = Gauge(
             "sdxl_engines_info",
             "what computes; `slower` is 1 where it took TensorRT's place on a GPU",
@@ -69,6 +76,14 @@ class WorkerMetrics:
             registry=registry,
         )
         GpuMeter(self.registry, work="images")
+
+    def starts(self, engines: Engines) -> None:
+        """Count kernels from here on."""
+        self._at_start = engines.compiled_kernels()
+
+    def _count(self, counter: Counter, total: int) -> None:
+        counter.inc(total - self._seen.get(counter, 0))
+        self._seen[counter] = total
 
     def runs(self, engines: Mapping[str, Any], is_slower: bool) -> None:
         names = (str(engines.get(name, "")) for name in ("backend", "precision"))
@@ -88,15 +103,15 @@ class WorkerMetrics:
     def refused(self, reason: Reason) -> None:
         self.refusals.labels(reason).inc()
 
-    def collect(self, flights: Sequence[Flight], failed_captures: int) -> list[Any]:
+    def collect(self, flights: Sequence[Flight], engines: Engines) -> list[Any]:
         waiting = [f for f in flights if f.state is State.QUEUED]
         self.queued.set(len(waiting))
         self.running.set(len(flights) - len(waiting))
         for priority in Priority:
             seconds = sum(f.work_s for f in waiting if f.priority is priority)
             self.waiting_s.labels(priority.name.lower()).set(seconds)
-        self.failed_captures.inc(failed_captures - self._failed_captures)
-        self._failed_captures = failed_captures
+        self._count(self.failed_captures, engines.failed_captures())
+        self._count(self.compiled_kernels, engines.compiled_kernels() - self._at_start)
         return list(self.registry.collect())
 
 

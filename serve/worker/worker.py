@@ -127,6 +127,7 @@ class Worker:
             limits.most_rows,
             limits.queue,
         )
+        self.meters.starts(self.pipeline.engines)
         costs.on_call = self.meters.observe
         if self.tracer is not None:
             costs.on_call = partial(self._note_call, denoiser)
@@ -189,8 +190,7 @@ class Worker:
             self.meters.ended(outcome, job.timings if job else {})
 
     async def metrics(self) -> Sequence[Any]:
-        failed = self.pipeline.engines.failed_captures()
-        metrics = self.meters.collect(self._started().denoiser.here, failed)
+        metrics = self.meters.collect(self._started().denoiser.here, self.pipeline.engines)
         return labelled(metrics, model=self.pipeline.model_id)
 
     # -- what its owner asks ----------------------------------------------------------------

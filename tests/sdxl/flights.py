@@ -38,6 +38,7 @@ def request(
     scheduler: str = "euler",
     guidance: float = 5.0,
     side: int = 8,
+    width: int | None = None,
     tokens: int = 77,
     deep_steps: tuple[int, ...] | None = None,
     guided_steps: Collection[int] | None = None,
@@ -53,7 +54,7 @@ def request(
         guidance,
         seed,
         side,
-        side + 2,
+        width or side + 2,
         **rest,
     )
 

@@ -116,6 +116,16 @@ def test_a_service_whose_graphs_are_refused_serves_and_says_so_once(
     assert sum(r.levelname == "WARNING" for r in warnings) == 1
 
 
+def test_kernels_compiled_after_the_start_are_counted() -> None:
+    pipeline, compiled = fake_pipeline(), [7]
+    counting = replace(pipeline.engines, compiled_kernels=lambda: compiled[0])
+    with running(replace(pipeline, engines=counting)) as worker:
+        for total in (7, 9, 9):
+            compiled[0] = total
+            found = {s.name: s.value for m in asyncio.run(worker.metrics()) for s in m.samples}
+            assert found["sdxl_compiled_kernels_total"] == total - 7
+
+
 def test_a_worker_that_does_not_start_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(threading.enumerate())
     pipeline = fake_pipeline()
