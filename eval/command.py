@@ -5,7 +5,6 @@ service, or stored in a folder. Flags are checked before a model is loaded.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 from collections.abc import Sequence
 from functools import partial
@@ -33,9 +32,10 @@ LABELS = {"psnr": "PSNR, dB", "ssim": "SSIM", "distance": "feature distance"}
 
 
 def main(argv: Sequence[str]) -> int:
-    if argv and argv[0] in ("fetch", "watermark"):
-        result: int = importlib.import_module(f"eval.quality.{argv[0]}").main(argv[1:])
-        return result
+    if argv and argv[0] == "fetch":
+        from eval.quality import fetch
+
+        return fetch.main(argv[1:])
     options = build_parser().parse_args(argv)
     check(options)
     if options.is_sweep:

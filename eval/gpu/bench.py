@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import nn
 
 from engines.pytorch.torch_engine import EIGHT_BIT, load_torch
 from engines.pytorch.torch_options import PLAIN, TorchOptions
-from eval.speed.variants import PROMPTS, BenchSetting, Paint, load_one, requests_of
+from eval.speed.variants import PROMPTS, BenchSetting, requests_of
 from onnx_export.calibration import StepClock, encoders_of, first_steps
 from onnx_export.export_spec import usual_settings
 from onnx_export.plain_maxima import write_numbers
@@ -51,7 +51,6 @@ class Bench:
     """what the warm-up measured"""
     rate_of_one_size: float | None = None
     _pipelines: dict[tuple[str, str], Pipeline] = field(default_factory=dict)
-    _peers: dict[str, Paint] = field(default_factory=dict)
     _parts: dict[tuple[str, str], nn.Module] = field(default_factory=dict)
 
     @property
@@ -93,24 +92,6 @@ class Bench:
         if key not in self._pipelines:
             self._pipelines[key] = self._load(find(key[0]), precision)
         return self._pipelines[key]
-
-    def warm(self, pipeline: Pipeline, images: int) -> None:
-        """Warm up for calls of `images` images, as a service does: the first round loads kernels,
-        the second records."""
-        with pipeline.engines.warming():
-            for _ in range(2):
-                pipeline.generate([replace(self.usual, steps=4, seed=i) for i in range(images)])
-
-    def release(self) -> None:
-        """Free the parts that pipelines are made of."""
-        self._parts.clear()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    def peer(self, name: str) -> Paint:
-        if name not in self._peers:
-            self._peers[name] = load_one(self.setting, name, ())
-        return self._peers[name]
 
     def _load(self, checkpoint: Checkpoint, precision: str) -> Pipeline:
         numbers = [self._numbers(checkpoint, precision)] if precision in EIGHT_BIT else []

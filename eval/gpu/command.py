@@ -59,7 +59,6 @@ SECTIONS = {
     "requests": Section("eval.gpu.proof", "requests", 20),
     "pictures": Section("eval.gpu.proof", "pictures", 15),
     "agreement": Section("eval.gpu.proof", "agreement", 40),
-    "peers": Section("eval.gpu.speed", "peers", 150),
 }
 USUAL = [*SECTIONS][:8]
 TRACES = ("one_size", "four_sizes", "official_sizes", "free_sizes")

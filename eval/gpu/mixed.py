@@ -11,7 +11,7 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,6 @@ import torch
 
 from engines.cuda.recordings import Ticks
 from eval.gpu.bench import BATCH, Bench
-from eval.gpu.speed import synchronized_s
 from eval.measuring.timing import quantile
 from eval.speed.peers import prompts_for
 from eval.speed.variants import INTERVALS, PROMPTS, paint
@@ -264,3 +263,12 @@ def requests(bench: Bench, pipeline: Pipeline, sizes: Sequence[Size]) -> list[Ge
 def _synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def synchronized_s(run: Callable[[], object]) -> float:
+    """Seconds until the device is done."""
+    start = time.perf_counter()
+    run()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,7 @@ import pytest
 import torch
 
 from eval.gpu import command as gpu
-from eval.gpu.bench import Bench
 from eval.gpu.command import FILE, OF_ONE_SIZE, SECTIONS, Section, table
-from eval.gpu.speed import peers
 from sdxl.params import InvalidParams
 
 QUICK = ["agreement", "pictures", "requests", "promises"]
@@ -96,18 +93,6 @@ def test_a_failed_section_does_not_stop_the_others_and_is_repeated(
 def test_sections_after_a_failed_one_run(began: list[str], tmp_path: Path) -> None:
     assert gpu.main(["--dry-run", "--out", str(tmp_path), "--sections", "broken", "whole"]) == 1
     assert began == ["broken", "whole"]
-
-
-@pytest.mark.slow
-def test_a_missing_peer_costs_only_its_own_figures(own_home: None, tmp_path: Path) -> None:
-    class WithoutPeers(Bench):
-        def peer(self, name: str) -> Any:
-            raise ModuleNotFoundError("No module named 'DeepCache'")
-
-    rows = dict(peers(WithoutPeers(tmp_path, time.perf_counter() + 60, is_dry=True)))
-    assert sum(key.startswith("passed over") for key in rows) == 2
-    figures = rows["figures"]
-    assert figures["images/s"] and all(name.startswith("ours") for name in figures["seconds"])
 
 
 def test_every_figure_is_stored_before_the_next(
