@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from serve.front import connection
 from tests.serve.servers import listening_to
-from tests.serve.services import RAY_TRUSTS
+from tests.serve.services import RAY_TRUSTS, ROOT
 
 MIB = 1 << 20
 CLOSED_S = 20.0
@@ -134,6 +134,12 @@ def test_a_trailer_is_no_header(port: int) -> None:
     with connected(port) as client:
         client.sendall(raw + b"1\r\na\r\n0\r\nx-late: a\r\n\r\n")
         assert b"x-late" not in read_all(client)
+
+
+def test_the_limits_of_headers_are_the_documented_ones() -> None:
+    limits = f"{connection.MAX_HEAD_BYTES >> 10} KiB, {connection.MAX_HEADERS} of them, "
+    text = " ".join((ROOT / "docs" / "operations.md").read_text().split())
+    assert f"headers ({limits}{connection.HEAD_TIMEOUT_S:g} s)" in text
 
 
 def test_slow_headers_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

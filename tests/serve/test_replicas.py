@@ -115,6 +115,20 @@ def test_an_order_is_given_up_after_a_few_lost_replicas() -> None:
     assert caught.value.status == 503
 
 
+def test_orders_that_replicas_refuse_wait_longer_each_time_and_less_than_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+
+    async def note(pause_s: float) -> None:
+        pauses.append(pause_s)
+
+    monkeypatch.setattr("asyncio.sleep", note)
+    with pytest.raises(Problem):
+        asyncio.run(updates_of(Handle(*[[errors.draining()]] * ATTEMPTS)))
+    assert pauses[0] == 0 and pauses == sorted({*pauses}) and sum(pauses) < 1, pauses
+
+
 @pytest.mark.parametrize(
     "problem", [Problem(429, code="overloaded"), Problem(400), Problem(500, code="engine")]
 )

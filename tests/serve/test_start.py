@@ -5,10 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
 from serve import cli
+from serve.settings import ServeSettings
 from tests.serve.services import free_port
 
 
@@ -45,6 +48,18 @@ def test_a_model_that_is_not_there_is_one_line_before_ray_starts(
     monkeypatch.setattr(cli, "supervise", lambda run, *_: run())
     command = ("serve", "--model", model, "--llm", "none", "--port", str(free_port()))
     assert refused(*command, code=code).startswith(message)
+
+
+@pytest.mark.parametrize(("llm", "extra_s"), [("none", 0), ("mini", 5)])
+def test_a_start_is_given_up_after_the_time_of_what_it_loads(
+    llm: str, extra_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = count()
+    fake = SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _: None)
+    monkeypatch.setattr(cli, "time", fake)
+    with pytest.raises(cli.ServeFailed, match="/readyz"):
+        cli.until_ready(ServeSettings(port=free_port(), llm=llm, llm_start_s=5))
+    assert next(clock) == cli.READY_TIMEOUT_S + extra_s + 2
 
 
 def test_a_replicas_traceback_is_reported_by_its_last_error() -> None:

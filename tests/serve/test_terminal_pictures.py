@@ -62,7 +62,7 @@ def test_a_picture_in_the_terminal_s_protocol_decodes_to_itself(protocol: str) -
 def test_a_large_picture_is_sent_small_where_the_terminal_scales() -> None:
     frame = Frame(60, 30, (20, 40))
     (drawn,) = Display().take(shown(scene(1024, 1024), "kitty", frame)).drawn
-    assert drawn.cells == (60, 30) and max(drawn.picture.size) == 384
+    assert (drawn.number, drawn.cells) == (1, (60, 30)) and max(drawn.picture.size) == 384
 
 
 @pytest.mark.parametrize(("colours", "most"), [(256, 5.0), (16, 25.0), (2, 80.0)])

@@ -5,16 +5,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engines.cuda import recordings
 from engines.cuda.recordings import RecordedEngine
-from engines.pytorch import torch_engine
+from engines.pytorch import fast_vae, torch_engine
 from engines.pytorch.fast_vae import rearrange_decoder
 from sdxl.checkpoint import find
 from sdxl.images import BrokenImage, rounded, to_pixels
@@ -43,6 +45,25 @@ def test_rearranged_it_decodes_the_same(fits: bool) -> None:
         (found,), (expected,) = ours(latents), plain(latents)
     measured = float((found - expected).norm() / expected.norm())
     assert measured <= MOST_ERROR, f"{measured:.1e}, at most {MOST_ERROR:.0e}"
+
+
+@pytest.mark.parametrize(("width", "expected"), [(256, "attend"), (288, "attend_by_products")])
+def test_only_a_head_too_wide_for_a_fused_kernel_attends_by_products(
+    width: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+
+    def note(name: str, query: Tensor, *_: Tensor, **__: int) -> Tensor:
+        called.append(name)
+        return query
+
+    for name in ("attend", "attend_by_products"):
+        monkeypatch.setattr(fast_vae, name, partial(note, name))
+    same = nn.Identity()
+    parts = {"to_q": same, "to_k": same, "to_v": same, "to_out": [same], "heads": 1}
+    attention = SimpleNamespace(group_norm=nn.GroupNorm(32, width), **parts)
+    fast_vae.DecoderAttention(attention)(torch.zeros(1, width, 2, 2))
+    assert called == [expected]
 
 
 @pytest.mark.parametrize(("precision", "fitted"), [("fp32", 0), ("fp16", 1), ("bf16", 0)])

@@ -168,6 +168,14 @@ def test_another_input_or_engine_is_refused(copied: Path) -> None:
         rerun(copied)
 
 
+def test_the_audit_refuses_an_input_that_changed(tmp_path: Path) -> None:
+    source, out = prompts(tmp_path, 2), tmp_path / "out"
+    assert make(source, out) == 0
+    source.write_text("something else\n")
+    with pytest.raises(InvalidParams, match=f"must not change after .*, got '{tmp_path}'"):
+        command.main(["--verify", str(out)])
+
+
 def test_bad_rows_are_dead_letters_with_their_line_and_an_exit_code(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"prompt": "a", "id": "a"},

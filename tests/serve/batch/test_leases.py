@@ -79,13 +79,14 @@ def test_a_bad_row_alone_is_given_up_after_three_tries_and_a_split() -> None:
     assert deaths == TRIES + 2, f"{deaths} workers died of one row, allowed {TRIES + 2}"
 
 
-def test_a_piece_that_makes_progress_is_never_split() -> None:
+def test_a_piece_that_makes_progress_is_never_split_or_suspected() -> None:
     leases, size = Leases(iter([shard(0, 10)])), 10
     while not leases.is_done:
         if (lease := leases.next_for("w")) is None:
             continue
         key, piece = lease
         assert len(piece.rows) == size and not any(row.error for row in piece.rows)
+        assert not piece.is_suspect
         size -= 1
         leases.ended(key, piece.rows[1:], "killed")
     assert size == 0

@@ -15,6 +15,7 @@ from sdxl.params import InvalidParams
 from serve.batch.job import need_job
 from serve.batch.lock import locked
 from serve.batch.progress import (
+    SAMPLE_S,
     SILENT_S,
     Bar,
     BatchProgress,
@@ -45,6 +46,14 @@ def test_rate_and_time_left_count_this_run_and_the_last_minute() -> None:
     for second in range(20, 200):
         progress.tick(float(second))
     assert progress.rate == 0.0 and progress.eta_s is None
+
+
+def test_the_rate_is_known_after_two_samples() -> None:
+    progress = BatchProgress(10, 0.0, workers={"w0": WorkerState(1.0)})
+    progress.tick(0.0)
+    progress.made = 1
+    progress.tick(SAMPLE_S)
+    assert progress.rate == 1 / SAMPLE_S
 
 
 def test_the_display_shows_rate_time_left_workers_and_failures() -> None:
