@@ -2,7 +2,7 @@
 
 Tiles are measured only while a service warms up; a product that was not measured takes the tile
 that usually wins. Results are kept on disk for each GPU, driver, PyTorch, Triton and version of the
-kernels.
+kernels. For the GPUs in `tiles_shipped` they come along, so that a first start measures few.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from functools import cache
@@ -25,6 +25,7 @@ from sdxl.files import write_atomic
 
 log = logging.getLogger(__name__)
 
+SHIPPED = Path(__file__).with_name("tiles_shipped")
 KIB = 1024
 MOST_SUMS = 64
 """of a thread, in a gated product on a GPU with tensor memory"""
@@ -142,13 +143,14 @@ class Tiles:
     file: Path | None = None
     chosen: dict[str, Tile] = field(default_factory=dict)
     is_measuring: bool = False
+    shipped: Mapping[str, Tile] = field(default_factory=dict)
+    """measured before, on such a GPU"""
 
     def __post_init__(self) -> None:
         if self.file is None:
             return
         try:
-            stored = json.loads(self.file.read_text(encoding="utf-8"))
-            self.chosen = {key: Tile(*numbers) for key, numbers in stored.items()}
+            self.chosen = table_of(self.file)
         except FileNotFoundError:
             # Nothing is measured yet.
             pass
@@ -158,7 +160,7 @@ class Tiles:
             log.warning("%s is not a table of tiles (%s); they are measured anew", self.file, error)
 
     def choose(self, problem: TileProblem, run: Run, measure: Measure) -> Tile:
-        known = self.chosen.get(problem.key)
+        known = self.chosen.get(problem.key) or self.shipped.get(problem.key)
         if known is not None:
             return known
         if not self.is_measuring:
@@ -183,6 +185,11 @@ class Tiles:
             log.warning("tiles are measured anew at the next start: %s", error)
 
 
+def table_of(file: Path) -> dict[str, Tile]:
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    return {key: Tile(*numbers) for key, numbers in stored.items()}
+
+
 @contextmanager
 def measuring(tiles: Tiles) -> Iterator[None]:
     """Measure unknown products, which takes time: not while a picture is being made."""
@@ -201,14 +208,23 @@ def tiles_of(device: torch.device, kernels: str) -> Tiles:
     gpu = torch.cuda.get_device_properties(device)
     versions = (gpu.name, driver_version(), torch.__version__, kernels)
     shared_bytes = gpu.shared_memory_per_block_optin  # type: ignore[attr-defined]
-    return Tiles(shared_bytes, gpu.major in TENSOR_MEMORY, place_of(versions))
+    file, has_tensor_memory = place_of(versions), gpu.major in TENSOR_MEMORY
+    return Tiles(shared_bytes, has_tensor_memory, file, shipped=shipped_for(gpu.name))
+
+
+def shipped_for(gpu: str) -> dict[str, Tile]:
+    file = SHIPPED / f"{file_name_of(gpu)}.json"
+    return table_of(file) if file.exists() else {}
+
+
+def file_name_of(gpu: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
 
 
 def place_of(versions: tuple[str, ...]) -> Path:
     """`versions` are the GPU's name, then everything that a measurement depends on."""
-    name = re.sub(r"[^a-z0-9]+", "-", versions[0].lower()).strip("-")
     digest = hashlib.sha256("\n".join(versions).encode()).hexdigest()[:12]
-    return home() / "tiles" / f"{name}-{digest}.json"
+    return home() / "tiles" / f"{file_name_of(versions[0])}-{digest}.json"
 
 
 def driver_version(file: Path = Path("/proc/driver/nvidia/version")) -> str:

@@ -21,6 +21,7 @@ from engines.pytorch.tiles import (
     fitting,
     measuring,
     place_of,
+    shipped_for,
 )
 
 PROBLEM = TileProblem("int8", 9, 640, 640, 2 * 64 * 64, has_residual=False)
@@ -142,3 +143,14 @@ def test_pytorchs_fp8_product_is_tried_as_it_will_be_used(
 
     monkeypatch.setattr(torch, "_scaled_mm", like_a_library)
     assert eight_bit.runs_scaled_mm(torch.device("cpu"), torch.float16) is not is_refused
+
+
+def test_shipped_tiles_are_not_measured_again_and_fit_their_gpu() -> None:
+    shipped = shipped_for("NVIDIA H200")
+    assert shipped and not shipped_for("NVIDIA L40S")
+    tiles = Tiles(227 * KIB, is_measuring=True, shipped=shipped)
+    problem = TileProblem("float8_e4m3fn", 1, 5120, 1280, 16384, has_residual=True)
+    assert problem.key in shipped
+    assert tiles.choose(problem, nothing, never) == shipped[problem.key]
+    assert {tile.m for tile in shipped.values()} <= {64, 128, 256}
+    assert all(tile.shared_bytes <= 227 * KIB for tile in shipped.values())
