@@ -96,6 +96,11 @@ def test_an_8_bit_graph_may_differ_as_its_rounding_differs_from_itself(exports: 
 SEEN = (0.0, 0.06, 0.07)
 
 
+def test_fewer_bits_have_wider_bounds() -> None:
+    bounds = [GRAPH_BOUNDS[precision] for precision in ("fp32", "fp16", "int8", "fp8")]
+    assert bounds == sorted(bounds), bounds
+
+
 @pytest.mark.slow
 def test_pytorchs_own_8_bits_have_findings_of_their_own(exports: Exports, tmp_path: Path) -> None:
     """No graph uses the numbers of the further layers: if those are wrong, the graphs are right."""

@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 from engines.folders.export_folder import ExportFolder
+from onnx_export import command
 from onnx_export.command import build_parser, main, read_order
 from onnx_export.export_spec import CalibrationSettings
 from sdxl import cli
@@ -40,6 +41,17 @@ def test_a_bad_request_is_one_line(
 ) -> None:
     assert message in refused_early("export", *flags.split())
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("precision", "needed"), [("fp32", "onnxscript"), ("int8", "onnxscript, modelopt")]
+)
+def test_only_packages_that_the_precision_needs_are_missed(
+    precision: str, needed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    with pytest.raises(command.PackageMissing, match=f"^no {needed} here;"):
+        command.check_packages(build_parser().parse_args(["--precision", precision]))
 
 
 def test_an_unwritable_place_is_refused_first(tiny: Checkpoint, tmp_path: Path) -> None:
