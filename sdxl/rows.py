@@ -47,9 +47,9 @@ class ImageTensors:
     estimate: Tensor = field(init=False)
     """of the finished picture, like the latents"""
     text: list[Tensor] = field(default_factory=list)
-    """outputs of `unet_prompt`, stacked by shape: [tensors, rows, ...]"""
+    """outputs of `unet_prompt`, stacked by shape: [rows, tensors, ...]"""
     cache: list[Tensor] = field(default_factory=list)
-    """[rows, channels, h, w] of each cache, once they had to leave the stage"""
+    """[rows, memory of a map] of each cache, once they had to leave the stage"""
     staged: Layout | None = None
     """the call whose caches on the stage are this image's, until they leave it"""
     keeps_cache: bool = False
@@ -161,8 +161,9 @@ class _Views:
 
     by_name: dict[str, Tensor]
     text: list[Tensor]
-    """[tensors, rows, ...], as in ImageTensors"""
+    """[tensors, rows, ...]"""
     caches: list[Tensor]
+    """[rows, memory of a map]: copies of whole rows need not know how a map lies in memory"""
     latents: Tensor
     """a line for each row, of which the members use the first"""
     estimate: Tensor
@@ -219,7 +220,7 @@ class Stage:
         negative = itertools.count(len(images))
         for index, (image, _, count) in enumerate(images):
             places = [index, next(negative)] if count == 2 else [index]
-            image.text = [torch.stack([text[:, row] for row in places], 1) for text in texts]
+            image.text = [torch.stack([text[:, row] for row in places]) for text in texts]
 
     def _new_text(self, own: Sequence[TensorSpec], sizes: dict[str, int]) -> Tensor:
         dims, dtype = (len(own), *own[0].shape(sizes)), torch_dtype(own[0])
@@ -290,7 +291,7 @@ class Stage:
         for number in self._texts_of[network]:
             target, content = views.text[number], (layout.bucket, layout.members)
             if self._texts_at.get(target.data_ptr()) != content:
-                texts = [image.text[number].unbind(1) for image in images]
+                texts = [image.text[number].unbind() for image in images]
                 torch.stack(layout.rows(texts), 1, out=target)
                 self._texts_at[target.data_ptr()] = content
         if self._engines.arch.masked_channels:
@@ -345,7 +346,7 @@ class Stage:
         maps = {spec.name: self._place(spec.name, spec, sizes) for spec in self._maps}
         latents = TensorSpec("latents", "float32", ("rows", *self._latent_dims))
         own = [self._place(name, latents, sizes) for name in ("latents", "estimate", "fresh noise")]
-        caches = [maps[spec.name] for spec in self._caches]
+        caches = [self._flat(t.name, t, sizes).view(sizes[ROWS], -1) for t in self._caches]
         return _Views({**maps, **self._named(texts)}, texts, caches, *own)
 
     @property
@@ -358,18 +359,22 @@ class Stage:
         """Return a view of the memory of this name; `count` tensors are stacked."""
         dims = spec.shape(sizes)
         stacked = dims if count is None else (count, *dims)
-        size, wanted = (count or 1) * math.prod(spec.shape(self._standard)), math.prod(stacked)
-        while size < wanted:
-            size *= 2
-        if (name, size) not in self._memory:
-            dtype, device = torch_dtype(spec), self._engines.device
-            self._memory[name, size] = torch.empty(size, dtype=dtype, device=device)
-        memory = self._memory[name, size][:wanted]
+        memory = self._flat(name, spec, sizes, count or 1)
         is_map = len(stacked) == 4 and name not in ("latents", "estimate", "fresh noise")
         if is_map and self._engines.memory_format is torch.channels_last:
             rows, channels, height, width = stacked
             return memory.view(rows, height, width, channels).permute(0, 3, 1, 2)
         return memory.view(stacked)
+
+    def _flat(self, name: str, spec: TensorSpec, sizes: dict[str, int], count: int = 1) -> Tensor:
+        """Return as much of the memory of this name as such tensors take."""
+        size, wanted = (count * math.prod(spec.shape(each)) for each in (self._standard, sizes))
+        while size < wanted:
+            size *= 2
+        if (name, size) not in self._memory:
+            dtype, device = torch_dtype(spec), self._engines.device
+            self._memory[name, size] = torch.empty(size, dtype=dtype, device=device)
+        return self._memory[name, size][:wanted]
 
 
 def _by_shape(specs: Iterable[TensorSpec]) -> list[list[TensorSpec]]:
