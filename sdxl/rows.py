@@ -245,22 +245,23 @@ class Stage:
         """Run a call: one step of each member, by its line of coefficients, and with fresh noise
         where its scheduler uses it. Return whether it took its usual time."""
         with self._lock:
-            return self._step(network, layout, coefficients, noise)
+            views, tables = self._views_of(layout), self._tables_of(layout.bucket)
+            self._load(network, layout, views)
+            tables.fill(coefficients, layout)
+            for member, line, fresh in zip(layout.members, views.noise, noise, strict=False):
+                if fresh is not None:
+                    _fill(line, member.image.in_slot(fresh))
+            is_usual = self._run(network, layout, views, tables)
+            images = [member.image for member in layout.members]
+            for own, lines in (
+                ([image.latents for image in images], views.latents),
+                ([image.estimate for image in images], views.estimate),
+            ):
+                torch._foreach_copy_(own, list(lines[: len(own)]))
+            return is_usual
 
-    def _step(
-        self,
-        network: str,
-        layout: Layout,
-        coefficients: Tensor,
-        noise: Sequence[Tensor | None],
-    ) -> bool:
+    def _run(self, network: str, layout: Layout, views: _Views, tables: _Tables) -> bool:
         engine = self._engines[network]
-        views, tables = self._views_of(layout), self._tables_of(layout.bucket)
-        self._load(network, layout, views)
-        tables.fill(coefficients, layout)
-        for member, line, fresh in zip(layout.members, views.noise, noise, strict=False):
-            if fresh is not None:
-                _fill(line, member.image.in_slot(fresh))
         inputs = {t.name: views.by_name[t.name] for t in engine.spec.inputs}
         if layout.members[0].image.slot is not None:
             inputs["sides"] = tables.sides
@@ -273,14 +274,7 @@ class Stage:
                 _advance(views, tables)
 
         key = self.number, network, layout.axes, layout.bucket
-        is_usual = self._engines.run_recorded(network, key, work)
-        images = [member.image for member in layout.members]
-        for own, lines in (
-            ([image.latents for image in images], views.latents),
-            ([image.estimate for image in images], views.estimate),
-        ):
-            torch._foreach_copy_(own, list(lines[: len(own)]))
-        return is_usual
+        return self._engines.run_recorded(network, key, work)
 
     def _load(self, network: str, layout: Layout, views: _Views) -> None:
         """Copy what the call reads to the stage, unless it is there."""

@@ -107,7 +107,7 @@ def load_torch(
     if options != PLAIN:
         said["options"] = str(options)
     deep: Any = engines["unet_deep"]
-    has_slots = options.slots and options.rearranged and _takes_slots(deep.module)
+    has_slots = _has_slots(options, deep.module)
     standard = checkpoint.arch.sample_size
     ticks = Ticks(cuda) if cuda and options.graphs else None
     return Engines(
@@ -173,7 +173,7 @@ def _compiled_ahead(
                 with quiet_loading(), torch.device("meta"):
                     module = network_class(part).from_config(checkpoint.config(part))
                 networks |= placed(part, module.eval().requires_grad_(False), torch.device("meta"))
-            has_slots = options.slots and _takes_slots(networks["unet_deep"])
+            has_slots = _has_slots(options, networks["unet_deep"])
             given = networks, specs, checkpoint.arch
             launches = forms.recorded_launches(*given, has_slots=has_slots)
         tiles = triton_module("product").tiles(device)
@@ -227,10 +227,13 @@ def _unet(unet: nn.Module, options: TorchOptions, numbers: Sequence[Path]) -> nn
     return unet
 
 
-def _takes_slots(deep: nn.Module) -> bool:
+def _has_slots(options: TorchOptions, deep: nn.Module) -> bool:
+    """Whether pictures of several sizes may share calls. What torch.compile makes of the network
+    knows no slots."""
     from engines.pytorch.fast_unet import takes_slots
 
-    return takes_slots(deep)
+    is_able = options.slots and options.rearranged and not options.compile
+    return is_able and takes_slots(deep)
 
 
 def _fit_decoder(decoder: Any, options: TorchOptions, *, is_eight_bit: bool) -> None:
