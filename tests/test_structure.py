@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Container, Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -70,9 +71,19 @@ SHADOWING_NAMES = {"torch", "tensorrt", "onnx", "onnxruntime", "ray", "diffusers
 MODULES = sorted(path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield line and dotted name of every import of a file, by statement or `import_module`."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def imports(path: Path) -> tuple[tuple[int, str], ...]:
+    """Return line and dotted name of every import of a file, by statement or `import_module`."""
+    return tuple(find_imports(path))
+
+
+def find_imports(path: Path) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(parsed(path)):
         match node:
             case ast.Import(names=names):
                 yield from ((node.lineno, alias.name) for alias in names)
@@ -165,7 +176,7 @@ def test_class_names_are_unique() -> None:
     """They are unique in all packages together."""
     places: dict[str, list[str]] = {}
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
     twice = {name: where for name, where in places.items() if len(where) > 1}
@@ -174,9 +185,7 @@ def test_class_names_are_unique() -> None:
 
 def test_every_module_has_a_docstring() -> None:
     undocumented = [
-        str(path.relative_to(ROOT))
-        for path in MODULES
-        if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        str(path.relative_to(ROOT)) for path in MODULES if not ast.get_docstring(parsed(path))
     ]
     assert not undocumented, f"modules without a docstring: {undocumented}"
 
@@ -184,9 +193,7 @@ def test_every_module_has_a_docstring() -> None:
 def test_a_module_imports_nothing_that_its_docstring_excludes() -> None:
     wrong = []
     for path in MODULES:
-        docstring = " ".join(
-            (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split()
-        )
+        docstring = " ".join((ast.get_docstring(parsed(path)) or "").split())
         for match in NOT_KNOWN.finditer(docstring):
             for thing in re.split(r",? (?:and|or|nor) (?:no )?|, (?:no )?", match[1]):
                 if thing not in UNKNOWN:
