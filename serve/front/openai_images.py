@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, field_validator
 from pydantic_core import PydanticCustomError
 
-from sdxl.params import PARAMETERS, Parameter, of_rest
+from sdxl.params import PARAMETERS, InvalidParams, Parameter, of_rest
 from sdxl.presets import usual_interval
 from sdxl.scheduler_names import SCHEDULERS
 from serve.orders import ModelCard
@@ -46,11 +46,25 @@ def has_surrogate(text: str) -> bool:
 
 def field_of(each: Parameter) -> Any:
     """A picture's parameter as an optional field."""
-    facts: dict[str, Any] = {"description": each.help}
-    if each.kind in (int, float):
-        facts |= {"ge": each.low, "le": each.high}
     kind = Literal[each.choices] if each.choices else each.stored_kind
-    return Annotated[kind | None, Field(**facts)], None
+    if each.kind in (int, float):
+        kind = Annotated[kind, *bounds_of(each)]
+    return Annotated[kind | None, Field(description=each.help)], None
+
+
+def bounds_of(each: Parameter) -> tuple[Any, ...]:
+    """A number's bounds, in the words of the table instead of pydantic's."""
+
+    def check(value: Any) -> Any:
+        try:
+            each.check(value)
+        except InvalidParams as error:
+            message = error.message("", longest=100).strip()
+            raise PydanticCustomError("parameter", "{message}", {"message": message}) from None
+        return value
+
+    bounds: dict[str, Any] = {"minimum": each.low, "maximum": each.high}
+    return AfterValidator(check), Field(json_schema_extra=bounds)
 
 
 PictureFields: Any = create_model(

@@ -82,7 +82,11 @@ def test_a_bad_request_is_a_400_that_names_the_field(
     [
         ({}, "prompt", "prompt is required"),
         ({"prompt": "a", "stepz": 3}, "stepz", "stepz is not a field here; leave it out"),
-        ({"prompt": "a", "steps": 0}, "steps", "steps must be greater than or equal to 1, got 0"),
+        (
+            {"prompt": "a", "steps": 0},
+            "steps",
+            "steps must be a whole number from 1 to 1000, got 0",
+        ),
         ({"prompt": "a", "steps": 101}, "steps", "steps must be at most 100, got 101"),
         ({"prompt": "a", "n": 1.5}, "n", "n must be a valid integer, got 1.5"),
         ({"prompt": "a", "user": "b" * 300 + "\udfff"}, "user", "user must be valid Unicode"),

@@ -176,6 +176,7 @@ REFUSED: dict[str, tuple[Any, dict[str, str], str, str]] = {
     "no white": ({"image": png(), "mask": saved(plain(128, 128, "black"))}, {}, "mask", "white"),
     "a field nobody knows": ({"image": png()}, {"colour": "red"}, "colour", "colour"),
     "no number": ({"image": png()}, {"steps": "many"}, "steps", "steps"),
+    "no steps": ({"image": png()}, {"steps": "0"}, "steps", "from 1 to 1000, got 0"),
     "a number in Python's spelling": ({"image": png()}, {"steps": "1_0"}, "steps", "got '1_0'"),
     "such a number in a list": ({"image": png()}, {"deep_steps": "0,1_0"}, "deep_steps", "numbers"),
     "strength 2": ({"image": png()}, {"strength": "2"}, "strength", "strength"),

@@ -162,6 +162,11 @@ def test_a_refused_sampler_is_answered_with_the_valid_pairs(http: httpx.Client) 
     assert "Euler a, DDIM (SGM Uniform), DPM++ 2M (Karras, Exponential, Beta), " in message
 
 
+def test_steps_are_refused_in_the_words_of_v1(http: httpx.Client) -> None:
+    error = http.post(TXT2IMG, json={"prompt": PROMPT, "steps": 0}).json()["error"]
+    assert error["message"] == "steps must be a whole number from 1 to 1000, got 0"
+
+
 def test_a_file_that_is_no_picture_is_refused(http: httpx.Client) -> None:
     for image in ("%%%", base64.b64encode(b"text").decode()):
         answer = http.post("/sdapi/v1/png-info", json={"image": image})

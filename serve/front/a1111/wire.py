@@ -23,10 +23,10 @@ from pydantic import (
 )
 
 from sdxl.infotext import schedule_steps, scheduler_of
-from sdxl.params import LANCZOS, LATENT, MAX_UPSCALE, UPSCALERS
+from sdxl.params import LANCZOS, LATENT, MAX_UPSCALE, PARAMETERS, UPSCALERS
 from sdxl.scheduler_names import SCHEDULE_LABELS, SCHEDULERS
 from serve.errors import Problem, invalid, of_schema
-from serve.front.openai_images import NEEDED_UNICODE, ImageRequest, has_surrogate
+from serve.front.openai_images import NEEDED_UNICODE, ImageRequest, bounds_of, has_surrogate
 from serve.models import ImageModel, M, choose
 from serve.orders import Done
 from serve.settings import MAX_N
@@ -87,7 +87,7 @@ class TextToImage(BaseModel):
     prompt: str = ""
     negative_prompt: str | None = None
     seed: Whole | None = -1
-    steps: Annotated[Whole, Field(ge=1)] | None = None
+    steps: Annotated[Whole, *bounds_of(PARAMETERS["steps"])] | None = None
     cfg_scale: Number | None = None
     width: Whole | None = None
     height: Whole | None = None
