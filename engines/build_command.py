@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from engines.folders.engine_folder import EngineFolder
     from engines.folders.export_folder import ExportFolder
     from engines.folders.targets import Target
-    from engines.lora import Lora
+    from engines.lora import LoraFile
     from engines.parity.proof import Proof
     from engines.trt.build import BuildSpec, OnProgress
 
@@ -121,13 +121,13 @@ def export_folder(options: argparse.Namespace, target: Target) -> Path:
     return export_place(checkpoint.name, model_digest(checkpoint), precision)
 
 
-def read_loras(named: Sequence[str], export: ExportFolder) -> tuple[Lora, ...]:
+def read_loras(named: Sequence[str], export: ExportFolder) -> tuple[LoraFile, ...]:
     """Read the LoRAs, which must be the export's, before an hour of building."""
-    from engines.lora import Lora, LoraError
+    from engines.lora import LoraError, LoraFile
 
     if named and not find_spec("peft"):
         raise LoraError("no peft here; run pip install 'sdxl-deepcache[export]'")
-    loras = tuple(Lora.parse(text) for text in named)
+    loras = tuple(LoraFile.parse(text) for text in named)
     if loras and [lora.as_dict() for lora in loras] != list(export.loras):
         needed = f"must be the export's LoRAs, in their order: {list(export.loras) or 'none'}"
         raise InvalidParams("lora", ", ".join(named), needed)

@@ -32,14 +32,14 @@ class LoraError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Lora:
+class LoraFile:
     """A file, and how strongly it is applied."""
 
     path: Path
     scale: float = 1.0
 
     @classmethod
-    def parse(cls, text: str) -> Lora:
+    def parse(cls, text: str) -> LoraFile:
         """`LORA` or `LORA:SCALE`; LORA is a file, a folder with one, or the name of one of ours."""
         name, _, end = text.rpartition(":")
         try:
@@ -68,7 +68,7 @@ class Lora:
         return {"file": self.path.name, **digests, "scale": self.scale}
 
 
-def load_parts(checkpoint: Checkpoint, loras: Sequence[Lora], *names: str) -> dict[str, Any]:
+def load_parts(checkpoint: Checkpoint, loras: Sequence[LoraFile], *names: str) -> dict[str, Any]:
     """Load the named parts in float32 and fuse the LoRAs into them."""
     needed = {*names, *(ADAPTED if loras and {*names} & {*ADAPTED} else ())}
     parts = {name: checkpoint.part(name) for name in NETWORK_FOLDERS if name in needed}
@@ -86,14 +86,14 @@ def _file_of(name: str) -> Path:
     return Path(name)
 
 
-def fuse(loras: Sequence[Lora], parts: Mapping[str, nn.Module]) -> None:
+def fuse(loras: Sequence[LoraFile], parts: Mapping[str, nn.Module]) -> None:
     """Add them to the weights, in place and in order."""
     for lora in loras:
         with _in_one_line(lora), quiet_loading(), _silence_logging():
             _apply(lora, parts)
 
 
-def _apply(lora: Lora, parts: Mapping[str, nn.Module]) -> None:
+def _apply(lora: LoraFile, parts: Mapping[str, nn.Module]) -> None:
     from diffusers.loaders import StableDiffusionXLLoraLoaderMixin as Loader
     from diffusers.utils.peft_utils import recurse_remove_peft_layers
     from safetensors import safe_open
@@ -179,7 +179,7 @@ def _silence_logging() -> Iterator[None]:
 
 
 @contextmanager
-def _in_one_line(lora: Lora) -> Iterator[None]:
+def _in_one_line(lora: LoraFile) -> Iterator[None]:
     try:
         yield
     except Exception as error:

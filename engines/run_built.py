@@ -14,7 +14,7 @@ from sdxl.params import InvalidParams
 if TYPE_CHECKING:
     from engines.folders.engine_folder import EngineFolder
     from engines.folders.export_folder import ExportFolder
-    from engines.lora import Lora
+    from engines.lora import LoraFile
     from engines.parity.proof import Proof
     from engines.trt.build import BuildSpec
     from sdxl.checkpoint import Checkpoint
@@ -24,7 +24,7 @@ PICTURES = 4
 
 
 def run_built(
-    made: EngineFolder, order: BuildSpec, model: str | None, loras: Sequence[Lora] = ()
+    made: EngineFolder, order: BuildSpec, model: str | None, loras: Sequence[LoraFile] = ()
 ) -> Proof:
     """Compare built plans with the model, or say why they cannot run; raise if they differ. `model`
     names the model if the export does not; `loras` are the export's."""

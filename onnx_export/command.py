@@ -155,11 +155,11 @@ def check_packages(options: argparse.Namespace) -> None:
 
 
 def read_order(options: argparse.Namespace) -> ExportSpec:
-    from engines.lora import Lora
+    from engines.lora import LoraFile
     from onnx_export.calibration import calibration_prompts
     from sdxl.checkpoint import find
 
-    loras = tuple(Lora.parse(text) for text in options.lora)
+    loras = tuple(LoraFile.parse(text) for text in options.lora)
     checkpoint = find(model_with(options.model, options.vae))
     prompts: list[str] = []
     if options.precision in RECIPES:
@@ -244,13 +244,13 @@ def _path(text: str | None) -> Path | None:
 def check_folder(options: argparse.Namespace) -> int:
     """Check an export again, against the model it was made from."""
     from engines.folders.export_folder import ExportError
-    from engines.lora import Lora
+    from engines.lora import LoraFile
     from onnx_export.check import check
     from sdxl.checkpoint import find
 
     export = ExportFolder.open(Path(options.check), verify=True)
     checkpoint = find(model_with(options.model, options.vae))
-    loras = tuple(Lora.parse(text) for text in options.lora)
+    loras = tuple(LoraFile.parse(text) for text in options.lora)
     if export.model_digest != checkpoint.digest:
         raise ExportError(
             f"{export.folder}: an export of {export.model} {export.model_digest[:12]}…; "

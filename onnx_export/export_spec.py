@@ -10,7 +10,7 @@ from sdxl.checkpoint import MINI, Checkpoint
 from sdxl.specs import Cut, ModelSpec, network_specs
 
 if TYPE_CHECKING:
-    from engines.lora import Lora
+    from engines.lora import LoraFile
 
 NEGATIVE_PROMPT = "normal quality, low quality, worst quality, low res, blurry, nsfw, nude"
 GUIDANCE = 8.0
@@ -48,7 +48,7 @@ class ExportSpec:
     precision: str
     out: Path
     cut: Cut = "reference"
-    loras: tuple[Lora, ...] = ()
+    loras: tuple[LoraFile, ...] = ()
     prompts: tuple[str, ...] = ()
     """for calibration"""
     calibration: CalibrationSettings | None = None

@@ -6,10 +6,11 @@ Names, types, defaults and help come from sdxl/params.py.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
+from sdxl.parameter import NEEDED, Attachment
 from sdxl.params import PARAMETERS, InvalidParams, Parameter
 from sdxl.presets import QUALITIES
 from sdxl.provenance import CERTIFICATE, HELP, METADATA, PRIVATE_KEY, Provenance
@@ -24,13 +25,6 @@ VAE_MARK = ",vae="
 POSITIONAL = ("prompt",)
 """Positional parameters of a command."""
 METAVARS = {str: "TEXT", int: "N", float: "X"}
-NEEDED: Mapping[Any, str] = {
-    str: "text",
-    int: "a whole number",
-    float: "a number",
-    list[int]: "step numbers with commas between",
-    list[float]: "two numbers with a comma between",
-}
 
 
 class Parser(argparse.ArgumentParser):
@@ -63,9 +57,12 @@ def add_generation_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("parameters of a picture")
     for each in PARAMETERS.values():
         if each.name not in POSITIONAL:
+            is_repeated = each.kind is Attachment
             group.add_argument(
-                "--" + each.name.replace("_", "-"),
-                metavar=each.metavar or METAVARS[each.kind],
+                "--" + (each.flag or each.name).replace("_", "-"),
+                dest=each.name,
+                action="extend" if is_repeated else "store",
+                metavar=each.needed if is_repeated else each.metavar or METAVARS[each.kind],
                 type=partial(_of_parameter, each),
                 help=each.help if each.default is None else f"{each.help} (default {each.default})",
                 default=argparse.SUPPRESS,
@@ -97,7 +94,7 @@ def given_params(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _of_parameter(each: Parameter, text: str) -> Any:
-    return _parsed(each.parse, text, NEEDED[each.stored_kind])
+    return _parsed(each.parse, text, each.needed)
 
 
 def _parsed(parse: Callable[[str], T], text: str, needed: str) -> T:

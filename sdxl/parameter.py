@@ -6,9 +6,9 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import GenericAlias, UnionType
-from typing import Any, get_args, get_origin
+from dataclasses import MISSING, dataclass, field, fields, replace
+from types import GenericAlias, MappingProxyType, UnionType
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
 MAX_STEPS = 1000
 FEW_STEPS = 8
@@ -17,6 +17,15 @@ USUAL_INTERVAL = 2
 """The default cache interval, except with few steps."""
 SIZE = "size"
 """The REST field for width and height together."""
+MAX_ATTACHMENTS = 16
+"""In one list."""
+NEEDED: Mapping[Any, str] = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    list[int]: "step numbers with commas between",
+    list[float]: "two numbers with a comma between",
+}
 
 
 class InvalidParams(ValueError):
@@ -53,6 +62,8 @@ class Parameter:
     infotext: str = ""
     """The name in the `parameters` text that other programs read; empty if it has its own line."""
     metavar: str = ""
+    flag: str = ""
+    """The command line's name, if it differs."""
     placeholder: str = ""
     """Shown on the page while the field is empty."""
     is_for_edits: bool = False
@@ -65,9 +76,9 @@ class Parameter:
     """Stored in metadata only if the request set it, so other pictures stay byte-identical."""
     name: str = ""
     kind: type = str
-    """str, int, float, or tuple for several numbers."""
+    """str, int, float, tuple for several numbers, or Attachment for several attachments."""
     item: type = int
-    """int or float: the type of a tuple's numbers."""
+    """The type of one of several: int, float or a class of attachments."""
     default: Any = None
 
     @property
@@ -79,28 +90,123 @@ class Parameter:
     def client_name(self) -> str:
         return self.rest or self.name
 
+    @property
+    def is_list(self) -> bool:
+        return self.kind in (tuple, Attachment)
+
     def check(self, value: object) -> None:
         if value is not None or self.default is not None:
             _CHECKS[self.kind](self, value)
 
     def parse(self, text: str) -> Any:
         """Parse text of a command line or CSV file. Raises ValueError."""
-        if self.kind is tuple:
-            return tuple(self.item(number) for number in text.split(","))
-        return self.kind(text)
+        if not self.is_list:
+            return self.kind(text)
+        parse_one: Callable[[str], Any] = self.item
+        if issubclass(self.item, Attachment):
+            parse_one = self.item.parse
+        return tuple(parse_one(entry) for entry in text.split(","))
+
+    def read_list(self, value: object) -> tuple[Any, ...]:
+        """Read a list of JSON."""
+        if not isinstance(value, list | tuple):
+            entries = self.needed if self.kind is Attachment else "numbers"
+            raise InvalidParams(self.name, value, f"must be a list of {entries}")
+        if issubclass(self.item, Attachment):
+            return tuple(self.item.read(each, self.name) for each in value)
+        return tuple(value)
+
+    @property
+    def needed(self) -> str:
+        """What the text of a command line or CSV file must be."""
+        return self.item.form() if issubclass(self.item, Attachment) else NEEDED[self.stored_kind]
 
     @property
     def stored_kind(self) -> Any:
         """The type in JSON and tables, which have no tuples."""
-        return GenericAlias(list, (self.item,)) if self.kind is tuple else self.kind
+        return GenericAlias(list, (self.item,)) if self.is_list else self.kind
+
+
+class Attachment:
+    """What a request adds to the model: a name of the catalogue, and numbers. A subclass is a
+    dataclass whose fields are parameters, the name first. It holds no path and no tensor."""
+
+    name: str
+
+    @classmethod
+    def form(cls) -> str:
+        """The text form, such as NAME[:WEIGHT]."""
+        first, *others = (name.upper() for name in table_of(cls))
+        return "[:".join((first, *others)) + "]" * len(others)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse the text form. Raises ValueError."""
+        table, parts = table_of(cls).values(), [part.strip() for part in text.split(":")]
+        if not parts[0] or len(parts) > len(table):
+            raise ValueError(f"must be {cls.form()}, got {text!r}")
+        make: Callable[..., Self] = cls
+        return make(*(each.parse(part) for each, part in zip(table, parts, strict=False)))
+
+    @classmethod
+    def read(cls, value: Any, field: str) -> Self:
+        """Read an entry of a list in JSON: text, or an object of the fields."""
+        if isinstance(value, cls):
+            return value
+        make: Callable[..., Any] = cls
+        try:
+            return cls.parse(value) if isinstance(value, str) else make(**value)
+        except (TypeError, ValueError):
+            names = ", ".join(table_of(cls))
+            needed = f"must be a list of {cls.form()}, or of objects with {names}"
+            raise InvalidParams(field, value, needed) from None
+
+    def check(self, field: str) -> None:
+        for name, each in table_of(type(self)).items():
+            try:
+                each.check(getattr(self, name))
+            except InvalidParams as error:
+                shown = f"{str(self.name)[:60]!r}: {error.message(name, longest=60)}"
+                raise InvalidParams(field, None, f"with {shown}") from None
+
+
+def parameter(default: Any, label: str, text: str, **facts: Any) -> Any:
+    return field(default=default, metadata={"parameter": Parameter(label, text, **facts)})
+
+
+_tables: dict[type, Mapping[str, Parameter]] = {}
+
+
+def table_of(cls: type[Any]) -> Mapping[str, Parameter]:
+    """The parameters that a dataclass declares as its fields."""
+    if cls not in _tables:
+        _tables[cls] = _read_table(cls)
+    return _tables[cls]
+
+
+def _read_table(cls: type[Any]) -> Mapping[str, Parameter]:
+    hints = get_type_hints(cls)
+    return MappingProxyType(
+        {
+            f.name: replace(
+                f.metadata["parameter"],
+                name=f.name,
+                default=None if f.default is MISSING else f.default,
+                **kind_of(hints[f.name]),
+            )
+            for f in fields(cls)
+        }
+    )
 
 
 def kind_of(hint: Any) -> dict[str, type]:
     """`int | None` gives int; `tuple[int, ...]` gives tuple and int."""
     if isinstance(hint, UnionType):
         hint = next(each for each in get_args(hint) if each is not type(None))
-    kind = get_origin(hint)
-    return {"kind": kind, "item": get_args(hint)[0]} if kind else {"kind": hint}
+    if get_origin(hint) is None:
+        return {"kind": hint}
+    item = get_args(hint)[0]
+    return {"kind": Attachment if issubclass(item, Attachment) else tuple, "item": item}
 
 
 def is_int(value: object) -> bool:
@@ -146,6 +252,13 @@ def _check_numbers(p: Parameter, value: Any) -> None:
         raise InvalidParams(p.name, value, "must be two rising numbers from 0 to 1")
 
 
+def _check_attachments(p: Parameter, value: Any) -> None:
+    if len(value) > MAX_ATTACHMENTS:
+        raise InvalidParams(p.name, len(value), f"must have at most {MAX_ATTACHMENTS} entries")
+    for each in value:
+        each.check(p.name)
+
+
 def needed_steps(steps: int) -> str:
     return f"must be rising step numbers from 0 to {steps - 1}"
 
@@ -155,4 +268,5 @@ _CHECKS: Mapping[type, Callable[[Parameter, Any], None]] = {
     int: _check_whole,
     float: _check_number,
     tuple: _check_numbers,
+    Attachment: _check_attachments,
 }

@@ -8,11 +8,11 @@ controls of the web page are derived from the table. This module imports nothing
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from types import MappingProxyType
-from typing import Any, TypeVar, get_type_hints
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
 
-from sdxl.parameter import FEW_STEPS, USUAL_INTERVAL, kind_of, needed_steps
+from sdxl.attachments import Lora, merged, take_tags
+from sdxl.parameter import FEW_STEPS, USUAL_INTERVAL, needed_steps, parameter, table_of
 from sdxl.parameter import MAX_STEPS as MAX_STEPS
 from sdxl.parameter import SIZE as SIZE
 from sdxl.parameter import InvalidParams as InvalidParams
@@ -36,10 +36,6 @@ UPSCALERS = LANCZOS, LATENT = "lanczos", "latent"
 UPSCALE_STRENGTH = 0.4
 MAX_UPSCALE = 4.0
 """The model's largest size may allow less."""
-
-
-def parameter(default: Any, label: str, text: str, **facts: Any) -> Any:
-    return field(default=default, metadata={"parameter": Parameter(label, text, **facts)})
 
 
 @dataclass(frozen=True)
@@ -211,6 +207,14 @@ class GenerationParams:
         is_stored_if_set=True,
         placeholder="as steps",
     )
+    loras: tuple[Lora, ...] | None = parameter(
+        None,
+        "LoRAs",
+        "LoRAs to apply, each with its weight, 1 unless given; <lora:NAME:WEIGHT> in a prompt does "
+        "the same",
+        flag="lora",
+        is_stored_if_set=True,
+    )
 
     def __post_init__(self) -> None:
         for each in PARAMETERS.values():
@@ -332,7 +336,7 @@ class GenerationParams:
     def resolve(self, sizes: Sizes, new_seed: Callable[[], int]) -> GenerationParams:
         """The request with every open field filled, checked against the model's sizes."""
         resolved = replace(
-            self,
+            self.without_tags(),
             width=sizes.resolve("width", self.width),
             height=sizes.resolve("height", self.height),
             seed=new_seed() if self.seed is None else self.seed,
@@ -342,6 +346,17 @@ class GenerationParams:
         )
         resolved.check_result(sizes)
         return resolved
+
+    def without_tags(self) -> GenerationParams:
+        """The request with the LoRAs of its prompts' tags in `loras`."""
+        prompt, typed = take_tags(self.prompt, "prompt")
+        negative, more = take_tags(self.negative_prompt or "", "negative_prompt")
+        return replace(
+            self,
+            prompt=prompt,
+            negative_prompt=(negative or None) if more else self.negative_prompt,
+            loras=merged([*(self.loras or ()), *typed, *more]) or None,
+        )
 
     def check_result(self, sizes: Sizes) -> None:
         """Refuse an upscaled size that the model does not allow. The request's size is filled."""
@@ -358,7 +373,8 @@ class GenerationParams:
 
     def as_rest(self) -> dict[str, Any]:
         """The body of a REST request for this picture, without its open fields."""
-        body = {p.client_name: getattr(self, p.name) for p in of_rest()}
+        values = self.as_dict()
+        body = {p.client_name: values[p.name] for p in of_rest()}
         body |= {"cache_interval": self.interval}
         if self.width and self.height:
             body[SIZE] = f"{self.width}x{self.height}"
@@ -370,11 +386,12 @@ class GenerationParams:
         for key in values:
             if key not in PARAMETERS:
                 raise InvalidParams(key, values[key], f"must be one of {', '.join(PARAMETERS)}")
-        lists = {name: value for name in LISTS if (value := values.get(name)) is not None}
-        for name, value in lists.items():
-            if not isinstance(value, list | tuple):
-                raise InvalidParams(name, value, "must be a list of numbers")
-        return cls(**{**values, **{name: tuple(value) for name, value in lists.items()}})
+        lists = {
+            name: PARAMETERS[name].read_list(value)
+            for name in LISTS
+            if (value := values.get(name)) is not None
+        }
+        return cls(**{**values, **lists})
 
 
 def usual(value: T | None, default: T) -> T:
@@ -386,15 +403,5 @@ def of_rest() -> Iterator[Parameter]:
     return (p for p in PARAMETERS.values() if p.rest != SIZE)
 
 
-def _read_table() -> dict[str, Parameter]:
-    hints = get_type_hints(GenerationParams)
-    return {
-        f.name: replace(
-            f.metadata["parameter"], name=f.name, default=f.default, **kind_of(hints[f.name])
-        )
-        for f in fields(GenerationParams)
-    }
-
-
-PARAMETERS: Mapping[str, Parameter] = MappingProxyType(_read_table())
-LISTS = tuple(p.name for p in PARAMETERS.values() if p.kind is tuple)
+PARAMETERS: Mapping[str, Parameter] = table_of(GenerationParams)
+LISTS = tuple(p.name for p in PARAMETERS.values() if p.is_list)

@@ -127,7 +127,7 @@ class Intake:
             GenerationParams(seed=seed)
             seed += index
         seed = seed_of(id_) if seed is None else seed
-        return id_, GenerationParams.from_dict({**values, "seed": seed})
+        return id_, GenerationParams.from_dict({**values, "seed": seed}).without_tags()
 
     def _of_columns(self, values: Mapping[str, Any]) -> RecordParts:
         for name in values:

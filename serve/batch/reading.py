@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, get_args
 
+from sdxl.parameter import Attachment
 from sdxl.params import PARAMETERS, InvalidParams
 from serve.batch.editing import PICTURES
 
@@ -25,13 +26,7 @@ COLUMNS: Mapping[str, Callable[[str], Any]] = {
 }
 """what parses a column's text"""
 PARAMETERS_BY_COLUMN = {each.column: each for each in PARAMETERS.values()}
-NEEDED: Mapping[Any, str] = {
-    str: "text",
-    int: "whole numbers",
-    float: "numbers",
-    list[int]: "lists of whole numbers",
-    list[float]: "lists of numbers",
-}
+NEEDED: Mapping[type, str] = {str: "text", int: "whole numbers", float: "numbers"}
 SUFFIXES = (".txt", ".jsonl", ".csv", ".parquet")
 PARQUET_ROWS = 1024
 MAX_LINE = 2**20
@@ -179,7 +174,8 @@ def csv_record(line: str, values: dict[Any, Any]) -> Record:
             try:
                 parsed[name] = COLUMNS[name](text)
             except ValueError:
-                return Record(line, parsed, f"{name} must be a number, got {text!r}")
+                needed = PARAMETERS_BY_COLUMN[name].needed
+                return Record(line, parsed, f"{name} must be {needed}, got {text!r}")
     return Record(line, parsed)
 
 
@@ -212,17 +208,29 @@ def check_kind(path: Path, name: str, kind: Any) -> None:
 
     kind = kind.value_type if types.is_dictionary(kind) else kind
     needed = PARAMETERS_BY_COLUMN[name].stored_kind if name in PARAMETERS_BY_COLUMN else str
-    holds: Mapping[Any, Callable[[Any], bool]] = {
-        str: lambda kind: types.is_string(kind) or types.is_large_string(kind),
-        int: types.is_integer,
-        float: lambda kind: types.is_integer(kind) or types.is_floating(kind),
-    }
-    items = get_args(needed)
-    is_right = is_list(kind) and holds[items[0]](kind.value_type) if items else holds[needed](kind)
-    if not (is_right or types.is_null(kind)):
-        raise InvalidParams(
-            "input", f"{path}: {name} of {kind}", f"must be a column of {NEEDED[needed]}"
-        )
+    if not (holds(kind, needed) or types.is_null(kind)):
+        shown = f"{path}: {name} of {kind}"
+        raise InvalidParams("input", shown, f"must be a column of {values_of(needed)}")
+
+
+def holds(kind: Any, needed: Any) -> bool:
+    import pyarrow.types as types
+
+    if items := get_args(needed):
+        return is_list(kind) and holds(kind.value_type, items[0])
+    is_text = types.is_string(kind) or types.is_large_string(kind)
+    if needed is str:
+        return is_text
+    if issubclass(needed, Attachment):
+        return is_text or types.is_struct(kind)
+    return types.is_integer(kind) or (needed is float and types.is_floating(kind))
+
+
+def values_of(needed: Any) -> str:
+    """Word the values of a column."""
+    if items := get_args(needed):
+        return f"lists of {values_of(items[0])}"
+    return needed.form() if issubclass(needed, Attachment) else NEEDED[needed]
 
 
 def is_list(kind: Any) -> bool:

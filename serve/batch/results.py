@@ -6,11 +6,12 @@ import json
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from PIL import Image
 
+from sdxl.parameter import Attachment, table_of
 from sdxl.params import PARAMETERS
 from sdxl.picture_files import BrokenPicture, file_of, opened
 from serve.batch import ledger
@@ -72,19 +73,22 @@ def manifest_columns() -> dict[str, Any]:
     return {**LEDGER_COLUMNS, **{each.name: each.stored_kind for each in PARAMETERS.values()}}
 
 
+def arrow_type(kind: Any) -> Any:
+    import pyarrow as arrow
+
+    if items := get_args(kind):
+        return arrow.list_(arrow_type(items[0]))
+    if issubclass(kind, Attachment):
+        return arrow.struct([(n, arrow_type(p.stored_kind)) for n, p in table_of(kind).items()])
+    return {str: arrow.string(), int: arrow.int64(), float: arrow.float64()}[kind]
+
+
 class ManifestWriter:
     def __init__(self, path: Path) -> None:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
 
-        types = {
-            str: arrow.string(),
-            int: arrow.int64(),
-            float: arrow.float64(),
-            list[int]: arrow.list_(arrow.int64()),
-            list[float]: arrow.list_(arrow.float64()),
-        }
-        self._schema = arrow.schema([(n, types[kind]) for n, kind in manifest_columns().items()])
+        self._schema = arrow.schema([(n, arrow_type(k)) for n, k in manifest_columns().items()])
         self._table = arrow.Table
         self._rows: list[dict[str, Any]] = []
         self._writer = parquet.ParquetWriter(path, self._schema)

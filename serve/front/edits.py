@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import json
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,7 +40,7 @@ MAX_IMAGES = 16
 """OpenAI's limit; this service edits one."""
 MAX_FIELDS = 100
 IMAGES = ("image", "image[]")
-LISTS = {each.client_name: each for each in PARAMETERS.values() if each.kind is tuple}
+LISTS = {each.client_name: each for each in PARAMETERS.values() if each.is_list}
 DATA_URL = re.compile(r"data:image/[\w.+-]{1,40};base64,", re.ASCII)
 DATA_URL_ONLY = "must be a data URL (data:image/png;base64,…); other URLs are not fetched"
 M = TypeVar("M", bound=BaseModel)
@@ -210,11 +211,12 @@ async def content(file: UploadFile | str, field: str) -> bytes:
 
 
 def fields_of(form: FormData) -> dict[str, Any]:
-    """The form's texts. Lists of numbers are parsed here, other numbers by pydantic."""
+    """The form's texts. Lists are parsed here, numbers by pydantic."""
     found: dict[str, Any] = {}
     for name, values in by_name(form).items():
         if name in LISTS:
-            found[name] = numbers(name, values)
+            is_numbers = LISTS[name].kind is tuple
+            found[name] = numbers(name, values) if is_numbers else attachments(name, values)
         elif len(values) > 1:
             raise invalid(name[:100], f"{name[:100]}: is there twice")
         else:
@@ -238,6 +240,16 @@ def numbers(name: str, values: Sequence[Any]) -> list[int | float]:
         return list(LISTS[name].parse(",".join(values).replace("_", "?")))
     except (TypeError, ValueError):
         raise invalid(name, f"{name} must be numbers with commas between") from None
+
+
+def attachments(name: str, values: Sequence[Any]) -> list[Any]:
+    """Entries in their text form, with commas between; or JSON, of one or of a list."""
+    try:
+        given = [json.loads(v) if v.startswith(("[", "{")) else v.split(",") for v in values]
+    except (AttributeError, RecursionError, ValueError):
+        needed = f"must be {LISTS[name].needed} with commas between, or JSON"
+        raise invalid(name, f"{name} {needed}") from None
+    return [each for one in given for each in (one if isinstance(one, list) else [one])]
 
 
 def checked(model: type[M], values: bytes | Mapping[str, Any]) -> M:

@@ -14,6 +14,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from sdxl.attachments import take_tags
 from sdxl.params import DRAWN_SEEDS
 from sdxl.source import SourceImage
 from sdxl.work import standard_images
@@ -99,8 +100,10 @@ class Generations:
             raise errors.invalid("expand_prompt", "expand_prompt: no language model is served here")
         words = seed if asked.seed is None else asked.seed
         most = self.settings.max_prompt_chars
-        prompt = await self.expander.expand(asked.prompt, words, most)
-        return asked.model_copy(update={"prompt": prompt})
+        plain, typed = take_tags(asked.prompt, "prompt")
+        prompt = await self.expander.expand(plain, words, most)
+        loras = [*(asked.loras or ()), *typed] or None
+        return asked.model_copy(update={"prompt": prompt, "loras": loras})
 
     async def _data(self, asked: ImageRequest, done: Done, request: Request) -> ImageData:
         facts: dict[str, Any] = {

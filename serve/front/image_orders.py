@@ -28,7 +28,7 @@ def orders_of(
     count = request.n or 1
     is_streamed = bool(request.stream)
     try:
-        params = params_of(request, card, settings)
+        params = params_of(request, card, settings).without_tags()
         params.check_result(served_sizes(card, settings))
         each = [replace(params, seed=seed + i) for i in range(count)]
     except InvalidParams as error:

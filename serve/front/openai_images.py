@@ -10,9 +10,18 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    create_model,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
+from sdxl.parameter import Attachment, table_of
 from sdxl.params import PARAMETERS, InvalidParams, Parameter, of_rest
 from sdxl.presets import usual_interval
 from sdxl.scheduler_names import SCHEDULERS
@@ -49,6 +58,8 @@ def field_of(each: Parameter) -> Any:
     kind = Literal[each.choices] if each.choices else each.stored_kind
     if each.kind in (int, float):
         kind = Annotated[kind, *bounds_of(each)]
+    if each.kind is Attachment:
+        kind = list[Annotated[Any, WithJsonSchema(describe_entry(each.item))]]
     return Annotated[kind | None, Field(description=each.help)], None
 
 
@@ -65,6 +76,13 @@ def bounds_of(each: Parameter) -> tuple[Any, ...]:
 
     bounds: dict[str, Any] = {"minimum": each.low, "maximum": each.high}
     return AfterValidator(check), Field(json_schema_extra=bounds)
+
+
+def describe_entry(item: type[Any]) -> dict[str, Any]:
+    """Describe an entry of a list of attachments; `GenerationParams.from_dict` checks it."""
+    parameters = {name: field_of(each) for name, each in table_of(item).items()}
+    form = create_model(item.__name__, **parameters).model_json_schema()
+    return {"anyOf": [{"type": "string", "description": item.form()}, form]}
 
 
 PictureFields: Any = create_model(
@@ -209,6 +227,7 @@ class ErrorBody(Reply):
 
 
 JSON_TYPES: dict[type, Any] = {str: "string", int: "integer", float: "number", tuple: "array"}
+JSON_TYPES |= {Attachment: "array"}
 
 
 class Control(Reply):
@@ -222,8 +241,10 @@ class Control(Reply):
     help: str
     placeholder: str
     type: Literal["string", "integer", "number", "array"]
-    items: Literal["integer", "number"] | None = None
+    items: Literal["integer", "number", "object"] | None = None
     """of an array"""
+    fields: tuple[Control, ...] | None = None
+    """of an array's objects"""
     default: str | int | float | None = None
     minimum: int | float | None = None
     maximum: int | float | None = None
@@ -237,6 +258,8 @@ class Control(Reply):
 
     @classmethod
     def of(cls, each: Parameter) -> Control:
+        is_attached = each.kind is Attachment
+        fields = tuple(map(cls.of, table_of(each.item).values())) if is_attached else None
         bounds = {} if each.kind is str else {"minimum": each.low, "maximum": each.high}
         return cls(
             name=each.name,
@@ -245,7 +268,8 @@ class Control(Reply):
             help=each.help,
             placeholder=each.placeholder,
             type=JSON_TYPES[each.kind],
-            items=JSON_TYPES[each.item] if each.kind is tuple else None,
+            items=JSON_TYPES.get(each.item, "object") if each.is_list else None,
+            fields=fields,
             default=each.default,
             choices=each.choices or None,
             is_for_edits=each.is_for_edits or None,

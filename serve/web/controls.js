@@ -7,7 +7,7 @@ export function buildControls(form, parameters) {
   for (const each of parameters) {
     const own = form.querySelector(`[data-parameter=${each.name}]`);
     if (own) own.title = each.help;
-    else if (each.field !== "size" && !form.elements[each.name]) place(each);
+    else if (each.field !== "size" && each.items !== "object" && !form.elements[each.name]) place(each);
   }
 }
 

@@ -17,6 +17,7 @@ from engines.choice import why_slower
 from sdxl import images, warmup
 from sdxl.abilities import check_able, check_schedules
 from sdxl.admission import Refused
+from sdxl.attachments import take_tags
 from sdxl.cost import Costs, project
 from sdxl.flight import Flight, Leg, State
 from sdxl.mini import vocabulary
@@ -157,6 +158,7 @@ class Worker:
 
     async def examine(self, prompt: str) -> PromptFacts:
         try:
+            prompt, _ = take_tags(prompt, "prompt")
             tokens = self.pipeline.count_tokens(prompt)
         except InvalidParams as error:
             raise errors.of_params(error) from None

@@ -17,7 +17,7 @@ from engines import run_built as run_built_module
 from engines.cuda import device
 from engines.folders.engine_folder import EngineFolder
 from engines.folders.profiles import buckets
-from engines.lora import Lora, fuse
+from engines.lora import LoraFile, fuse
 from engines.parity import proof
 from engines.pytorch import torch_engine
 from engines.pytorch.torch_options import PLAIN
@@ -66,7 +66,9 @@ def asked_of_pytorch(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> list[di
     return asked
 
 
-def proving(order: BuildSpec, loras: Sequence[Lora] = ()) -> Callable[[EngineFolder], proof.Proof]:
+def proving(
+    order: BuildSpec, loras: Sequence[LoraFile] = ()
+) -> Callable[[EngineFolder], proof.Proof]:
     return lambda made: run_built(made, order, "mini", loras)
 
 
@@ -101,7 +103,7 @@ def test_plans_with_a_lora_run_beside_the_model_with_it(
     order: BuildSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = asked_of_pytorch(monkeypatch)
-    lora = Lora.parse("outlined")
+    lora = LoraFile.parse("outlined")
     order = replace(order, export=replace(order.export, loras=(lora.as_dict(),)))
     unnamed = build(order, prove=proving(order)).unchecked
     assert unnamed and "name them with --lora" in unnamed and not asked

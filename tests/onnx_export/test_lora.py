@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from engines.choice import EngineRequest, choose_engines
-from engines.lora import Lora, LoraError, fuse, load_parts
+from engines.lora import LoraError, LoraFile, fuse, load_parts
 from sdxl.checkpoint import Checkpoint, find
 from sdxl.params import InvalidParams
 from tests.onnx_export.exports import export_tiny
@@ -99,7 +99,7 @@ def test_fused_weights_are_those_of_diffusers(files: dict[str, Path]) -> None:
     pipe.unload_lora_weights()
     for name, path in files.items():
         parts = modules(checkpoint)
-        fuse([Lora(path, SCALE)], parts)
+        fuse([LoraFile(path, SCALE)], parts)
         for part in ADAPTED:
             measured = differences(parts[part], getattr(pipe, part))
             assert measured <= 1e-6, f"{name}, {part}: differ by {measured:.2e}, at most 1e-6"
@@ -107,7 +107,7 @@ def test_fused_weights_are_those_of_diffusers(files: dict[str, Path]) -> None:
 
 def test_every_adapted_layer_changed(files: dict[str, Path]) -> None:
     before, after = modules(find("mini")), modules(find("mini"))
-    fuse([Lora(files["kohya"], SCALE)], after)
+    fuse([LoraFile(files["kohya"], SCALE)], after)
     for part, name in adapters(before):
         old, new = (parts[part].get_parameter(f"{name}.weight") for parts in (before, after))
         assert not torch.equal(old, new), f"{part}.{name} is as it was"
@@ -115,8 +115,8 @@ def test_every_adapted_layer_changed(files: dict[str, Path]) -> None:
 
 def test_loras_add_up(files: dict[str, Path]) -> None:
     once, twice = modules(find("mini")), modules(find("mini"))
-    fuse([Lora(files["kohya"], 1.0)], once)
-    fuse([Lora(files["diffusers"], 0.25), Lora(files["kohya"], 0.75)], twice)
+    fuse([LoraFile(files["kohya"], 1.0)], once)
+    fuse([LoraFile(files["diffusers"], 0.25), LoraFile(files["kohya"], 0.75)], twice)
     assert differences(twice["unet"], once["unet"]) <= 1e-6
 
 
@@ -125,7 +125,7 @@ def test_only_changed_weights_are_written_beside_the_graphs(
 ) -> None:
     path = tmp_path / "one.safetensors"
     save_file(in_diffusers_format({"unet": tiny.part("unet")}), path)
-    lora = Lora(path, SCALE)
+    lora = LoraFile(path, SCALE)
     folder = export_tiny(tiny, tmp_path / "export", loras=(lora,))
     assert folder.loras == (lora.as_dict(),)
     asked = EngineRequest("tiny", tiny, folder=str(tmp_path / "export"), takes_unchecked=True)
@@ -164,7 +164,7 @@ def test_a_bad_file_is_one_line_that_names_it(
     tensors, named = bad_files()[case]
     save_file(tensors, path)
     with pytest.raises(LoraError) as caught:
-        fuse([Lora(path)], modules(find("mini")))
+        fuse([LoraFile(path)], modules(find("mini")))
     message = str(caught.value)
     assert named in message and str(path) in message and "\n" not in message, message
     assert capfd.readouterr() == ("", "")
@@ -174,7 +174,7 @@ def test_a_truncated_file_is_one_line_that_names_it(files: dict[str, Path], tmp_
     path = tmp_path / "half.safetensors"
     path.write_bytes(files["kohya"].read_bytes()[:1000])
     with pytest.raises(LoraError, match=r"half.safetensors"):
-        fuse([Lora(path)], modules(find("mini")))
+        fuse([LoraFile(path)], modules(find("mini")))
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_a_scale_may_follow_the_file(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a.safetensors").touch()
-    assert Lora.parse(text) == Lora(Path("a.safetensors"), scale)
+    assert LoraFile.parse(text) == LoraFile(Path("a.safetensors"), scale)
 
 
 @pytest.mark.parametrize(
@@ -204,4 +204,4 @@ def test_anything_but_a_file_and_a_scale_is_refused(
     monkeypatch.chdir(tmp_path)
     Path("a.safetensors").touch()
     with pytest.raises(InvalidParams, match=f"lora must .*{needed}"):
-        Lora.parse(text)
+        LoraFile.parse(text)

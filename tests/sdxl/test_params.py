@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdxl.admission import Refused
+from sdxl.attachments import Lora
 from sdxl.files import OutputError
 from sdxl.params import GenerationParams, InvalidParams, Sizes
 
@@ -90,6 +91,7 @@ def test_missing_fields_are_filled() -> None:
         deep_steps=st.one_of(st.none(), st.just((0, 3))),
         guidance_interval=st.one_of(st.none(), st.just((0.25, 0.7))),
         guided_steps=st.one_of(st.none(), st.just((1, 2))),
+        loras=st.one_of(st.none(), st.just((Lora("a", 0.5), Lora("b", 1.0, 0.0)))),
     )
 )
 def test_a_request_survives_a_round_trip(params: GenerationParams) -> None:

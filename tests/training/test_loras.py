@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from scipy.ndimage import distance_transform_edt
 
-from engines.lora import Lora, LoraError, fuse
+from engines.lora import LoraError, LoraFile, fuse
 from sdxl.mini.judge import blobs, faults
 from sdxl.mini.lora import LORAS, PEFT_CONFIG, PEFT_FILE
 from sdxl.mini.scenes import COLOURS, STYLES, Image, Scene, caption
@@ -38,7 +38,7 @@ def fused(name: str) -> Any:
     """Return a pipeline with the LoRA fused into it, as an export fuses it."""
     pipe = load_painter(WEIGHTS)
     parts = {part: getattr(pipe, part) for part in ("unet", "text_encoder", "text_encoder_2")}
-    fuse([Lora.parse(name)], parts)
+    fuse([LoraFile.parse(name)], parts)
     return pipe
 
 
@@ -159,7 +159,7 @@ def test_a_style_is_trained_from_the_weights_in_the_package(tmp_path: Path) -> N
     plan = replace(TrainingPlan(), style=step, style_pictures=3, style_batch=2)
     train_style("outlined", plan, WEIGHTS, tmp_path, tmp_path, "cpu")
     before, after = (load_painter(WEIGHTS).unet for _ in range(2))
-    fuse([Lora.parse(str(tmp_path / "outlined"))], {"unet": after})
+    fuse([LoraFile.parse(str(tmp_path / "outlined"))], {"unet": after})
     changed = [
         not torch.equal(old, after.get_parameter(name))
         for name, old in before.named_parameters()
@@ -172,7 +172,7 @@ def test_a_peft_file_without_its_configuration_is_refused(tmp_path: Path) -> Non
     file = tmp_path / PEFT_FILE
     file.write_bytes((LORAS / "outlined" / PEFT_FILE).read_bytes())
     with pytest.raises(LoraError, match=f"{PEFT_CONFIG} is not beside it"):
-        fuse([Lora(file)], {"unet": load_painter(WEIGHTS).unet})
+        fuse([LoraFile(file)], {"unet": load_painter(WEIGHTS).unet})
 
 
 def test_a_peft_lora_is_as_strong_as_its_configuration_says(tmp_path: Path) -> None:
@@ -183,22 +183,25 @@ def test_a_peft_lora_is_as_strong_as_its_configuration_says(tmp_path: Path) -> N
         (tmp_path / file.name).write_bytes(text)
     weaker, halved = (load_painter(WEIGHTS) for _ in range(2))
     for pipe, lora in (
-        (weaker, Lora(tmp_path / PEFT_FILE)),
-        (halved, Lora(LORAS / "outlined" / PEFT_FILE, 0.5)),
+        (weaker, LoraFile(tmp_path / PEFT_FILE)),
+        (halved, LoraFile(LORAS / "outlined" / PEFT_FILE, 0.5)),
     ):
         fuse([lora], {"unet": pipe.unet})
     assert differences(weaker.unet, halved.unet) <= 1e-6
-    assert Lora(tmp_path / PEFT_FILE).as_dict() != Lora(LORAS / "outlined" / PEFT_FILE).as_dict()
+    assert (
+        LoraFile(tmp_path / PEFT_FILE).as_dict()
+        != LoraFile(LORAS / "outlined" / PEFT_FILE).as_dict()
+    )
 
 
 @pytest.mark.parametrize("text", ["outlined", "outlined:0.5", str(LORAS / "outlined")])
 def test_a_lora_is_named_by_its_name_or_folder(text: str) -> None:
-    assert Lora.parse(text).path == LORAS / "outlined" / PEFT_FILE
+    assert LoraFile.parse(text).path == LORAS / "outlined" / PEFT_FILE
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(InvalidParams, match="few_steps, hollow, outlined"):
-        Lora.parse("pastel")
+        LoraFile.parse("pastel")
 
 
 def test_only_black_is_a_dark_colour() -> None:

@@ -35,6 +35,7 @@ def table(path: Path, columns: dict[str, Any]) -> Path:
         ("guidance_scale", [1.0], "numbers", "list"),
         ("deep_steps", 3, "lists of whole numbers", "int64"),
         ("guidance_interval", ["0"], "lists of numbers", "list"),
+        ("loras", [7], r"lists of NAME\S+", "list"),
         ("id", 7, "text", "int64"),
     ],
 )
