@@ -17,10 +17,6 @@ BENCHMARKS = {
     "load": ("service.load", "the service under load: latency, throughput, overload"),
     "gpu": ("gpu.command", "one GPU, in four minutes: start, one size, mixed sizes, promises"),
     "batching": ("speed.batching", "in-flight against static batching, in simulated time"),
-    "robustness": (
-        "robustness.command",
-        "overload, disconnects, invalid requests, kills, a soak",
-    ),
     "sizing": ("service.sizing", "memory of an image in flight, and the cost of UNet calls"),
     "llm": ("llm.bench", "a language model: time to tokens, tokens per second and dollar"),
 }

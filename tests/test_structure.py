@@ -30,7 +30,6 @@ ROOMS = {
         "gpu",
         "llm",
         "mlperf",
-        "robustness",
         "speed",
         "tuning",
         "quality",

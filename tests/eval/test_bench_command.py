@@ -33,7 +33,6 @@ def test_every_benchmark_exists_and_is_in_the_help(capsys: pytest.CaptureFixture
         ("bench load --url u --secs 5", f"flags {WITH_URL}they are for the `sdxl serve`"),
         ("bench floor --rows 0", "rows must be at least 1"),
         ("bench gpu --sections all", "sections must be one of start"),
-        ("bench robustness all --count 0", "count must be more than 0"),
         ("tune --steps 3", "steps must be at least 4"),
         ("tune --scheduler best", "scheduler must be one of"),
         ("tune --guided-until 0", "guided_until must be a share above 0"),

@@ -96,10 +96,12 @@ def test_the_size_of_a_requests_head_is_bounded(port: int, parts: list[bytes]) -
     assert (status, error["code"]) == (431, "headers_too_large")
 
 
-@pytest.mark.parametrize("endless", [b"0\r\nx: " + b"a" * MIB, b"1;" + b"a" * MIB])
+@pytest.mark.parametrize(
+    "endless", [b"0\r\nx: " + b"a" * MIB, b"1;" + b"a" * MIB, b"zz\r\n", b"-1\r\na\r\n"]
+)
 def test_trailers_and_chunk_extensions_are_bounded(port: int, endless: bytes) -> None:
-    """Trailers and chunk extensions have limits too; a request that has not ended gets no
-    answer."""
+    """Trailers and chunk extensions have limits too, and a chunk needs a length; a request that has
+    not ended gets no answer."""
     with connected(port) as raw:
         raw.sendall(CHUNKED)
         with pytest.raises(OSError):
@@ -109,8 +111,21 @@ def test_trailers_and_chunk_extensions_are_bounded(port: int, endless: bytes) ->
             raise ConnectionResetError("closed in order")
 
 
-def test_bytes_that_are_no_http_get_the_envelope(port: int) -> None:
-    status, error = answer_to(port, b"\x16\x03\x01 hello\r\n\r\n")
+NO_HTTP = {
+    "TLS": b"\x16\x03\x01 hello\r\n\r\n",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "zeros": b"\0" * 1000,
+    "no name of a header": HEAD + b": a\r\n\r\n",
+    "a zero in a name": HEAD + b"a\0b: c\r\n\r\n",
+    "a negative length": HEAD + b"content-length: -1\r\n\r\n",
+    "a length beyond 64 bits": HEAD + b"content-length: 99999999999999999999\r\n\r\n",
+    "two lengths": HEAD + b"content-length: 5\r\ncontent-length: 6\r\n\r\nabcde",
+}
+
+
+@pytest.mark.parametrize("raw", NO_HTTP.values(), ids=NO_HTTP)
+def test_bytes_that_are_no_http_get_the_envelope(port: int, raw: bytes) -> None:
+    status, error = answer_to(port, raw)
     assert status == 400 and set(error) == {"message", "type", "param", "code"}
 
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
-from eval.service import double
+from tests.serve import double
 from tests.serve.service.browsers import EITHER_WIDTH, View, Visit, chromium, visit
 from tests.serve.services import ROOT, Service, service
 

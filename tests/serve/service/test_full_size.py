@@ -15,9 +15,9 @@ import pytest
 from PIL import Image
 from playwright.sync_api import expect
 
-from eval.service import double
 from sdxl.images import read_parameters
 from serve.batch import command
+from tests.serve import double
 from tests.serve.servers import GENERATE
 from tests.serve.service.browsers import VIEWS, chromium, visit
 from tests.serve.services import ROOT, Service

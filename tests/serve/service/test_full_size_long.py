@@ -14,9 +14,9 @@ import pytest
 
 from eval.quality.sources import Service as ServiceSource
 from eval.quality.task import QualityTask, embedded_task
-from eval.service import double
 from sdxl import cli
 from sdxl.params import GenerationParams
+from tests.serve import double
 from tests.serve.service.test_full_size import PROMPT, SIDE, batch, check, rows
 from tests.serve.services import ROOT, Service
 from tests.waiting import wait_until

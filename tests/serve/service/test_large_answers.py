@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from eval.service import double
+from tests.serve import double
 from tests.serve.servers import GENERATE
 from tests.serve.services import Service, service
 

@@ -1,15 +1,13 @@
 """A double of SDXL at full size: engines with its shapes and durations that compute nothing.
 
-`python -m eval.service.double FOLDER [--speed 20] [--rows 4]` writes a checkpoint folder without
-weights; `--model FOLDER --backend eval.service.double:load` serves, renders or benchmarks it.
-Tensors have the shapes and types of the full size, pictures are noise (3 MB as a 1024² PNG), and a
-call takes the time of an H200 divided by `speed`. It tests everything around the engines at full
-size. It cannot show a GPU's memory, kernels or queues, nor quality.
+`write` makes a checkpoint folder without weights, for `--backend tests.serve.double:load`. Tensors
+have the shapes and types of the full size, pictures are noise (3 MB as a 1024² PNG), and a call
+takes the time of an H200 divided by `speed`. It tests everything around the engines at full size.
+It cannot show a GPU's memory, kernels or queues, nor quality.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import threading
 import time
@@ -21,7 +19,6 @@ import torch
 from torch import Tensor
 
 from engines.choice import EngineRequest
-from eval.measuring.options import add_option
 from onnx_export.random_weights import SDXL_1_0, write_configs
 from sdxl.checkpoint import WEIGHT_NAMES
 from sdxl.engine import Engine, Engines, check_inputs
@@ -29,7 +26,7 @@ from sdxl.params import InvalidParams
 from sdxl.specs import SDXL_1_0 as ARCHITECTURE
 from sdxl.specs import ModelSpec, latent_axes, network_specs
 
-BACKEND = "eval.service.double:load"
+BACKEND = "tests.serve.double:load"
 FILE = "double.json"
 BUCKETS = (1, 2, 4, 8, 16)
 VALUES = 2**22
@@ -142,7 +139,7 @@ def _beside(values: Tensor, output: Tensor) -> Tensor:
 
 
 def load(request: EngineRequest) -> Engines:
-    """The function that `--backend eval.service.double:load` names."""
+    """The function that `--backend tests.serve.double:load` names."""
     settings = read(request.checkpoint.folder)
     device = threading.Lock()
     generator = torch.Generator().manual_seed(0)
@@ -165,7 +162,7 @@ def read(folder: Path) -> Settings:
     try:
         return Settings(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        needed = "must be a folder that `python -m eval.service.double` wrote"
+        needed = "must be a folder that this module wrote"
         raise InvalidParams("model", str(folder), needed) from error
 
 
@@ -179,17 +176,3 @@ def write(folder: Path, settings: Settings | None = None) -> Path:
         save_file({"none": torch.zeros(1)}, folder / part / f"{WEIGHT_NAMES[part]}.safetensors")
     (folder / FILE).write_text(json.dumps(asdict(settings or Settings())))
     return folder
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="eval.service.double", description=__doc__)
-    parser.add_argument("folder", type=Path, help="a new folder")
-    add_option(parser, "--speed", Settings.speed, "a multiple of an H200's")
-    add_option(parser, "--rows", Settings.rows, "rows of the largest call")
-    options = parser.parse_args()
-    write(options.folder, Settings(options.speed, options.rows))
-    print(f"sdxl serve --model {options.folder} --backend {BACKEND}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,1 +1,0 @@
-"""A service under overload, disconnecting clients, invalid requests and killed processes."""
