@@ -15,7 +15,7 @@ MAX_WEIGHT = 2
 MAX_NAME = 200
 NAME = re.compile(r"[^:,<>\x00-\x1f\x7f]+")
 """Other characters separate the parts of a text form, or of a tag."""
-TAG = re.compile(r" ?<(lora|lyco|hypernet):([^<>]*)(>?)", re.IGNORECASE)
+TAG = re.compile(r"( ?)<(lora|lyco|hypernet):([^<>]*)(>?)( ?)", re.IGNORECASE)
 HYPERNETWORK = "hypernet"
 TAG_FORM = "must name a LoRA as <lora:NAME:WEIGHT> or <lora:NAME:TEXT_WEIGHT:WEIGHT>"
 WEIGHTS = ("te", "unet")
@@ -70,14 +70,14 @@ def take_tags(text: str, field: str) -> tuple[str, list[Lora]]:
     if not matches:
         return text, []
     loras = [_of_tag(match, field) for match in matches]
-    rest = TAG.sub("", text).strip()
+    rest = TAG.sub(lambda match: match[1] or match[5], text).strip()
     if TAG.search(rest):
         raise InvalidParams(field, text, "must not have a tag within a tag")
     return rest, loras
 
 
 def _of_tag(match: re.Match[str], field: str) -> Lora:
-    kind, content, end = match.groups()
+    _, kind, content, end, _ = match.groups()
     shown = match[0].strip()[:60]
     if kind.lower() == HYPERNETWORK:
         raise InvalidParams(field, shown, "must not name hypernetworks: they are not supported")

@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
-from sdxl.params import PARAMETERS
+from sdxl.attachments import Lora, merged, take_tags
+from sdxl.params import PARAMETERS, InvalidParams
 from sdxl.scheduler_names import OWN_SCHEDULES, SCHEDULE_LABELS, SCHEDULERS
 
 COMMON_FACTS = ("steps", "scheduler", "guidance", "seed")
 """The keys of the `parameters` line, in the usual order."""
+PROMPTS = ("prompt", "negative_prompt")
 NEGATIVE = "Negative prompt:"
 FACT = re.compile(r'\s*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|[^,]*)(?:,|$)')
 FEWEST_FACTS = 3
 SAMPLER, SCHEDULE = "Sampler", "Schedule type"
 UPSCALE, HIRES_STRENGTH, HIRES_STEPS = "Hires upscale", "Hires strength", "Hires steps"
 STRENGTH = "Denoising strength"
+LORA_HASHES, LORA_FILES = "Lora hashes", "lora_files"
+LORA_LOADERS = ("LoraLoader", "LoraLoaderModelOnly")
 AUTOMATIC, PLAIN = "automatic", ("", "normal", "simple")
 SCHEDULES = {label.lower(): levels for levels, label in SCHEDULE_LABELS.items()}
 PLAIN_NODES = (
@@ -43,7 +47,8 @@ class FoundParameters:
 
 def parameters_text(params: Mapping[str, Any]) -> str:
     """Return the three lines that image browsers and other generators read."""
-    lines = [params["prompt"]]
+    tags = [Lora.read(each, "loras").tag for each in params.get("loras") or ()]
+    lines = [" ".join([params["prompt"], *tags]).lstrip() if tags else params["prompt"]]
     if params.get("negative_prompt"):
         lines.append(f"{NEGATIVE} {params['negative_prompt']}")
     lines.append(", ".join(f"{name}: {_quoted(value)}" for name, value in _facts(params)))
@@ -60,6 +65,9 @@ def read_text(text: str) -> FoundParameters:
     found = FoundParameters({"prompt": prompt.strip()})
     if mark:
         found.params["negative_prompt"] = negative.strip()
+    _read_tags(found)
+    if "loras" in found.params:
+        facts.pop(LORA_HASHES, None)
     _read_facts({name: _unquoted(value.strip()) for name, value in facts.items()}, found)
     return found
 
@@ -99,12 +107,15 @@ def read_graph(graph: Mapping[str, Any]) -> FoundParameters:
     for name, ours in (("positive", "prompt"), ("negative", "negative_prompt")):
         if text := _text_of(nodes, given.get(name)):
             found.params[ours] = text
+    loras = dict(_loras_before(nodes, given.get("model")))
+    _note_loras(reversed(loras.values()), found)
     size = _inputs(_node(nodes, given.get("latent_image")))
     for side in ("width", "height"):
         if isinstance(size.get(side), int):
             found.params[side] = size[side]
     _read_comfy_sampler(given, found)
-    found.unread += _unread_nodes(nodes, samplers[0])
+    others = [node for key, node in nodes.items() if key not in loras]
+    found.unread += _unread_nodes(others, samplers[0])
     return found
 
 
@@ -120,6 +131,8 @@ def _facts(params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if params.get("upscale_strength") is not None:
         schedule = params.get("upscale_steps") or params["steps"]
         yield HIRES_STEPS, str(int(schedule * params["upscale_strength"]))
+    if files := params.get(LORA_FILES):
+        yield LORA_HASHES, ", ".join(f"{name}: {file['short']}" for name, file in files.items())
 
 
 def _fact(name: str, params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -157,6 +170,21 @@ def _unquoted(value: str) -> str:
         return str(json.loads(value)) if value.startswith('"') else value
     except ValueError:
         return value
+
+
+def _read_tags(found: FoundParameters) -> None:
+    """Read the LoRAs in the prompts. A prompt with a wrong tag stays, and is refused when used."""
+    try:
+        texts = {n: take_tags(found.params[n], n) for n in PROMPTS if n in found.params}
+    except InvalidParams:
+        return
+    found.params |= {name: text for name, (text, _) in texts.items()}
+    _note_loras((lora for _, loras in texts.values() for lora in loras), found)
+
+
+def _note_loras(loras: Iterable[Lora], found: FoundParameters) -> None:
+    if each := merged(loras):
+        found.params["loras"] = [asdict(lora) for lora in each]
 
 
 def _read_facts(facts: dict[str, str], found: FoundParameters) -> None:
@@ -235,7 +263,22 @@ def _text_of(nodes: Mapping[str, Any], link: object) -> str:
     return ""
 
 
-def _unread_nodes(nodes: Mapping[str, Any], sampler: Mapping[str, Any]) -> list[str]:
+def _loras_before(nodes: Mapping[str, Any], link: object) -> Iterator[tuple[str, Lora]]:
+    """Yield the LoRAs between the sampler and its model, each with its node's key."""
+    for _ in range(MAX_DEPTH):
+        node = _node(nodes, link)
+        if node is None or not isinstance(link, list):
+            return
+        inputs = _inputs(node)
+        strengths = [inputs.get("strength_model"), inputs.get("strength_clip", 0.0)]
+        weights = [each for each in strengths if isinstance(each, int | float)]
+        if node.get("class_type") in LORA_LOADERS and len(weights) == len(strengths):
+            path = PureWindowsPath(str(inputs.get("lora_name"))).as_posix()
+            yield str(link[0]), Lora(path.removesuffix(".safetensors"), *weights)
+        link = inputs.get("model")
+
+
+def _unread_nodes(nodes: Iterable[Mapping[str, Any]], sampler: Mapping[str, Any]) -> list[str]:
     """Return the nodes whose effect has no parameter here."""
-    kinds = (str(n.get("class_type", "")) for n in nodes.values() if n is not sampler)
+    kinds = (str(n.get("class_type", "")) for n in nodes if n is not sampler)
     return sorted({f"node {kind}" for kind in kinds if not kind.startswith(PLAIN_NODES)})

@@ -61,6 +61,7 @@ def test_a_wrong_entry_is_refused_by_name(loras: Any, message: str) -> None:
         (" 1 < 2 <b>, <i:j> ", " 1 < 2 <b>, <i:j> ", []),
         ("a ring <lora:x>", "a ring", [Lora("x")]),
         ("a <LORA:x:0.8> ring", "a ring", [Lora("x", 0.8)]),
+        ("a <lora:x>ring<lora:x> b<lora:x>c", "a ring bc", [Lora("x")] * 3),
         ("<lyco:x y:.5>a", "a", [Lora("x y", 0.5)]),
         # The first number is the text encoders', as in stable-diffusion-webui.
         ("<lora:x:0.2:1>", "", [Lora("x", 1.0, 0.2)]),

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
+from sdxl.attachments import Lora
 from sdxl.infotext import parameters_text, read_graph, read_text, scheduler_of
 from sdxl.params import GenerationParams
 from sdxl.scheduler_names import SCHEDULE_LABELS, SCHEDULERS
 
 # As stable-diffusion-webui 1.10 writes it.
-A1111 = """a red circle, (masterpiece:1.2)
+A1111 = """a red <lora:detail:0.8>circle, (masterpiece:1.2)
 on a blue background
-Negative prompt: blurry, low quality
+Negative prompt: blurry, <lora:pixel:1:0.5> low quality
 Steps: 30, Sampler: DPM++ 2M, Schedule type: Karras, CFG scale: 6.5, Seed: 1234567890, \
 Size: 832x1216, Model hash: 31e35c80fc, Model: sd_xl_base_1.0, Clip skip: 2, \
 Lora hashes: "detail: 7ae3a8f1c8e2, pixel: 1f2e3d4c5b6a", Version: v1.10.1"""
@@ -25,6 +26,10 @@ def test_the_webuis_text_is_read_and_the_rest_is_reported() -> None:
     found = read_text(A1111)
     assert found.params == {
         "prompt": "a red circle, (masterpiece:1.2)\non a blue background",
+        "loras": [
+            {"name": "detail", "weight": 0.8, "text_weight": None},
+            {"name": "pixel", "weight": 0.5, "text_weight": 1.0},
+        ],
         "negative_prompt": "blurry, low quality",
         "steps": 30,
         "scheduler": "dpmpp_2m_karras",
@@ -50,8 +55,13 @@ def test_what_is_written_is_read_again(scheduler: str) -> None:
         deep_steps=(0, 2, 5),
         guidance_interval=(0.0, 0.6),
         guided_steps=(1, 2),
+        loras=(Lora("sub/a b", 0.8), Lora("c", -0.123456789, 0.0)),
     )
-    found = read_text(parameters_text(params.as_dict()))
+    files = {lora.name: {"sha256": "", "short": "7ae3a8f1c8e2"} for lora in params.loras or ()}
+    text = parameters_text({**params.as_dict(), "lora_files": files})
+    assert "of stone <lora:sub/a b:0.8> <lora:c:0:-0.123456789>" in text
+    assert 'Lora hashes: "sub/a b: 7ae3a8f1c8e2, c: 7ae3a8f1c8e2"' in text
+    found = read_text(text)
     assert GenerationParams.from_dict(found.params) == params and not found.unread
     assert found.params["scheduler"] == scheduler
 
@@ -103,7 +113,20 @@ COMFY: dict[str, Any] = {
     "5": {"class_type": "EmptyLatentImage", "inputs": {"width": 1024, "height": 768}},
     "6": {"class_type": "CLIPTextEncode", "inputs": {"text": "a star", "clip": ["4", 1]}},
     "7": {"class_type": "CLIPTextEncode", "inputs": {"text": "blurry", "clip": ["4", 1]}},
-    "10": {"class_type": "LoraLoader", "inputs": {"lora_name": "x.safetensors"}},
+    "10": {
+        "class_type": "LoraLoader",
+        "inputs": {
+            "lora_name": "sub\\x.v1.safetensors",
+            "strength_model": 0.8,
+            "strength_clip": 1,
+            "model": ["11", 0],
+        },
+    },
+    "11": {
+        "class_type": "LoraLoaderModelOnly",
+        "inputs": {"lora_name": "y.safetensors", "strength_model": 0.5, "model": ["12", 0]},
+    },
+    "12": {"class_type": "LoraLoader", "inputs": {"lora_name": "z.safetensors"}},
 }
 
 
@@ -118,6 +141,10 @@ def test_comfyuis_graph_is_read_from_its_sampler_on() -> None:
         "width": 1024,
         "height": 768,
         "scheduler": "euler",
+        "loras": [
+            {"name": "y", "weight": 0.5, "text_weight": 0.0},
+            {"name": "sub/x.v1", "weight": 0.8, "text_weight": 1.0},
+        ],
     }
     assert found.unread == ["node LoraLoader"]
 
