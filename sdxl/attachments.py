@@ -6,7 +6,7 @@ stable-diffusion-webui's tags in a prompt are read here. It knows no files and n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, dataclass
 
 from sdxl.parameter import Attachment, InvalidParams, parameter
@@ -62,6 +62,11 @@ def merged(loras: Iterable[Lora]) -> tuple[Lora, ...]:
         Lora(name, in_unet, None if in_text == in_unet else in_text)
         for name, (in_unet, in_text) in sums.items()
     )
+
+
+def with_tags(prompt: str, loras: Sequence[Lora]) -> str:
+    """Return the prompt with the tags that name these LoRAs."""
+    return " ".join((prompt, *(each.tag for each in loras))).lstrip() if loras else prompt
 
 
 def take_tags(text: str, field: str) -> tuple[str, list[Lora]]:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
-from sdxl.attachments import Lora, merged, take_tags
+from sdxl.attachments import Lora, merged, take_tags, with_tags
 from sdxl.params import PARAMETERS, InvalidParams
 from sdxl.scheduler_names import OWN_SCHEDULES, SCHEDULE_LABELS, SCHEDULERS
 
@@ -47,8 +47,8 @@ class FoundParameters:
 
 def parameters_text(params: Mapping[str, Any]) -> str:
     """Return the three lines that image browsers and other generators read."""
-    tags = [Lora.read(each, "loras").tag for each in params.get("loras") or ()]
-    lines = [" ".join([params["prompt"], *tags]).lstrip() if tags else params["prompt"]]
+    loras = [Lora.read(each, "loras") for each in params.get("loras") or ()]
+    lines = [with_tags(params["prompt"], loras)]
     if params.get("negative_prompt"):
         lines.append(f"{NEGATIVE} {params['negative_prompt']}")
     lines.append(", ".join(f"{name}: {_quoted(value)}" for name, value in _facts(params)))

@@ -113,6 +113,10 @@ class ModelCard:
     """the presets of `quality`"""
     embeds_guidance: bool = False
     """whether guidance needs no negative row"""
+    loras: tuple[str, ...] = ()
+    """names of the LoRAs that requests may use now"""
+    embeddings: tuple[str, ...] = ()
+    """names of the embeddings that prompts may use now"""
 
 
 @dataclass(frozen=True)

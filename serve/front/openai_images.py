@@ -31,6 +31,12 @@ from serve.settings import MAX_N, ServeSettings
 SIZE = r"^(auto|[1-9][0-9]{1,4}x[1-9][0-9]{1,4})$"
 Quality = Literal["auto", "low", "medium", "high", "xhigh", "max", "standard", "hd"]
 Format = Literal["png", "jpeg", "webp"]
+JSON_TYPES: dict[type, Any] = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    **dict.fromkeys((tuple, Attachment), "array"),
+}
 SURROGATE = re.compile("[\ud800-\udfff]")
 NEEDED_UNICODE = "must be valid Unicode, without lone surrogates"
 SAME_QUALITY = {"auto": "medium", "standard": "medium", "hd": "high"}
@@ -63,6 +69,11 @@ def field_of(each: Parameter) -> Any:
     return Annotated[kind | None, Field(description=each.help)], None
 
 
+def bounds_in_json(each: Parameter) -> dict[str, float]:
+    bounds = {} if each.kind is str else {"minimum": each.low, "maximum": each.high}
+    return {name: value for name, value in bounds.items() if math.isfinite(value)}
+
+
 def bounds_of(each: Parameter) -> tuple[Any, ...]:
     """A number's bounds, in the words of the table instead of pydantic's."""
 
@@ -80,9 +91,13 @@ def bounds_of(each: Parameter) -> tuple[Any, ...]:
 
 def describe_entry(item: type[Any]) -> dict[str, Any]:
     """Describe an entry of a list of attachments; `GenerationParams.from_dict` checks it."""
-    parameters = {name: field_of(each) for name, each in table_of(item).items()}
-    form = create_model(item.__name__, **parameters).model_json_schema()
-    return {"anyOf": [{"type": "string", "description": item.form()}, form]}
+    properties = {
+        name: {"type": JSON_TYPES[each.kind], "description": each.help, **bounds_in_json(each)}
+        for name, each in table_of(item).items()
+    }
+    form = {"type": "object", "properties": properties, "required": ["name"]}
+    text = {"type": "string", "description": item.form()}
+    return {"anyOf": [text, {**form, "additionalProperties": False}]}
 
 
 PictureFields: Any = create_model(
@@ -226,10 +241,6 @@ class ErrorBody(Reply):
     error: ErrorDetail
 
 
-JSON_TYPES: dict[type, Any] = {str: "string", int: "integer", float: "number", tuple: "array"}
-JSON_TYPES |= {Attachment: "array"}
-
-
 class Control(Reply):
     """A picture's parameter, for programs that build a form."""
 
@@ -260,7 +271,6 @@ class Control(Reply):
     def of(cls, each: Parameter) -> Control:
         is_attached = each.kind is Attachment
         fields = tuple(map(cls.of, table_of(each.item).values())) if is_attached else None
-        bounds = {} if each.kind is str else {"minimum": each.low, "maximum": each.high}
         return cls(
             name=each.name,
             field=each.client_name,
@@ -275,7 +285,7 @@ class Control(Reply):
             is_for_edits=each.is_for_edits or None,
             is_for_masks=each.is_for_masks or None,
             edit_defaults=each.edit_defaults or None,
-            **{name: value for name, value in bounds.items() if math.isfinite(value)},
+            **bounds_in_json(each),
         )
 
 
@@ -313,6 +323,10 @@ class ImageLimits(Reply):
     presets: dict[str, dict[str, Any]]
     """Parameters of each `quality`, with steps and cache interval; auto is medium."""
     schedulers: tuple[str, ...] = tuple(SCHEDULERS)
+    loras: tuple[str, ...]
+    """names that a request's `loras` and the tags of its prompts may have now"""
+    embeddings: tuple[str, ...]
+    """names that prompts may use as words now"""
     parameters: tuple[Control, ...]
 
     @classmethod
@@ -328,6 +342,8 @@ class ImageLimits(Reply):
             can_edit=card.can_edit,
             at_once=card.at_once,
             presets={name: preset.values() for name, preset in card.presets.items()},
+            loras=card.loras,
+            embeddings=card.embeddings,
             parameters=tuple(controls_of(card)),
         )
 

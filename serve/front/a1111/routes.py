@@ -30,7 +30,7 @@ from serve.orders import Done, ImageBackend, ImageOrder, ImageProgress, ModelCar
 from serve.settings import ServeSettings
 
 EMPTY_LISTS = (
-    *("loras", "sd-vae", "hypernetworks", "face-restorers"),
+    *("sd-vae", "hypernetworks", "face-restorers"),
     *("realesrgan-models", "prompt-styles", "script-info"),
 )
 """Lists that clients request at their start; they are empty here."""
@@ -46,6 +46,11 @@ class WebuiApi:
 
     def state_of(self, request: Request) -> ClientState:
         return self.clients.of(client_of(request, self.settings.client_header)[0])
+
+    async def card_of(self, request: Request) -> ModelCard:
+        """The card of the client's model."""
+        model = wire.model_in(self.state_of(request).options, self.models.all)
+        return await model.backend.card()
 
     async def make(self, asked: wire.TextToImage, request: Request) -> dict[str, Any]:
         state = self.state_of(request)
@@ -189,7 +194,7 @@ def add_option_routes(app: FastAPI, api: WebuiApi) -> None:
         return {}
 
     async def refresh() -> None:
-        """Nothing can change while the service runs."""
+        """LoRAs are found without it; the rest cannot change while the service runs."""
 
     for name in ("checkpoints", "loras", "vae"):
         app.post(f"{PREFIX}/refresh-{name}", name=f"webui_refresh_{name}")(refresh)
@@ -220,9 +225,13 @@ def add_list_routes(app: FastAPI, api: WebuiApi) -> None:
     async def list_webui_scripts() -> dict[str, list[str]]:
         return {"txt2img": [], "img2img": []}
 
+    @app.get(f"{PREFIX}/loras")
+    async def list_webui_loras(request: Request) -> list[dict[str, Any]]:
+        return wire.loras(await api.card_of(request))
+
     @app.get(f"{PREFIX}/embeddings")
-    async def list_webui_embeddings() -> dict[str, dict[str, Any]]:
-        return {"loaded": {}, "skipped": {}}
+    async def list_webui_embeddings(request: Request) -> dict[str, dict[str, Any]]:
+        return wire.embeddings(await api.card_of(request))
 
     @app.get(f"{PREFIX}/memory")
     async def tell_webui_memory() -> dict[str, Any]:

@@ -22,13 +22,14 @@ from pydantic import (
     model_validator,
 )
 
+from sdxl.attachments import with_tags
 from sdxl.infotext import schedule_steps, scheduler_of
 from sdxl.params import LANCZOS, LATENT, MAX_UPSCALE, PARAMETERS, UPSCALERS
 from sdxl.scheduler_names import SCHEDULE_LABELS, SCHEDULERS
 from serve.errors import Problem, invalid, of_schema
 from serve.front.openai_images import NEEDED_UNICODE, ImageRequest, bounds_of, has_surrogate
 from serve.models import ImageModel, M, choose
-from serve.orders import Done
+from serve.orders import Done, ModelCard
 from serve.settings import MAX_N
 
 
@@ -292,8 +293,9 @@ def info_of(
 ) -> dict[str, Any]:
     """Some clients read each picture's seed and text here."""
     all_params = [each.params for each in done]
+    prompts = [with_tags(params.prompt, params.loras or ()) for params in all_params]
     facts: dict[str, Any] = {
-        "all_prompts": [params.prompt for params in all_params],
+        "all_prompts": prompts,
         "all_negative_prompts": [params.negative_prompt or "" for params in all_params],
         "all_seeds": [params.seed for params in all_params],
         "all_subseeds": [-1 for _ in all_params],
@@ -310,7 +312,7 @@ def info_of(
         return facts
     first = all_params[0]
     return facts | {
-        "prompt": first.prompt,
+        "prompt": prompts[0],
         "negative_prompt": first.negative_prompt or "",
         "seed": first.seed,
         "width": first.width,
@@ -329,6 +331,18 @@ def described(model: ImageModel) -> dict[str, Any]:
     empty = {"hash": None, "sha256": None, "config": None}
     title = title_of(model)
     return {"title": title, "model_name": model.id, "filename": title, **empty}
+
+
+def loras(card: ModelCard) -> list[dict[str, Any]]:
+    """`path` is the file's name at most: clients show it."""
+    return [
+        {"name": name, "alias": name, "path": name + SUFFIX, "metadata": {}} for name in card.loras
+    ]
+
+
+def embeddings(card: ModelCard) -> dict[str, dict[str, Any]]:
+    facts = ("step", "sd_checkpoint", "sd_checkpoint_name", "shape", "vectors")
+    return {"loaded": {name: dict.fromkeys(facts) for name in card.embeddings}, "skipped": {}}
 
 
 def samplers() -> list[dict[str, Any]]:
