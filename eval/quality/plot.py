@@ -1,9 +1,9 @@
-"""Plots of sweeps and of peers, as PNG and SVG."""
+"""The plot of a sweep, as PNG and SVG."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,8 @@ def plot_pareto(tried: Sequence[Tried], stem: Path) -> None:
         axes = figure.subplots(1, 2)
         _panel(axes[0], tried, "FID", FID_TOLERANCE)
         _panel(axes[1], tried, "CLIP", CLIP_TOLERANCE)
-        add_legend(figure, _legend(tried), ncols=9, columnspacing=1.2)
+        place: Any = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
+        figure.legend(handles=_legend(tried), ncols=9, columnspacing=1.2, **place)
         write_figure(figure, stem)
 
 
@@ -97,40 +98,6 @@ def _legend(tried: Sequence[Tried]) -> list[Any]:
         Line2D([], [], color=GREY, linewidth=1, label="the front"),
         Patch(color=PALE, label="MLPerf's gates"),
     ]
-
-
-def plot_peers(report: Mapping[str, Any], stem: Path) -> None:
-    """Images a second by variant, with a group of bars for each batch size."""
-    batches = report["batches"]
-    names = list(next(iter(batches.values()))["images/s"])
-    with rc_context(STYLE):
-        figure = Figure(figsize=(9, 0.6 + 0.42 * len(names)), layout="constrained")
-        axis = figure.subplots()
-        width = 0.8 / len(batches)
-        for i, (batch, figures) in enumerate(batches.items()):
-            speeds = [figures["images/s"][name] for name in names]
-            places = [n + (i - (len(batches) - 1) / 2) * width for n in range(len(names))]
-            spread = [[s.median - s.low for s in speeds], [s.high - s.median for s in speeds]]
-            axis.barh(
-                places,
-                [s.median for s in speeds],
-                width,
-                xerr=spread,
-                label=f"batch {batch}",
-                color=list(COLOURS.values())[i % len(COLOURS)],
-                error_kw={"elinewidth": 0.7, "ecolor": GREY},
-            )
-        axis.set_yticks(range(len(names)), names)
-        axis.invert_yaxis()
-        axis.set_xlabel("images/s: median, least to most")
-        axis.legend(frameon=False, loc="upper right")
-        write_figure(figure, stem)
-
-
-def add_legend(figure: Figure, handles: list[Any], **style: Any) -> None:
-    """Add a legend below all panels."""
-    place: Any = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
-    figure.legend(handles=handles, **place, **style)
 
 
 def write_figure(figure: Figure, stem: Path) -> None:

@@ -75,7 +75,7 @@ def build_parser() -> Parser:
     add("--no-memory", False, "leave peak memory out")
     add("--time-budget", BUDGET_S, "time limit", "SECONDS")
     add("--price-per-hour", None, "adds images per dollar", "DOLLARS", type=number)
-    add("--out", None, "also write peers.json, .txt, .png and .svg there", "DIR")
+    add("--out", None, "also write peers.json and peers.txt there", "DIR")
     add("--json", False, "print the figures as one JSON object", dest="is_json")
     add("--memory-of", None, argparse.SUPPRESS)
     return parser
@@ -227,12 +227,9 @@ def gpu_bytes() -> int:
 
 
 def write_report(report: Report, folder: Path) -> None:
-    from eval.quality.plot import plot_peers
-
     prepare_folder(folder)
     write_json(folder / "peers.json", report, end="", default=asdict)
     write_atomic(folder / "peers.txt", (table(report) + "\n").encode())
-    plot_peers(report, folder / "peers")
 
 
 def table(report: Report) -> str:

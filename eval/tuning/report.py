@@ -1,31 +1,17 @@
-"""The report of a tuning: a page, JSON and a plot."""
+"""The report of a tuning: a page and JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from matplotlib import rc_context
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from eval.measuring.markdown import table_lines
-from eval.quality.plot import GREY, STYLE, add_legend, write_figure
 from eval.tuning.results import RIGHT, CheckedPlan, TuningResult
 from eval.tuning.tuned_sampling import TunedSampling
 from sdxl.files import write_atomic, write_json
 
 STEM = "tuning"
 COLUMNS = ("plan", "cost", "FID", "CLIP", "pixel judge", "PSNR, dB")
-PANELS = {
-    "psnr": "PSNR to the exact pictures, dB (higher is better)",
-    "FID": "FID (lower is better)",
-    "clip": "CLIP (higher is better)",
-}
-SCHEDULER_COLOURS = ("#1f4e79", "#d1495b", "#2a9d8f", "#e9a23b", "#6a4c93", "#555555")
-KINDS = {"exact steps": ("o", "-", 6), "even caches": ("s", "--", 6), "tuned": ("*", ":", 11)}
-"""marker, line and size"""
 
 
 def write_report(result: TuningResult, folder: Path) -> None:
@@ -35,8 +21,6 @@ def write_report(result: TuningResult, folder: Path) -> None:
 
 def page(result: TuningResult) -> str:
     return f"""# Tuned plans beside plain choices
-
-![cost against FID, CLIP and PSNR]({STEM}.png)
 
 {result.task}, {result.pictures} pictures a plan, by `sdxl tune`. {result.note}.
 
@@ -118,53 +102,3 @@ def summary(result: TuningResult | None) -> str:
     if result is None:
         return "time is up and no plan is checked yet; rerun the same command to resume"
     return "\n\n".join((table(result), verdicts(result), chosen(result)))
-
-
-def plot_tuning(result: TuningResult, stem: Path) -> None:
-    families = list(dict.fromkeys(family_of(each) for each in result.checked))
-    colours = dict(zip(families, SCHEDULER_COLOURS * len(families), strict=False))
-    with rc_context(STYLE):
-        figure = Figure(figsize=(12.5, 4.6), layout="constrained")
-        for axis, (name, title) in zip(figure.subplots(1, 3), PANELS.items(), strict=True):
-            for family in families:
-                plans = [c for c in result.checked if family_of(c) == family and name in c.scores]
-                _draw(axis, plans, name, colours[family], result)
-            axis.set_xlabel("cost of an image, share of the exact model's")
-            axis.set_title(title, fontsize=9)
-            axis.margins(x=0.06, y=0.08)
-        add_legend(figure, _legend(colours), ncols=8)
-        write_figure(figure, stem)
-
-
-def family_of(each: CheckedPlan) -> str:
-    """The plans with the same exact pictures, drawn in one colour."""
-    sampling = each.plan.sampling
-    share = "" if sampling.guided_until == 1 else f", guided to {sampling.guided_until:g}"
-    return f"{sampling.precision} {sampling.scheduler}{share}"
-
-
-def kind_of(each: CheckedPlan) -> str:
-    if each.plan.is_exact:
-        return "exact steps"
-    return "even caches" if each.plan.has_even_caches else "tuned"
-
-
-def _draw(
-    axis: Any, plans: Sequence[CheckedPlan], name: str, colour: str, result: TuningResult
-) -> None:
-    for kind, (marker, line, size) in KINDS.items():
-        shown = sorted((c for c in plans if kind_of(c) == kind), key=lambda c: c.cost_s)
-        style: Any = {"marker": marker, "markersize": size, "markeredgecolor": "white"}
-        style |= {"color": colour, "linewidth": 0.8, "linestyle": line, "zorder": size}
-        axis.plot([result.share(c) for c in shown], [c.scores[name] for c in shown], **style)
-
-
-def _legend(colours: dict[str, str]) -> list[Any]:
-    families = [
-        Line2D([], [], color=colour, linewidth=3, label=name) for name, colour in colours.items()
-    ]
-    kinds = [
-        Line2D([], [], color=GREY, linestyle="none", marker=marker, label=kind)
-        for kind, (marker, *_) in KINDS.items()
-    ]
-    return [*families, *kinds]

@@ -19,7 +19,7 @@ from eval.quality.presets import check_writable, store_presets
 from eval.quality.task import QualityTask
 from eval.tuning.measurements import StepCosts, images_at_once, measure_costs
 from eval.tuning.plans import CachePlan, SamplingSpec, even, exact
-from eval.tuning.report import STEM, plot_tuning, write_report
+from eval.tuning.report import write_report
 from eval.tuning.results import TOLERANCE, CheckedPlan, PlanCheck, TuningResult
 from eval.tuning.tuned_sampling import INTERVALS, IsLate, Report, TunedSampling
 from sdxl.checkpoint import Checkpoint
@@ -69,8 +69,6 @@ class Tuning:
             tuned.run(self.is_late, self.report)
             self.tuned.append(tuned)
             self._check_all(tuned)
-            if result := self._report():
-                plot_tuning(result, self.folder / STEM)
         return self._report()
 
     def _open(self) -> None:

@@ -59,15 +59,13 @@ def test_figures_follow_from_the_seconds(monkeypatch: pytest.MonkeyPatch) -> Non
     assert result["time at interval 2 over interval 1"][OURS[0]].median == 0.5
 
 
-def test_the_report_has_json_a_table_and_plots(tmp_path: Path) -> None:
+def test_the_report_has_json_and_a_table(tmp_path: Path) -> None:
     write_report(report(), tmp_path)
     stored = json.loads((tmp_path / "peers.json").read_text())
     assert stored["batches"]["4"]["images/s"][EAGER]["median"] > 0
     text = (tmp_path / "peers.txt").read_text()
     assert "passed over: tensorrt:int8: needs a GPU" in text
     assert all(name in text for name in stored["batches"]["4"]["images/s"])
-    assert (tmp_path / "peers.png").read_bytes().startswith(b"\x89PNG")
-    assert b"<svg" in (tmp_path / "peers.svg").read_bytes()[:400]
 
 
 def test_peak_memory_excludes_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:

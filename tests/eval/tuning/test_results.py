@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from eval.quality.frechet import Gaussian, QuickFrechet
 from eval.tuning.plans import CachePlan, SamplingSpec, even, exact
-from eval.tuning.report import page, plot_tuning
+from eval.tuning.report import page
 from eval.tuning.results import CheckedPlan, TuningResult, choose, judge
 
 SAMPLING = SamplingSpec(steps=10)
@@ -89,8 +88,7 @@ def test_the_plain_plan_is_chosen_if_no_tuned_plan_pays(psnr: float, name: Cache
     assert chosen["high"].plan == exact(SAMPLING)
 
 
-@pytest.mark.slow
-def test_the_page_and_the_plot_of_a_result(tmp_path: Path) -> None:
+def test_the_page_of_a_result() -> None:
     checks = [EXACT, checked(even(SAMPLING, 2), 5.0, psnr=30), checked(TUNED, 5.0, psnr=30)]
     budgets_s = {"low": 5.0, "medium": 5.0, "high": 10.0}
     result = TuningResult(checks, [], budgets_s, QUICK, "a task", "a note")
@@ -98,5 +96,3 @@ def test_the_page_and_the_plot_of_a_result(tmp_path: Path) -> None:
     assert "No tuned plan pays here." in text and "★ fp32 euler 10, deep 0,1,2,5 | 0.500" in text
     assert "- low, up to 0.5: fp32 euler 10, interval 2" in text
     assert result.presets is not None and result.presets["medium"].deep_steps is None
-    plot_tuning(result, tmp_path / "tuning")
-    assert (tmp_path / "tuning.png").read_bytes().startswith(b"\x89PNG")

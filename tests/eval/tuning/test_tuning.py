@@ -29,8 +29,6 @@ def quick_tuning(
 ) -> Callable[..., Tuning]:
     monkeypatch.setattr(engines, "load", lambda *_, **__: mini)
     monkeypatch.setattr(tuning, "COST_IMAGES", 1)
-    # Drawing takes longer than the rest; test_results.py draws one.
-    monkeypatch.setattr(tuning, "plot_tuning", lambda *_: None)
     judges = mini_judges(8)
     task = replace(embedded_task({}, COUNT), load=lambda: judges)
 
