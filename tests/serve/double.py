@@ -22,7 +22,6 @@ from engines.choice import EngineRequest
 from onnx_export.random_weights import SDXL_1_0, write_configs
 from sdxl.checkpoint import WEIGHT_NAMES
 from sdxl.engine import Engine, Engines, check_inputs
-from sdxl.params import InvalidParams
 from sdxl.specs import SDXL_1_0 as ARCHITECTURE
 from sdxl.specs import ModelSpec, latent_axes, network_specs
 
@@ -65,12 +64,6 @@ class Settings:
     """a multiple of an H200's"""
     rows: int = 4
     """of the largest call; a row takes several times 57 MB"""
-
-    def __post_init__(self) -> None:
-        if not self.speed > 0:
-            raise InvalidParams("speed", self.speed, "must be more than 0")
-        if self.rows not in BUCKETS[1:]:
-            raise InvalidParams("rows", self.rows, f"must be one of {BUCKETS[1:]}")
 
 
 @dataclass
@@ -140,7 +133,7 @@ def _beside(values: Tensor, output: Tensor) -> Tensor:
 
 def load(request: EngineRequest) -> Engines:
     """The function that `--backend tests.serve.double:load` names."""
-    settings = read(request.checkpoint.folder)
+    settings = Settings(**json.loads((request.checkpoint.folder / FILE).read_text()))
     device = threading.Lock()
     generator = torch.Generator().manual_seed(0)
     noise = (2 * torch.rand(VALUES, generator=generator) - 1).half()
@@ -155,15 +148,6 @@ def load(request: EngineRequest) -> Engines:
         buckets=tuple(rows for rows in BUCKETS if rows <= settings.rows),
         description={"backend": BACKEND, "precision": "fp16", **asdict(settings)},
     )
-
-
-def read(folder: Path) -> Settings:
-    path = folder / FILE
-    try:
-        return Settings(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        needed = "must be a folder that this module wrote"
-        raise InvalidParams("model", str(folder), needed) from error
 
 
 def write(folder: Path, settings: Settings | None = None) -> Path:

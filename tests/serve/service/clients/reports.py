@@ -41,8 +41,8 @@ def report_of(module: str, packages: Path, url: str, folder: Path) -> Report:
         url,
         str(folder),
     ]
-    # No list of models is fetched, and nothing is told to anybody.
-    quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false"}
+    # No list of models is fetched.
+    quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "PYTHONPATH": str(packages)}
     return last_line(command, ROOT, {**environment, **quiet})
 
