@@ -2,13 +2,21 @@
 // prompt, DeepCache and the size.
 
 import { byId, make } from "./elements.js";
+import { makePicker } from "./picker.js";
 
-export function buildControls(form, parameters) {
-  for (const each of parameters) {
+/** `images` as GET /v1/models describes it. */
+export function buildControls(form, images) {
+  for (const each of images.parameters) {
     const own = form.querySelector(`[data-parameter=${each.name}]`);
     if (own) own.title = each.help;
-    else if (each.field !== "size" && each.items !== "object" && !form.elements[each.name]) place(each);
+    else if (each.items === "object") offerNames(each, form, images[each.field] ?? []);
+    else if (each.field !== "size" && !form.elements[each.name]) place(each);
   }
+}
+
+function offerNames(each, form, names) {
+  if (!form.elements[each.name]) byId("pickers").append(makePicker(each, form));
+  form.elements[each.name].closest(".field").offer(names);
 }
 
 /** Defaults of empty controls of edits. */

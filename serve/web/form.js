@@ -65,7 +65,7 @@ export function startForm() {
 export function limitForm({ images, chat }) {
   limits = images;
   learn(images.parameters);
-  buildControls(form, images.parameters);
+  buildControls(form, images);
   byId("source").hidden = !images.can_edit;
   writeForm({ ...usualSettings(), ...draft() });
   const expand = form.elements.expand_prompt;

@@ -18,8 +18,9 @@ export function fieldsOf(settings) {
   return Object.fromEntries(Object.entries(settings)
     .filter(([, value]) => value !== "" && value !== false)
     .map(([name, value]) => {
-      const { field, type } = table.find((each) => each.name === name) ?? { field: name };
-      return [field, type === "array" ? value.split(",").map(Number) : value];
+      const { field, type, items } = table.find((each) => each.name === name) ?? { field: name };
+      const listed = () => value.split(",").map(items === "object" ? String : Number);
+      return [field, type === "array" ? listed() : value];
     }));
 }
 
@@ -41,7 +42,13 @@ export function settingsOf({ width, height, ...params }) {
   };
 }
 
-const asSetting = (value) => (Array.isArray(value) ? value.join(",") : value ?? "");
+const asSetting = (value, comma = ",") =>
+  Array.isArray(value) ? value.map(asText).join(comma) : value ?? "";
+
+/** A number, or an object as a:0.8. */
+const asText = (entry) => Object(entry) === entry
+  ? Object.values(entry).filter((part) => part !== null).join(":")
+  : entry;
 
 export const cacheWords = (interval) =>
   interval === 1 ? "off" : interval ? `every ${ordinal(interval)} step` : "as many steps as needed";
@@ -62,7 +69,7 @@ export function factsOf({ params, seconds, made, typed }) {
 }
 
 const wordsOf = (name, value) =>
-  name === "cache_interval" ? cacheWords(value) : String(asSetting(value));
+  name === "cache_interval" ? cacheWords(value) : String(asSetting(value, ", "));
 
 export const secondsWords = (seconds) =>
   `${seconds < 10 ? seconds.toFixed(2) : seconds.toFixed(1)}\u00a0s`;
