@@ -13,7 +13,7 @@ from sdxl.parameter import Attachment, InvalidParams, parameter
 
 MAX_WEIGHT = 2
 MAX_NAME = 200
-NAME = re.compile(r"[^:,<>\x00-\x1f\x7f]+")
+NAME = re.compile(r"[^:,<>\x00-\x1f\x7f\ud800-\udfff]+")
 """Other characters separate the parts of a text form, or of a tag."""
 TAG = re.compile(r"( ?)<(lora|lyco|hypernet):([^<>]*)(>?)( ?)", re.IGNORECASE)
 HYPERNETWORK = "hypernet"

@@ -1,0 +1,133 @@
+"""The LoRAs and embeddings that requests may name: safetensors files in folders.
+
+The folders are read at every look-up, so files come and go without a restart. A request names a
+file as it is listed, never by a path. This module knows no tensors.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from sdxl.attachments import MAX_NAME, NAME
+from sdxl.digests import Stamp, remembered_digest, sha256_of, stamps
+from sdxl.parameter import InvalidParams
+from sdxl.single_file.recognition import SAFETENSORS
+
+DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
+PEFT_FILE, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+LEARNED_FILE, LEARNED_FILE_2 = "learned_embeds.safetensors", "learned_embeds_2.safetensors"
+"""diffusers' embeddings for SDXL: one file for each text encoder"""
+NAMED_BY_FOLDER = (DIFFUSERS_FILE, PEFT_FILE, LEARNED_FILE)
+COMPANIONS = {PEFT_FILE: PEFT_CONFIG, LEARNED_FILE: LEARNED_FILE_2}
+"""second files, which lie beside the first"""
+EMBEDDINGS = "embeddings"
+"""the subfolder of embeddings"""
+Kind = Literal["lora", "embedding"]
+
+
+@dataclass(frozen=True)
+class AdapterFile:
+    """A file as it was when it was listed."""
+
+    name: str
+    path: Path
+    kind: Kind
+    bytes: int
+    stamps: tuple[Stamp, ...]
+    """change with the content"""
+
+    @property
+    def sha256(self) -> str:
+        """The file's digest; with a companion, that of both digests."""
+        return _digest(self.path, self.stamps)
+
+
+@lru_cache(maxsize=4096)
+def _digest(path: Path, stamps: tuple[Stamp, ...]) -> str:
+    paths = files_of(path)
+
+    def compute() -> str:
+        digests = [sha256_of(each) for each in paths]
+        return (
+            digests[0] if len(digests) == 1 else hashlib.sha256(repr(digests).encode()).hexdigest()
+        )
+
+    return remembered_digest(paths, compute)
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the file, and its companion if it has one."""
+    companion = path.with_name(COMPANIONS.get(path.name, path.name))
+    return [path, companion] if companion != path and companion.is_file() else [path]
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Of several files with one name, it lists the one of the first folder."""
+
+    folders: Sequence[Path] = ()
+
+    def loras(self) -> list[AdapterFile]:
+        return self._listed("lora")
+
+    def embeddings(self) -> list[AdapterFile]:
+        return self._listed("embedding")
+
+    def lora(self, name: str, field: str = "loras") -> AdapterFile:
+        """Find a LoRA, or raise InvalidParams with the nearest names."""
+        files = {each.name: each for each in self.loras()}
+        if name in files:
+            return files[name]
+        near = difflib.get_close_matches(name[:MAX_NAME], files, n=3, cutoff=0)
+        needed = f"such as {', '.join(near)}" if near else "but the model has none"
+        raise InvalidParams(field, name, f"must name LoRAs of the model, {needed}")
+
+    def embedding(self, name: str) -> AdapterFile | None:
+        return next((each for each in self.embeddings() if each.name == name), None)
+
+    def _listed(self, kind: Kind) -> list[AdapterFile]:
+        files: dict[str, AdapterFile] = {}
+        for folder in self.folders:
+            for each in _scan(folder, kind):
+                files.setdefault(each.name, each)
+        return [files[name] for name in sorted(files)]
+
+
+def _scan(folder: Path, kind: Kind) -> Iterator[AdapterFile]:
+    top = folder / EMBEDDINGS if kind == "embedding" else folder
+    for path in _walk(top, skipped="" if kind == "embedding" else EMBEDDINGS):
+        is_named_by_folder = path.name in NAMED_BY_FOLDER and path.parent != top
+        named = path.parent if is_named_by_folder else path.with_suffix("")
+        name = named.relative_to(top).as_posix()
+        if path.name == LEARNED_FILE_2 or len(name) > MAX_NAME or not NAME.fullmatch(name):
+            continue
+        try:
+            stamp = tuple(stamps(files_of(path)))
+            yield AdapterFile(name, path, kind, path.stat().st_size, stamp)
+        except OSError:
+            # It was removed since, or is a link to nothing.
+            continue
+
+
+def _walk(top: Path, skipped: str) -> Iterator[Path]:
+    """Yield the safetensors files below a folder; `skipped` is a subfolder of it."""
+    for place, folders, files in os.walk(top, followlinks=True):
+        here = Path(place)
+        folders[:] = [
+            name
+            for name in sorted(folders)
+            if name[0] != "."
+            and not (name == skipped and here == top)
+            # A link to a folder above would be followed without end.
+            and not here.resolve().is_relative_to((here / name).resolve())
+        ]
+        for name in sorted(files):
+            if name[0] != "." and name.lower().endswith(SAFETENSORS):
+                yield here / name

@@ -1,0 +1,127 @@
+"""Files of adapters are found by name at run time; nothing else of the disk can be named."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from sdxl.catalogue import Catalogue
+from sdxl.params import InvalidParams
+
+FILES = {
+    "ink.safetensors": "ink",
+    "styles/Pen & paper.safetensors": "styles/Pen & paper",
+    "styles/oil/pytorch_lora_weights.safetensors": "styles/oil",
+    "wash/adapter_model.safetensors": "wash",
+    "pytorch_lora_weights.safetensors": "pytorch_lora_weights",
+    "UPPER.SAFETENSORS": "UPPER",
+    "styles/embeddings/a.safetensors": "styles/embeddings/a",
+}
+EMBEDDINGS = {
+    "embeddings/neon.safetensors": "neon",
+    "embeddings/more/dusk.safetensors": "more/dusk",
+    "embeddings/dawn/learned_embeds.safetensors": "dawn",
+}
+OTHERS = (
+    *("ink.pt", "a:b.safetensors", "a,b.safetensors", "a<b.safetensors", "a\nb.safetensors"),
+    *(".hidden.safetensors", ".cache/x.safetensors", f"{'n' * 190}/{'n' * 20}.safetensors"),
+    *("embeddings/dawn/learned_embeds_2.safetensors", "embeddings/neon.pt"),
+)
+
+
+def write(folder: Path, *names: str) -> Catalogue:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(name.encode())
+    return Catalogue([folder])
+
+
+def test_files_are_listed_by_kind_and_name(tmp_path: Path) -> None:
+    catalogue = write(tmp_path, *FILES, *EMBEDDINGS, *OTHERS)
+    (tmp_path / "gone.safetensors").symlink_to(tmp_path / "nothing")
+    (tmp_path / os.fsdecode(b"\xff.safetensors")).touch()
+    found = {each.name: each for each in (*catalogue.loras(), *catalogue.embeddings())}
+    assert {each.name for each in catalogue.loras()} == {*FILES.values()}
+    assert {each.name for each in catalogue.embeddings()} == {*EMBEDDINGS.values()}
+    for file, name in (FILES | EMBEDDINGS).items():
+        assert found[name].path == tmp_path / file
+        assert found[name].bytes == len(file)
+
+
+def test_files_come_and_go_at_run_time(tmp_path: Path) -> None:
+    catalogue = write(tmp_path)
+    assert catalogue.loras() == [] and catalogue.embedding("neon") is None
+    write(tmp_path, "ink.safetensors", "embeddings/neon.safetensors")
+    assert catalogue.lora("ink").kind == "lora"
+    assert (found := catalogue.embedding("neon")) is not None and found.kind == "embedding"
+    (tmp_path / "ink.safetensors").unlink()
+    with pytest.raises(InvalidParams):
+        catalogue.lora("ink")
+
+
+@pytest.mark.parametrize("name", ["ink.safetensors", "wash/adapter_model.safetensors"])
+def test_the_digest_is_the_files_and_follows_it(name: str, tmp_path: Path) -> None:
+    catalogue = write(tmp_path, name)
+    path = tmp_path / name
+    before = os.stat(path)
+    first = catalogue.loras()[0]
+    assert first.sha256 == hashlib.sha256(name.encode()).hexdigest()
+    path.write_bytes(name.upper().encode())
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert catalogue.loras()[0].sha256 == hashlib.sha256(name.upper().encode()).hexdigest()
+
+
+def test_the_digest_is_of_the_companion_too(tmp_path: Path) -> None:
+    catalogue = write(tmp_path, "wash/adapter_model.safetensors")
+    digests = {catalogue.lora("wash").sha256}
+    for text in ("4", "8"):
+        (tmp_path / "wash/adapter_config.json").write_text(text)
+        digests.add(catalogue.lora("wash").sha256)
+    assert len(digests) == 3
+
+
+def test_of_one_name_the_first_folder_wins(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder in folders:
+        write(folder, "ink.safetensors", f"{folder.name}.safetensors")
+    catalogue = Catalogue([folders[1], tmp_path / "gone", folders[0]])
+    assert catalogue.lora("ink").path.parent == folders[1]
+    assert [each.name for each in catalogue.loras()] == ["a", "b", "ink"]
+
+
+def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+    write(tmp_path / "store", "far.safetensors")
+    catalogue = write(tmp_path / "top", "ink.safetensors")
+    (tmp_path / "top" / "linked.safetensors").symlink_to(tmp_path / "store/far.safetensors")
+    for name, target in {"one": "store", "two": "store", "circle": "top"}.items():
+        (tmp_path / "top" / name).symlink_to(tmp_path / target)
+    assert [each.name for each in catalogue.loras()] == ["ink", "linked", "one/far", "two/far"]
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("inc", "ink"), ("ink.safetensors", "ink"), ("PEN", "styles/pen"), ("x" * 10_000, "ink")],
+)
+def test_an_unknown_name_is_refused_with_the_nearest(name: str, near: str, tmp_path: Path) -> None:
+    catalogue = write(tmp_path, "ink.safetensors", "styles/pen.safetensors")
+    with pytest.raises(InvalidParams, match=rf"^tag must name LoRAs .* such as .*{near}.*, got"):
+        catalogue.lora(name, "tag")
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret", "{}/secret", "top/../../secret", "", ".", "embeddings/neon", "ink\0"]
+)
+def test_nothing_outside_the_list_can_be_named(name: str, tmp_path: Path) -> None:
+    write(tmp_path, "secret.safetensors")
+    catalogue = write(tmp_path / "top", "ink.safetensors", "embeddings/neon.safetensors")
+    with pytest.raises(InvalidParams):
+        catalogue.lora(name.format(tmp_path))
+    assert catalogue.embedding(name.format(tmp_path)) is None
+
+
+def test_without_folders_every_name_is_refused() -> None:
+    with pytest.raises(InvalidParams, match="the model has none"):
+        Catalogue().lora("ink")
