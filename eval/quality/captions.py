@@ -7,12 +7,8 @@ import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sdxl.params import InvalidParams
-
-if TYPE_CHECKING:
-    from sdxl.mini.scenes import Scene
 
 COLUMN = "caption"
 PROMPT_SEED = 2026
@@ -39,20 +35,14 @@ def read_captions(path: Path) -> list[str]:
     return captions
 
 
-def unseen_scenes(count: int) -> list[Scene]:
-    """Scenes that the embedded model did not see in training."""
+def scene_captions(count: int) -> list[str]:
+    """Captions of scenes that the embedded model did not see in training."""
     import numpy as np
 
-    from sdxl.mini.scenes import sample_scene
+    from sdxl.mini.scenes import caption, sample_scene
 
     rng = np.random.default_rng(PROMPT_SEED)
-    return [sample_scene(rng, held_out=True) for _ in range(count)]
-
-
-def scene_captions(count: int) -> list[str]:
-    from sdxl.mini.scenes import caption
-
-    return [caption(scene) for scene in unseen_scenes(count)]
+    return [caption(sample_scene(rng, held_out=True)) for _ in range(count)]
 
 
 def escape_brackets(caption: str) -> str:

@@ -44,22 +44,18 @@ def main(argv: Sequence[str]) -> int:
 
 
 def prepare(options: argparse.Namespace, bar: Any) -> Tuning:
-    from eval.quality.captions import unseen_scenes
     from eval.quality.inputs import read_task
-    from eval.quality.task import is_embedded
     from eval.tuning.tuning import Tuning
 
     until_s = time.perf_counter() + (options.seconds or math.inf)
     task, checkpoint = read_task(options)
-    is_drawn = is_embedded(checkpoint) and not options.captions
 
     def report(activity: str) -> None:
         bar.set_description_str(activity, refresh=False)
         bar.update()
 
-    scenes = unseen_scenes(options.count) if is_drawn else None
     task = replace(task, load=cache(task.load))
-    return Tuning(options, task, checkpoint, scenes, lambda: time.perf_counter() > until_s, report)
+    return Tuning(options, task, checkpoint, lambda: time.perf_counter() > until_s, report)
 
 
 def build_parser() -> Parser:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eval.measuring.markdown import table_lines
-from eval.tuning.results import RIGHT, CheckedPlan, TuningResult
+from eval.tuning.results import CheckedPlan, TuningResult
 from eval.tuning.tuned_sampling import TunedSampling
 from sdxl.files import write_atomic, write_json
 
 STEM = "tuning"
-COLUMNS = ("plan", "cost", "FID", "CLIP", "pixel judge", "PSNR, dB")
+COLUMNS = ("plan", "cost", "FID", "CLIP", "PSNR, dB")
 
 
 def write_report(result: TuningResult, folder: Path) -> None:
@@ -59,7 +59,6 @@ def _cells(each: CheckedPlan, result: TuningResult) -> list[str]:
         f"{result.share(each):.3f}",
         f"{scores['FID']:.4f}",
         f"{scores['clip']:.3f}",
-        f"{scores[RIGHT]:.1%}" if RIGHT in scores else "",
         f"{scores['psnr']:.1f}" if "psnr" in scores else "",
     ]
 

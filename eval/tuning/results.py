@@ -11,8 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from eval.measuring.bootstrap import Interval, interval
@@ -23,18 +21,14 @@ from eval.quality.sources import Folder, Painted
 from eval.quality.task import QualityTask
 from eval.tuning.plans import CachePlan, SamplingSpec, exact
 from eval.tuning.tuned_sampling import TunedSampling
-from sdxl.mini.judge import faults
-from sdxl.mini.scenes import Scene
 from sdxl.pipeline import Pipeline
 from sdxl.presets import EXACT, MEASURED, Presets
 
 NO_FID = 1e-6
-RIGHT = "right"
-"""the share of pictures without a fault, by the pixel judge"""
 ROUNDS = 200
 TOLERANCE = 0.01
 """Costs that differ by less count as equal."""
-WORDS = {"FID": "FID", "clip": "CLIP", "right": "pixel judge", "psnr": "PSNR"}
+WORDS = {"FID": "FID", "clip": "CLIP", "psnr": "PSNR"}
 
 
 @dataclass(frozen=True)
@@ -52,7 +46,7 @@ class CheckedPlan:
 
     @property
     def per_picture(self) -> list[str]:
-        return [name for name in ("clip", RIGHT, "psnr") if name in self.findings]
+        return [name for name in ("clip", "psnr") if name in self.findings]
 
     def loss_to(self, exact: CheckedPlan) -> float:
         """The worse of FID and CLIP in units of MLPerf's gates; see pareto.Change. If the exact
@@ -68,12 +62,11 @@ class CheckedPlan:
 @dataclass(frozen=True)
 class PlanCheck:
     """Pictures are compared with exact ones of their scheduler and guidance, at `reference`'s steps
-    and precision. `scenes`: the captions' scenes, if they are drawn."""
+    and precision."""
 
     task: QualityTask
     folder: Path
     reference: SamplingSpec
-    scenes: list[Scene] | None
 
     def run(self, plan: CachePlan, cost_s: float, pipeline: Pipeline) -> CheckedPlan:
         """Check a plan. The exact plan of its scheduler and guidance must be checked before."""
@@ -86,21 +79,13 @@ class PlanCheck:
         painted = Painted(pipeline, requests)
         evaluation = Evaluation(task, painted, folder, source, folder / "pictures")
         evaluation.run(1)
-        findings = dict(evaluation.findings())
-        if self.scenes is not None:
-            findings[RIGHT] = self._judge(Folder(folder / "pictures", task))
+        findings = evaluation.findings()
         quick = QuickFrechet(self.task.load().reference)
         return CheckedPlan(plan, cost_s, findings, quick(findings["features"]))
 
     def exact_of(self, plan: CachePlan) -> CachePlan:
         scheduler, share = plan.sampling.scheduler, plan.sampling.guided_until
         return exact(replace(self.reference, scheduler=scheduler, guided_until=share))
-
-    def _judge(self, folder: Folder) -> torch.Tensor:
-        assert self.scenes is not None
-        pictures = folder.pictures(range(len(self.scenes)))
-        pairs = zip(pictures, self.scenes, strict=True)
-        return torch.tensor([float(not faults(np.asarray(image), s)) for image, s in pairs])
 
 
 class Gap(NamedTuple):
@@ -166,9 +151,8 @@ def judge(
     # The exact pictures have no PSNR, and no picture is nearer.
     near = alike if all("psnr" in each.findings for each in alike) else []
     nearest = max(near, key=lambda each: each.scores["psnr"], default=None)
-    names = [name for name in ("clip", "right") if name in tuned.findings]
     gaps = {"FID": compare_fid(tuned, strongest, quick)}
-    gaps |= {name: compare_means(tuned, strongest, name) for name in names}
+    gaps["clip"] = compare_means(tuned, strongest, "clip")
     nearness = compare_means(tuned, nearest, "psnr") if nearest else None
     return TuningVerdict(tuned, strongest, gaps, nearest, nearness)
 

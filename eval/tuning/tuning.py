@@ -24,7 +24,6 @@ from eval.tuning.results import TOLERANCE, CheckedPlan, PlanCheck, TuningResult
 from eval.tuning.tuned_sampling import INTERVALS, IsLate, Report, TunedSampling
 from sdxl.checkpoint import Checkpoint
 from sdxl.files import write_json
-from sdxl.mini.scenes import Scene
 from sdxl.pipeline import Pipeline
 from sdxl.presets import MEASURED
 
@@ -35,13 +34,11 @@ COST_IMAGES = 8
 
 @dataclass
 class Tuning:
-    """One run of `sdxl tune` with its options, of which the first of each are the exact model's.
-    `scenes`: the captions' scenes, if they are drawn."""
+    """One run of `sdxl tune` with its options, of which the first of each are the exact model's."""
 
     options: argparse.Namespace
     task: QualityTask
     checkpoint: Checkpoint
-    scenes: list[Scene] | None
     is_late: IsLate
     report: Report
     tuned: list[TunedSampling] = field(default_factory=list)
@@ -146,8 +143,7 @@ class Tuning:
     def _check(self) -> PlanCheck:
         from_, task = self.options.prompts, self.task
         rest = replace(task, captions=task.captions[from_:], requests=task.requests[from_:])
-        scenes = None if self.scenes is None else self.scenes[from_:]
-        return PlanCheck(rest, self.folder / "checks", self.samplings[0], scenes)
+        return PlanCheck(rest, self.folder / "checks", self.samplings[0])
 
     @cached_property
     def _budgets_s(self) -> dict[str, float]:

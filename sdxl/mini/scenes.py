@@ -8,7 +8,7 @@ networks.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +27,6 @@ COLOURS: dict[str, tuple[int, int, int]] = {
     "orange": (255, 135, 10),
 }
 SHAPES = ("circle", "square", "triangle", "star", "ring", "cross")
-HARD = ("star", "cross")
 SIZES = ("small", "medium", "large")
 PLACES: dict[str, tuple[int, int]] = {
     "on the left": (31, 64),
@@ -44,7 +43,6 @@ RELATIONS: dict[str, tuple[int, int]] = {
     "right of": (1, 0),
 }
 COUNTS = {1: "a", 2: "two", 3: "three"}
-DISTRACTORS = 19
 
 Image = NDArray[np.uint8]
 Floats = NDArray[np.floating[Any]]
@@ -95,11 +93,6 @@ class Scene:
         return self.background is not None and all(thing.colour for thing in self.things)
 
     @property
-    def is_hard(self) -> bool:
-        """Whether a shape has a long outline for its area."""
-        return any(thing.shape in HARD for thing in self.things)
-
-    @property
     def is_held_out(self) -> bool:
         """One description in twenty is never trained on, in any wording."""
         return hashlib.sha256(caption(self).encode()).digest()[0] % 20 == 0
@@ -134,28 +127,28 @@ def caption(scene: Scene, rng: np.random.Generator | None = None) -> str:
     return text.split(" ", 1)[1] if bare else text
 
 
-def _pick(rng: np.random.Generator, options: tuple[str, ...] | list[str]) -> str:
+def pick(rng: np.random.Generator, options: tuple[str, ...] | list[str]) -> str:
     return options[int(rng.integers(len(options)))]
 
 
-def _other_colours(*taken: str | None) -> list[str]:
+def other_colours(*taken: str | None) -> list[str]:
     return [colour for colour in COLOURS if colour not in taken]
 
 
 def _sample_any(rng: np.random.Generator) -> Scene:
-    background = _pick(rng, list(COLOURS))
-    first = Thing(_pick(rng, SHAPES), _pick(rng, _other_colours(background)), _pick(rng, SIZES))
+    background = pick(rng, list(COLOURS))
+    first = Thing(pick(rng, SHAPES), pick(rng, other_colours(background)), pick(rng, SIZES))
     draw = rng.random()
     if draw < 0.38:
-        place = _pick(rng, list(PLACES)) if rng.random() < 0.55 else None
+        place = pick(rng, list(PLACES)) if rng.random() < 0.55 else None
         return Scene((first,), background, place=place)
     if draw < 0.54:
         return Scene((first,), background, count=int(rng.integers(2, 4)))
     sizes = SIZES[:2] if first.size == "large" else SIZES
-    second = Thing(_pick(rng, SHAPES), _pick(rng, _other_colours(background)), _pick(rng, sizes))
+    second = Thing(pick(rng, SHAPES), pick(rng, other_colours(background)), pick(rng, sizes))
     if (first.shape, first.colour) == (second.shape, second.colour):
         return _sample_any(rng)
-    relation = _pick(rng, list(RELATIONS)) if rng.random() < 0.85 else None
+    relation = pick(rng, list(RELATIONS)) if rng.random() < 0.85 else None
     return Scene((first, second), background, relation=relation)
 
 
@@ -175,93 +168,6 @@ def sample_scene(rng: np.random.Generator, held_out: bool = False) -> Scene:
         scene = _sample_any(rng)
         if scene.is_held_out == held_out:
             return scene if held_out else _leave_open(scene, rng)
-
-
-def _recolour(scene: Scene, index: int) -> Iterator[Scene]:
-    thing = scene.things[index]
-    for colour in _other_colours(thing.colour, scene.background):
-        yield _with_thing(scene, index, replace(thing, colour=colour))
-
-
-def _reshape(scene: Scene, index: int) -> Iterator[Scene]:
-    thing = scene.things[index]
-    for shape in SHAPES:
-        if shape != thing.shape:
-            yield _with_thing(scene, index, replace(thing, shape=shape))
-
-
-def _resize(scene: Scene, index: int) -> Iterator[Scene]:
-    thing = scene.things[index]
-    others = [other.size for i, other in enumerate(scene.things) if i != index]
-    for size in SIZES:
-        if size != thing.size and (size, *others) != ("large", "large"):
-            yield _with_thing(scene, index, replace(thing, size=size))
-
-
-def _with_thing(scene: Scene, index: int, thing: Thing) -> Scene:
-    things = list(scene.things)
-    things[index] = thing
-    return replace(scene, things=tuple(things))
-
-
-def neighbours(scene: Scene) -> dict[str, list[Scene]]:
-    """Every scene that differs in one stated attribute, by that attribute's name."""
-    indices = range(len(scene.things))
-    inks = [thing.colour for thing in scene.things]
-    colour = [s for i in indices if scene.things[i].colour for s in _recolour(scene, i)]
-    if scene.background is not None:
-        free = _other_colours(scene.background, *inks)
-        colour += [replace(scene, background=background) for background in free]
-    found = {"colour": colour, "shape": [s for i in indices for s in _reshape(scene, i)]}
-    if scene.place is not None:
-        found["place"] = [replace(scene, place=p) for p in PLACES if p != scene.place]
-    if scene.relation is not None:
-        found["place"] = [replace(scene, relation=r) for r in RELATIONS if r != scene.relation]
-    if scene.kind != "pair" and scene.place is None:
-        found["count"] = [replace(scene, count=n) for n in COUNTS if n != scene.count]
-    found["size"] = [s for i in indices for s in _resize(scene, i)]
-    return {kind: [s for s in scenes if not _has_twins(s)] for kind, scenes in found.items()}
-
-
-def _has_twins(scene: Scene) -> bool:
-    """Two equal things are a group of two, which another caption describes."""
-    looks = {(thing.shape, thing.colour) for thing in scene.things}
-    return len(looks) < len(scene.things)
-
-
-def distractors(scene: Scene, rng: np.random.Generator) -> list[Scene]:
-    """19 scenes that differ in one attribute other than size, kinds mixed as evenly as can be."""
-    pools = {kind: scenes for kind, scenes in neighbours(scene).items() if kind != "size"}
-    for kind, pool in pools.items():
-        pools[kind] = [pool[i] for i in rng.permutation(len(pool))]
-    chosen: list[Scene] = []
-    while len(chosen) < DISTRACTORS and any(pools.values()):
-        chosen += [pool.pop() for pool in pools.values() if pool]
-    if len(chosen) < DISTRACTORS:
-        raise ValueError(f"{caption(scene)!r} has {len(chosen)} distractors of {DISTRACTORS}")
-    return chosen[:DISTRACTORS]
-
-
-def sample_group(rng: np.random.Generator, size: int, place_share: float = 0.0) -> list[Scene]:
-    """A training scene and others that differ from it in one attribute, kinds drawn evenly.
-
-    `place_share` of the others differ in their place, where the scene states one; at 1 it does.
-    """
-    while True:
-        scene = sample_scene(rng)
-        pools = {
-            kind: [s for s in pool if not s.is_held_out] for kind, pool in neighbours(scene).items()
-        }
-        kinds = [kind for kind, pool in pools.items() if pool]
-        if place_share == 1 and "place" not in kinds:
-            continue
-        group = [scene]
-        for _ in range(size - 1):
-            is_place = "place" in kinds and rng.random() < place_share
-            pool = pools["place" if is_place else _pick(rng, kinds)]
-            group.append(pool[int(rng.integers(len(pool)))])
-        if len(set(group)) == size:
-            return group
 
 
 def _polygon(points: NDArray[np.float64], x: Floats, y: Floats) -> Floats:
@@ -348,7 +254,7 @@ def _centres(scene: Scene, rng: np.random.Generator) -> list[tuple[float, float]
         if scene.count == 2:
             return [(35, middle), (93, middle)]
         return [(middle, 36), (35, 91), (93, 91)]
-    dx, dy = RELATIONS[scene.relation or _pick(rng, list(RELATIONS))]
+    dx, dy = RELATIONS[scene.relation or pick(rng, list(RELATIONS))]
     return [(middle + side * 31 * dx, middle + side * 31 * dy) for side in (1, -1)]
 
 
@@ -373,8 +279,8 @@ def draw(scene: Scene, seed: int, style: Style = PLAIN) -> Image:
     """The scene as a 128×128 RGB picture; the seed settles sizes, places and what is unsaid."""
     rng = np.random.default_rng(seed)
     inks = [thing.colour for thing in scene.things]
-    background = scene.background or _pick(rng, _other_colours(*inks))
-    unsaid = _pick(rng, _other_colours(background))
+    background = scene.background or pick(rng, other_colours(*inks))
+    unsaid = pick(rng, other_colours(background))
     loose = scene.kind == "single" and scene.place is None
     shift = _jitter(rng, *((18, 18) if loose else (4, 4)))
     things = scene.things * (scene.count if scene.kind == "group" else 1)

@@ -15,12 +15,12 @@ from safetensors import safe_open
 from scipy.ndimage import distance_transform_edt
 
 from engines.lora import LoraError, LoraFile, fuse
-from sdxl.mini.judge import blobs, faults
 from sdxl.mini.lora import LORAS, PEFT_CONFIG, PEFT_FILE
 from sdxl.mini.scenes import COLOURS, STYLES, Image, Scene, caption
 from sdxl.params import InvalidParams
 from training.fitting import Schedule
 from training.mini.check import WEIGHTS, held_out_scenes, load_painter, paint_with
+from training.mini.judge import blobs, faults
 from training.mini.plan import TrainingPlan
 from training.mini.styles import train_style
 

@@ -12,12 +12,12 @@ import torch
 from diffusers import AutoencoderKL, StableDiffusionXLPipeline
 from torch import Tensor, nn
 
-from sdxl.mini.judge import Straightened
 from sdxl.mini.scenes import draw
 from training.fitting import Schedule, load_latest, save_adopted
 from training.mini import endings, own_courses, topology
 from training.mini.autoencoder import adopt_vae, as_tensor, load_vae, misread, train_vae
 from training.mini.check import WEIGHTS, held_out_scenes
+from training.mini.judge import Straightened
 from training.mini.latents import encode_pictures
 from training.mini.painting import paint
 from training.mini.plan import TrainingPlan

@@ -21,10 +21,11 @@ from diffusers import AutoencoderKL, StableDiffusionXLPipeline
 
 import sdxl.mini
 from sdxl.mini.clip import Scorer, pixels_of
-from sdxl.mini.judge import faults, shape_overlaps, specks
-from sdxl.mini.scenes import SIDE, Image, Scene, caption, distractors, draw, sample_scene
+from sdxl.mini.scenes import SIDE, Image, Scene, caption, draw, sample_scene
 from sdxl.params import GenerationParams
+from training.mini.judge import faults, shape_overlaps, specks
 from training.mini.lora import add_lora
+from training.mini.neighbours import distractors
 
 WEIGHTS = Path(sdxl.mini.__file__).parent / "weights"
 GOOD_SHAPE = 0.95

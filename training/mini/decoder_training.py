@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sdxl.mini.judge import straighten
 from sdxl.mini.scenes import Image, Scene, draw
 from training.fitting import fit, in_half
 from training.mini.autoencoder import as_tensor, load_vae, miss, miss_of_shapes
+from training.mini.judge import straighten
 from training.mini.latents import encode_pictures, sample_pictures
+from training.mini.neighbours import is_hard
 from training.mini.own_courses import load_newest
 from training.mini.painting import paint, to_images
 from training.mini.plan import TrainingPlan
@@ -56,7 +57,7 @@ def train_decoder(plan: TrainingPlan, work: Path, device: str) -> None:
 def _odds_of(scene: Scene) -> float:
     """Return how often to draw it: small stars and crosses are hardest to tell from latents."""
     is_small = any(thing.size == "small" for thing in scene.things)
-    if scene.is_hard:
+    if is_hard(scene):
         return 1.0 if is_small else 0.6
     return 0.35 if is_small else 0.2
 

@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import CLIPTokenizer
 
-from sdxl.mini.scenes import Scene, caption, draw, sample_group, sample_scene
+from sdxl.mini.scenes import Scene, caption, draw, sample_scene
 from sdxl.mini.vocabulary import EOS, write_tokenizer
 from training.fitting import in_half
 from training.mini.autoencoder import as_tensor, load_vae
+from training.mini.neighbours import sample_group
 from training.mini.plan import GROUP, Contrast, TrainingPlan
 
 

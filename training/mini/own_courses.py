@@ -21,11 +21,12 @@ from diffusers import AutoencoderKL
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sdxl.mini.judge import straighten
 from sdxl.mini.scenes import Scene
 from training.fitting import Schedule, fit, in_half, load_fitted, load_mean
 from training.mini.autoencoder import as_tensor, ink_of, load_vae, miss_of_shapes
+from training.mini.judge import straighten
 from training.mini.latents import encode_pictures, sample_pictures
+from training.mini.neighbours import is_hard
 from training.mini.painting import INTERVAL, Painting, paint, to_images
 from training.mini.plan import TrainingPlan
 from training.mini.unet_training import Lesson, UNetWithText, any_guidance
@@ -183,7 +184,7 @@ def _rows_of(number: int, plan: TrainingPlan, scenes: Sequence[Scene]) -> list[i
     rng = np.random.default_rng(40 + number)
     share = plan.pictures // (len(plan.own_courses) + 1)  # one more than rounds, for `endings`
     window = range(number * share, (number + 1) * share)
-    chosen = [row for row in window if scenes[row].is_hard or rng.random() < EASY]
+    chosen = [row for row in window if is_hard(scenes[row]) or rng.random() < EASY]
     return chosen[: plan.own_pictures]
 
 

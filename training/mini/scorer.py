@@ -23,11 +23,11 @@ from sdxl.mini.scenes import (
     Scene,
     caption,
     draw,
-    sample_group,
 )
 from sdxl.mini.vocabulary import EOS, write_tokenizer
 from training.fitting import Schedule, fit, in_half
 from training.mini import topology
+from training.mini.neighbours import sample_group
 
 _GROUP, _PLACE_SHARE = 4, 0.3
 _SHARPNESS = 10.0  # of answers, as unit vectors are short

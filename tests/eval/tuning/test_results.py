@@ -26,7 +26,7 @@ def checked(
     """`apart` moves the reference's features away. All plans have the same
     scatter."""
     features, scatter = NOISE + apart, NOISE[:, 0]
-    findings = {"features": features, "clip": clip + scatter, "right": torch.ones(PICTURES)}
+    findings = {"features": features, "clip": clip + scatter}
     if psnr is not None:
         findings["psnr"] = psnr + scatter
     return CheckedPlan(plan, cost_s, findings, QUICK(features))

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import engines
-from eval.quality.captions import unseen_scenes
 from eval.quality.task import embedded_task, mini_judges
 from eval.tuning import tuning
 from eval.tuning.command import build_parser
@@ -35,8 +34,7 @@ def quick_tuning(
     def make(*flags: str, is_late: bool = False) -> Tuning:
         usual = ("--steps", "4", "--prompts", "1", "--out", str(tmp_path))
         options, reports = build_parser().parse_args([*usual, *flags]), list[str]()
-        scenes = unseen_scenes(COUNT)
-        return Tuning(options, task, find("mini"), scenes, lambda: is_late, reports.append)
+        return Tuning(options, task, find("mini"), lambda: is_late, reports.append)
 
     return make
 

@@ -8,16 +8,13 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from sdxl.mini.judge import shape_overlaps, specks, straighten
-from sdxl.mini.scenes import SHAPES, SIDE, Image, Scene, Thing, caption, draw, sample_scene
+from sdxl.mini.scenes import SHAPES, SIDE, Image, Scene, Thing, caption, draw
+from tests.sdxl.mini.test_scenes import scenes_of
+from training.mini.judge import faults, shape_overlaps, specks, straighten
+from training.mini.neighbours import DISTRACTORS, distractors, neighbours
 
 GOOD = 0.95
 SINGLES = [Scene((Thing(shape, "red"),), "white") for shape in SHAPES]
-
-
-def _scenes(count: int) -> list[Scene]:
-    rng = np.random.default_rng(7)
-    return [sample_scene(rng) for _ in range(count)]
 
 
 def _moved(image: Image, dx: Callable[..., object], dy: Callable[..., object]) -> Image:
@@ -32,7 +29,7 @@ def _moved(image: Image, dx: Callable[..., object], dy: Callable[..., object]) -
 
 
 def test_every_drawn_thing_has_its_shape_and_no_drawn_background_a_speck() -> None:
-    for seed, scene in enumerate(_scenes(24)):
+    for seed, scene in enumerate(scenes_of(24)):
         image = draw(scene, seed)
         overlaps = shape_overlaps(image, scene)
         assert min(overlaps) > 0.97, f"{caption(scene)}: {overlaps}"
@@ -88,7 +85,7 @@ def test_an_unevenly_coloured_thing_is_judged_too() -> None:
     assert 0.7 < overlaps[0] <= 1, overlaps
 
 
-@pytest.mark.parametrize("scene", _scenes(6), ids=caption)
+@pytest.mark.parametrize("scene", scenes_of(6), ids=caption)
 def test_a_bent_picture_with_a_speck_is_straightened_to_about_its_original(scene: Scene) -> None:
     image = draw(scene, 3)
     bent = _moved(image, lambda _, y: 1.5 * np.sin(y / 4), lambda x, _: 1.5 * np.sin(x / 4))
@@ -120,3 +117,38 @@ def test_an_invisible_shade_is_no_speck() -> None:
     image = draw(SINGLES[0], 3).astype(int)
     grain = np.random.default_rng(0).integers(-8, 9, image.shape)
     assert specks((image + grain).clip(0, 255).astype(np.uint8)) == 0
+
+
+@pytest.mark.slow
+def test_the_pixel_judge_accepts_every_drawn_scene() -> None:
+    for seed, scene in enumerate(scenes_of(150)):
+        assert faults(draw(scene, seed), scene) == [], caption(scene)
+
+
+def test_the_pixel_judge_rejects_a_neighbour_in_colour_place_or_count() -> None:
+    for seed, scene in enumerate(scenes_of(40, held_out=True)):
+        image = draw(scene, seed)
+        inks = [thing.colour for thing in scene.things]
+        if len(set(inks)) < len(inks):
+            continue  # blind to shape, the judge cannot tell which of two equal colours is where
+        for kind in {"colour", "place", "count"} & set(neighbours(scene)):
+            other = neighbours(scene)[kind][0]
+            assert faults(image, other), f"{caption(scene)} passed as {caption(other)}"
+
+
+def _parts(scene: Scene) -> list[object]:
+    """Return everything that a caption states, one entry each."""
+    things = [part for t in scene.things for part in (t.shape, t.colour, t.size)]
+    return [*things, scene.background, scene.count, scene.place, scene.relation]
+
+
+def test_distractors_differ_in_exactly_one_attribute() -> None:
+    rng = np.random.default_rng(3)
+    for scene in scenes_of(100, held_out=True):
+        others = distractors(scene, rng)
+        texts = {caption(other) for other in others}
+        assert len(texts) == DISTRACTORS and caption(scene) not in texts
+        for other in others:
+            pairs = zip(_parts(scene), _parts(other), strict=True)
+            changed = sum(a != b for a, b in pairs)
+            assert changed == 1, f"{caption(scene)} / {caption(other)}: {changed} changes"
