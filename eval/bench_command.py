@@ -16,7 +16,6 @@ BENCHMARKS = {
     "mlperf": ("mlperf.command", "the official LoadGen: Offline, Server, SingleStream"),
     "load": ("service.load", "the service under load: latency, throughput, overload"),
     "gpu": ("gpu.command", "one GPU, in four minutes: start, one size, mixed sizes, promises"),
-    "batching": ("speed.batching", "in-flight against static batching, in simulated time"),
     "sizing": ("service.sizing", "memory of an image in flight, and the cost of UNet calls"),
     "llm": ("llm.bench", "a language model: time to tokens, tokens per second and dollar"),
 }

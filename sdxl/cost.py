@@ -8,7 +8,7 @@ clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -143,17 +143,6 @@ class Costs:
         ]
         others = {name: getattr(self, name) for name in MEASURED}
         return {"ticks": ticks, **others}
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Costs:
-        ticks = {
-            CostKey(
-                CallKey(each["network"], tuple(each["axes"].items()), each["variant"]),
-                each["bucket"],
-            ): each["seconds"]
-            for each in value["ticks"]
-        }
-        return cls(ticks, **{name: value.get(name, 0.0) for name in MEASURED})
 
 
 def size_of(flight: Flight) -> int:

@@ -168,12 +168,6 @@ def test_one_slow_tick_does_not_spoil_the_mean() -> None:
     assert smoothed(1.0, 100.0) == pytest.approx(1.2)
 
 
-def test_costs_survive_a_restart() -> None:
-    known = costs({1: 0.5, 2: 0.7})
-    known.decode_s = 0.1
-    assert Costs.from_dict(known.as_dict()) == known
-
-
 def test_a_held_image_is_never_promised() -> None:
     found = project([flight(0, is_held=True), flight(1)], LIMITS, costs({2: 1.0}), 10.0)
     assert found[0] == math.inf
