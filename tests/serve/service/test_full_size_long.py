@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eval.quality.sources import Service as ServiceSource
 from eval.quality.task import QualityTask, embedded_task
 from sdxl import cli
 from sdxl.params import GenerationParams
@@ -108,16 +107,3 @@ def task_of(count: int) -> QualityTask:
         GenerationParams(PROMPT, seed=i, steps=4, cache_interval=2) for i in range(count)
     )
     return replace(task, requests=requests, side=SIDE)
-
-
-def test_an_evaluation_asks_a_service_and_resumes(full_size: Service, tmp_path: Path) -> None:
-    from eval.quality.evaluation import Evaluation
-
-    task = task_of(60)
-    source = ServiceSource(full_size.url, task.requests)
-    first = Evaluation(task, source, tmp_path, None, None).run(20, lambda _: None)
-    again = Evaluation(task, source, tmp_path, None, None).run(20, lambda _: None)
-    assert first.pictures == again.pictures == 60
-    assert {n: f.value for n, f in first.figures.items()} == {
-        n: f.value for n, f in again.figures.items()
-    }
