@@ -68,7 +68,7 @@ screenshots: $(INSTALLED) ## renew the web page's pictures in docs/; needs Chrom
 	WEB_SCREENSHOTS=docs $(PYTHON_OF_VENV) -m pytest $(addprefix tests/serve/service/test_web_,page.py comparison.py animation.py) -k "how_it_looks or in_one_place or animation"
 
 mini-onnx: $(INSTALLED) ## export the embedded model's graphs, after its weights changed
-	$(PYTHON_OF_VENV) -m onnx_export.shipped
+	$(PYTHON_OF_VENV) -m training.mini.graphs
 
 # For the image's Python and C library. uv does not read pip's settings, so the index is passed on; the
 # locks do not contain it.

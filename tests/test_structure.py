@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "onnx_export": {"sdxl", "engines"},
     "serve": {"sdxl", "engines", "onnx_export"},
     "eval": {"sdxl", "engines", "onnx_export"},
-    "training": {"sdxl", "serve"},
+    "training": {"sdxl", "engines", "onnx_export", "serve"},
 }
 ROOMS = {
     "serve": ("batch_api", "batch", "render", "front", "llm", "worker", "fleet"),

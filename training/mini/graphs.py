@@ -1,4 +1,4 @@
-"""The embedded model's graphs as the repository ships them: `python -m onnx_export.shipped`.
+"""The embedded model's graphs as the repository ships them: `python -m training.mini.graphs`.
 
 Run it when the weights, the networks or the exporter change. The weights themselves stay where
 they are: export.json says which of the checkpoint's files the graphs point into.
