@@ -50,7 +50,7 @@ os.rename(sys.argv[2] + ".part", sys.argv[2])
 time.sleep(100)
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

@@ -51,6 +51,7 @@ class Film:
         )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_animation_of_the_page_is_made(browser: Browser, running: Service, shots: Path) -> None:
     with visit(browser, running.url, VIEWS[0]) as web:
