@@ -10,7 +10,6 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -123,10 +122,8 @@ def export_folder(options: argparse.Namespace, target: Target) -> Path:
 
 def read_loras(named: Sequence[str], export: ExportFolder) -> tuple[LoraFile, ...]:
     """Read the LoRAs, which must be the export's, before an hour of building."""
-    from engines.lora import LoraError, LoraFile
+    from engines.lora import LoraFile
 
-    if named and not find_spec("peft"):
-        raise LoraError("no peft here; run pip install 'sdxl-deepcache[export]'")
     loras = tuple(LoraFile.parse(text) for text in named)
     if loras and [lora.as_dict() for lora in loras] != list(export.loras):
         needed = f"must be the export's LoRAs, in their order: {list(export.loras) or 'none'}"

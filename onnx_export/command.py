@@ -146,7 +146,7 @@ def check_choices(options: argparse.Namespace) -> None:
 
 
 def check_packages(options: argparse.Namespace) -> None:
-    needed = {"onnxscript": True, "peft": options.lora, "modelopt": options.precision in RECIPES}
+    needed = {"onnxscript": True, "modelopt": options.precision in RECIPES}
     missing = [name for name, is_used in needed.items() if is_used and not find_spec(name)]
     if missing:
         raise PackageMissing(

@@ -22,6 +22,7 @@ SOURCES = (
     "onnx_export/calibration.py",
     "onnx_export/prompts.py",
     "engines/lora.py",
+    "engines/lora_weights.py",
     "onnx_export/quantisation.py",
     "onnx_export/stored.py",
     "onnx_export/tracing.py",

@@ -22,6 +22,8 @@ from sdxl.single_file.recognition import SAFETENSORS
 
 DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
 PEFT_FILE, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+PEFT_PREFIX = "base_model.model."
+"""of the keys in PEFT's file"""
 LEARNED_FILE, LEARNED_FILE_2 = "learned_embeds.safetensors", "learned_embeds_2.safetensors"
 """diffusers' embeddings for SDXL: one file for each text encoder"""
 NAMED_BY_FOLDER = (DIFFUSERS_FILE, PEFT_FILE, LEARNED_FILE)

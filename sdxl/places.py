@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 MINI = Path(__file__).parent / "mini" / "weights"
+LORAS = MINI.with_name("loras")
 HOME = "SDXL_HOME"
 
 

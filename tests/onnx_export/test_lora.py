@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from engines.choice import EngineRequest, choose_engines
-from engines.lora import LoraError, LoraFile, fuse, load_parts
+from engines.lora import LoraFile, fuse, load_parts
+from engines.lora_weights import LoraError
 from sdxl.checkpoint import Checkpoint, find
 from sdxl.params import InvalidParams
 from tests.onnx_export.exports import export_tiny
@@ -148,11 +149,11 @@ def bad_files() -> dict[str, tuple[Tensors, str]]:
     pair = {"lora_A.weight": torch.zeros(4, 8), "lora_B.weight": torch.zeros(8, 4)}
     return {
         "of nothing known": ({"a.b.weight": torch.zeros(3)}, "'a.b.weight'"),
-        "empty": ({}, "nothing"),
+        "empty": ({}, "nothing in it"),
         "of another model": ({f"unet.nope.{n}": t for n, t in pair.items()}, "nope"),
         "partly of another": ({**good, **{f"unet.nope.{n}": t for n, t in pair.items()}}, "nope"),
-        "of another size": ({f"{layer}.{n}": t for n, t in pair.items()}, "size mismatch"),
-        "of another kind": ({"lora_unet_x.hada_w1_a": torch.zeros(3)}, "another kind of adapter"),
+        "of another size": ({f"{layer}.{n}": t for n, t in pair.items()}, "is for another model"),
+        "of another kind": ({"lora_unet_x.hada_w1_a": torch.zeros(3)}, "is a LoHa"),
     }
 
 

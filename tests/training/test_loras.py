@@ -14,10 +14,12 @@ import torch
 from safetensors import safe_open
 from scipy.ndimage import distance_transform_edt
 
-from engines.lora import LoraError, LoraFile, fuse
-from sdxl.mini.lora import LORAS, PEFT_CONFIG, PEFT_FILE
+from engines.lora import LoraFile, fuse
+from engines.lora_weights import LoraError
+from sdxl.catalogue import PEFT_CONFIG, PEFT_FILE
 from sdxl.mini.scenes import COLOURS, STYLES, Image, Scene, caption
 from sdxl.params import InvalidParams
+from sdxl.places import LORAS
 from training.fitting import Schedule
 from training.mini.check import WEIGHTS, held_out_scenes, load_painter, paint_with
 from training.mini.judge import blobs, faults
@@ -171,7 +173,7 @@ def test_a_style_is_trained_from_the_weights_in_the_package(tmp_path: Path) -> N
 def test_a_peft_file_without_its_configuration_is_refused(tmp_path: Path) -> None:
     file = tmp_path / PEFT_FILE
     file.write_bytes((LORAS / "outlined" / PEFT_FILE).read_bytes())
-    with pytest.raises(LoraError, match=f"{PEFT_CONFIG} is not beside it"):
+    with pytest.raises(LoraError, match=f"expected {PEFT_FILE}, and {PEFT_CONFIG} beside it"):
         fuse([LoraFile(file)], {"unet": load_painter(WEIGHTS).unet})
 
 

@@ -16,11 +16,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from sdxl.catalogue import DIFFUSERS_FILE, PEFT_CONFIG, PEFT_FILE, PEFT_PREFIX
 from sdxl.files import grant_usual
-from sdxl.mini.lora import DIFFUSERS_FILE, LORAS, PEFT_CONFIG, PEFT_FILE, PEFT_PREFIX
+from sdxl.places import LORAS
 
 
-class LowRank(nn.Module):
+class LowRankChange(nn.Module):
     """At the beginning it changes nothing."""
 
     def __init__(self, weight: Tensor, rank: int) -> None:
@@ -38,7 +39,7 @@ def add_low_rank(network: nn.Module, rank: int) -> None:
     """Add low-rank changes to every linear layer and convolution; the rest stays as it is."""
     network.requires_grad_(False)
     for layer in [m for m in network.modules() if isinstance(m, nn.Linear | nn.Conv2d)]:
-        parametrize.register_parametrization(layer, "weight", LowRank(layer.weight, rank))
+        parametrize.register_parametrization(layer, "weight", LowRankChange(layer.weight, rank))
 
 
 def add_lora(pipe: Any, name: str) -> None:

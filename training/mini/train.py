@@ -17,8 +17,8 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from sdxl.mini.clip import MiniClip
-from sdxl.mini.lora import LORAS
 from sdxl.mini.scenes import STYLES
+from sdxl.places import LORAS
 from training.fitting import load_fitted, save_adopted
 from training.mini.autoencoder import adopt_vae, load_vae, train_vae
 from training.mini.check import WEIGHTS
