@@ -15,13 +15,14 @@ import torch
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
-from engines.parity.calls import call_errors
+from engines.parity.calls import EngineCall, call_errors, listening
 from engines.parity.findings import psnr, relative_norm
 from eval.gpu.bench import BATCH, Bench
 from eval.gpu.kernels import milliseconds
 from eval.measuring.timing import wall_s
-from eval.speed.agreement import recorded
+from eval.speed.meta_networks import UNETS
 from eval.speed.variants import PROMPTS
+from sdxl.engine import Engines
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
 from sdxl.scheduler_names import SCHEDULERS
@@ -55,6 +56,17 @@ def agreement(bench: Bench) -> Figures:
             steps = call_errors(pipeline.engines, calls)
             latents = relative_norm(result.latents.float().cpu(), expected.latents.float().cpu())
             yield f"{model}, {precision}", {"by_step": steps, "final_latents": latents}
+
+
+def recorded(pipeline: Pipeline, params: GenerationParams) -> list[EngineCall]:
+    """Every UNet call of a picture, in order."""
+    # A replayed recording would skip the listeners.
+    plain = replace(pipeline.engines, run_recorded=Engines.run_recorded)
+    engines, calls = listening(plain, *UNETS)
+    (result,) = Pipeline(pipeline.checkpoint, engines).generate([params])
+    if result.error:
+        raise result.error
+    return calls
 
 
 def pictures(bench: Bench) -> Figures:

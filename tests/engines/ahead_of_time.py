@@ -25,14 +25,8 @@ from engines.pytorch import eight_bit
 from engines.pytorch.forms import PRODUCTS, Form, compile_form, forms_of
 from engines.pytorch.launches import Launch, like_a_gpu
 from engines.pytorch.tiles import KIB, TENSOR_MEMORY, Tiles
-from eval.speed.meta_networks import (
-    NUMBERS,
-    PRECISIONS,
-    UNETS,
-    launches_in_slots,
-    launches_of,
-    launches_of_a_picture,
-)
+from eval.speed.meta_networks import NUMBERS, PRECISIONS, UNETS
+from tests.engines.meta_launches import launches_in_slots, launches_of, launches_of_a_picture
 
 SHARED_BYTES = {80: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB}
 """what a block may have, by compute capability: CUDA C++ Programming Guide, 'Technical

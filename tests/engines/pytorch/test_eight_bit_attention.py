@@ -15,8 +15,8 @@ from engines.pytorch.eight_bit import EightBit, attend_in_e4m3
 from engines.pytorch.fast_unet import Attention, Block
 from engines.pytorch.joined_layers import joined
 from engines.pytorch.launches import LARGEST, noted
-from eval.speed.meta_networks import launches_of
 from tests.engines.eight_bit_layers import E4M3, eight_bit_layer
+from tests.engines.meta_launches import launches_of
 
 MOST_ERROR = 0.06
 """of attention in E4M3 against floats, relative L2, with scores as wide as 1"""

@@ -78,7 +78,7 @@ def numbers(
 
 def recorded(pipeline: Pipeline) -> list[tuple[dict[str, Tensor], Tensor]]:
     """What the deep UNet is given, and answers, at every step of the picture."""
-    from eval.speed.agreement import recorded as calls_of
+    from eval.gpu.proof import recorded as calls_of
 
     calls = calls_of(pipeline, PICTURE)
     deep = [call for call in calls if call.network == "unet_deep"]
@@ -115,7 +115,7 @@ def test_rearranging_holds_no_weight_twice(numbers: tuple[str, Path], unet: nn.M
 def test_8_bit_upsamplers_are_quarters_where_sides_are_doubles() -> None:
     """A map of 62 × 62 latents has sides of 31 and 16: the last is not doubled, but stretched."""
     pytest.importorskip("triton", reason="Triton comes for Linux alone")
-    from eval.speed.meta_networks import launches_of
+    from tests.engines.meta_launches import launches_of
 
     for side, doubled in ((1024, 2), (496, 1)):
         launches = launches_of("unet_deep", "fp8", 2, side)
@@ -185,7 +185,7 @@ def test_each_further_layer_is_what_its_numbers_stand_for(
 def test_a_sum_of_tokens_is_part_of_our_own_product() -> None:
     """PyTorch's own, in FP8, leaves it to the next norm."""
     from engines.pytorch.launches import noted
-    from eval.speed.meta_networks import begun, engines_of
+    from tests.engines.meta_launches import begun, engines_of
 
     for number, has_sums in (("fp16", True), ("int8", False), ("fp8", True)):
         loop = begun(engines_of(number, "mini"), images=1, latent=20)
@@ -202,7 +202,7 @@ def layer_of(key: str) -> str:
 
 def test_8_bits_stay_near_float32_at_every_step(numbers: tuple[str, Path], mini: Pipeline) -> None:
     from engines.parity.calls import call_errors
-    from eval.speed.agreement import recorded as calls_of
+    from eval.gpu.proof import recorded as calls_of
 
     number, path = numbers
     engines = load_torch(

@@ -36,9 +36,10 @@ from engines.pytorch.slots import in_slots, slot_of
 from engines.pytorch.tiles import KIB, Tiles
 from engines.pytorch.torch_options import TorchOptions
 from eval.measuring.arithmetic import FULL_SIZE, architecture_of, configs_of
-from eval.speed.meta_networks import UNETS, decoder, launches_of, numbers_of, unets
+from eval.speed.meta_networks import UNETS, decoder, numbers_of, unets
 from sdxl.checkpoint import find
 from sdxl.specs import CHUNK, network_specs
+from tests.engines.meta_launches import launches_of
 
 TARGET = GPUTarget("cuda", 90, 32)
 HOPPER = Tiles(227 * KIB)
