@@ -15,6 +15,8 @@ PRECISION = f"{', '.join(ASKED_PRECISIONS)} (the backend's own choice unless giv
 """the help of flags for it; only PyTorch has bf16"""
 FOLDER = "use this folder of sdxl export or sdxl build instead of searching SDXL_HOME"
 """the help of flags for `load`'s folder"""
+LORAS = "folder of LoRAs; those in `loras` beside the model and in SDXL_HOME are found without it"
+"""the help of flags for it"""
 
 
 def load(
@@ -27,13 +29,16 @@ def load(
     torch_options: str = "",
     folder: str = "",
     takes_unchecked: bool = False,
+    loras: str = "",
 ) -> Pipeline:
     """Load a model on the named backend, or on the fastest one here. Its engines' description says
     which that is and, under `passed_over`, why faster ones cannot run. `folder` of `sdxl export` or
-    `sdxl build` replaces the search. Unchecked engines are refused unless `takes_unchecked`. For
-    backends of other packages see choice.plugged_in."""
+    `sdxl build` replaces the search. Unchecked engines are refused unless `takes_unchecked`.
+    `loras` is one more folder of them. For backends of other packages see choice.plugged_in."""
     from engines.choice import EngineRequest, choose_engines
+    from sdxl.catalogue import Catalogue
     from sdxl.checkpoint import find
+    from sdxl.model_names import lora_folders
     from sdxl.params import InvalidParams
     from sdxl.pipeline import Pipeline
 
@@ -42,8 +47,9 @@ def load(
     if precision not in (None, *ASKED_PRECISIONS) and backend in BACKENDS:
         raise InvalidParams("precision", precision, f"must be one of {', '.join(ASKED_PRECISIONS)}")
     checkpoint = find(model)
+    catalogue = Catalogue(lora_folders(model, checkpoint.folder, loras))
     asked = EngineRequest(
         model, checkpoint, device, precision, torch_options, folder, takes_unchecked
     )
     engines = choose_engines(asked, backend)
-    return Pipeline(checkpoint, engines, is_deterministic=is_deterministic)
+    return Pipeline(checkpoint, engines, catalogue, is_deterministic)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from engines import BACKENDS, FOLDER, PRECISION
+from engines import BACKENDS, FOLDER, LORAS, PRECISION
 from sdxl.arguments import MODEL, UNCHECKED, VAE
 
 
@@ -16,6 +16,7 @@ def add_engine_flags(flags: argparse._ActionsContainer, remark: str) -> None:
     add("--backend", default="auto", help=f"{', '.join(BACKENDS)} (default %(default)s)")
     add("--precision", help=PRECISION)
     add_folder_flags(flags)
+    add("--loras", default="", dest="lora_folder", metavar="DIR", help=LORAS)
 
 
 def add_folder_flags(flags: argparse._ActionsContainer) -> None:

@@ -1,7 +1,7 @@
 """The LoRAs and embeddings that requests may name: safetensors files in folders.
 
-The folders are read at every look-up, so files come and go without a restart. A request names a
-file as it is listed, never by a path. This module knows no tensors.
+The folders are read for every list and for names not seen before, so files come and go without a
+restart. A request names a file as it is listed, never by a path. This module knows no tensors.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import difflib
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from sdxl.attachments import MAX_NAME, NAME
+from sdxl.attachments import LORA_FILES, MAX_NAME, NAME, Lora
 from sdxl.digests import Stamp, remembered_digest, sha256_of, stamps
 from sdxl.parameter import InvalidParams
 from sdxl.single_file.recognition import SAFETENSORS
@@ -50,6 +50,26 @@ class AdapterFile:
         """The file's digest; with a companion, that of both digests."""
         return _digest(self.path, self.stamps)
 
+    @property
+    def is_unchanged(self) -> bool:
+        try:
+            return tuple(stamps(files_of(self.path))) == self.stamps
+        except OSError:
+            return False
+
+    @property
+    def short_hash(self) -> str:
+        """The 12 digits by which stable-diffusion-webui and sites know a LoRA: of the sha256 of
+        all that follows the header (its AddNet hash)."""
+        return _tensors_digest(self.path, self.stamps)[:12]
+
+
+@lru_cache(maxsize=4096)
+def _tensors_digest(path: Path, stamps: tuple[Stamp, ...]) -> str:
+    with path.open("rb") as file:
+        file.seek(8 + int.from_bytes(file.read(8), "little"))
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
 
 @lru_cache(maxsize=4096)
 def _digest(path: Path, stamps: tuple[Stamp, ...]) -> str:
@@ -75,15 +95,29 @@ class Catalogue:
     """Of several files with one name, it lists the one of the first folder."""
 
     folders: Sequence[Path] = ()
+    _found: dict[str, AdapterFile] = field(default_factory=dict, repr=False, compare=False)
+    """the LoRAs of the last scan, which a look-up need not repeat"""
 
     def loras(self) -> list[AdapterFile]:
-        return self._listed("lora")
+        files = self._listed("lora")
+        self._found.clear()
+        self._found.update((each.name, each) for each in files)
+        return files
 
     def embeddings(self) -> list[AdapterFile]:
         return self._listed("embedding")
 
+    def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The names of the LoRAs and of the embeddings."""
+        lists = self.loras(), self.embeddings()
+        loras, embeddings = (tuple(each.name for each in files) for files in lists)
+        return loras, embeddings
+
     def lora(self, name: str, field: str = "loras") -> AdapterFile:
         """Find a LoRA, or raise InvalidParams with the nearest names."""
+        known = self._found.get(name)
+        if known and known.is_unchanged:
+            return known
         files = {each.name: each for each in self.loras()}
         if name in files:
             return files[name]
@@ -100,6 +134,13 @@ class Catalogue:
             for each in _scan(folder, kind):
                 files.setdefault(each.name, each)
         return [files[name] for name in sorted(files)]
+
+
+def describe_files(loras: Sequence[Lora] | None, catalogue: Catalogue) -> dict[str, Any]:
+    """What a picture's metadata says of its LoRAs' files."""
+    files = [catalogue.lora(each.name) for each in loras or ()]
+    facts = {file.name: {"sha256": file.sha256, "short": file.short_hash} for file in files}
+    return {LORA_FILES: facts} if facts else {}
 
 
 def _scan(folder: Path, kind: Kind) -> Iterator[AdapterFile]:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
-from sdxl.attachments import Lora, merged, take_tags, with_tags
+from sdxl.attachments import LORA_FILES, Lora, merged, take_tags, with_tags
 from sdxl.params import PARAMETERS, InvalidParams
 from sdxl.scheduler_names import OWN_SCHEDULES, SCHEDULE_LABELS, SCHEDULERS
 
@@ -25,7 +25,7 @@ FEWEST_FACTS = 3
 SAMPLER, SCHEDULE = "Sampler", "Schedule type"
 UPSCALE, HIRES_STRENGTH, HIRES_STEPS = "Hires upscale", "Hires strength", "Hires steps"
 STRENGTH = "Denoising strength"
-LORA_HASHES, LORA_FILES = "Lora hashes", "lora_files"
+LORA_HASHES = "Lora hashes"
 LORA_LOADERS = ("LoraLoader", "LoraLoaderModelOnly")
 AUTOMATIC, PLAIN = "automatic", ("", "normal", "simple")
 SCHEDULES = {label.lower(): levels for levels, label in SCHEDULE_LABELS.items()}

@@ -10,10 +10,14 @@ import re
 from pathlib import Path
 
 from sdxl.arguments import VAE_MARK
+from sdxl.params import InvalidParams
+from sdxl.places import MINI, home
 from sdxl.single_file.recognition import PICKLES, SAFETENSORS
 
 MINI_NAME = "sdxl-mini"
 MINI_NAMES = ("mini", MINI_NAME)
+BESIDE = "loras"
+"""the folder of LoRAs beside a model"""
 HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>\w[\w./-]*))?", re.ASCII)
 
 
@@ -40,6 +44,20 @@ def is_file(model: str) -> bool:
     """Whether a single file is meant: it is one, or is named as one."""
     path = Path(os.path.expanduser(model))
     return path.is_file() or (path.suffix.lower() in (SAFETENSORS, *PICKLES) and not path.is_dir())
+
+
+def lora_folders(model: str, folder: Path, named: str = "") -> list[Path]:
+    """Where a model's LoRAs lie: the named folder first, then beside the model and in the home.
+    `folder` is that of a model from the hub."""
+    base, _ = split_vae(model)
+    if base in MINI_NAMES:
+        folder = MINI
+    elif is_here(base):
+        folder = Path(os.path.abspath(os.path.expanduser(base)))
+    if named and not Path(named).expanduser().is_dir():
+        raise InvalidParams("loras", named, "must be a folder")
+    chosen = [Path(named).expanduser()] if named else []
+    return [*chosen, folder.parent / BESIDE, home() / BESIDE]
 
 
 def is_here(model: str) -> bool:

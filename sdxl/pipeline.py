@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sdxl import schedulers
 from sdxl.abilities import can_edit, check_able, check_schedules
+from sdxl.catalogue import Catalogue
 from sdxl.checkpoint import Checkpoint
 from sdxl.conditioning import Conditioning, TokenRow, encode, tokenize_rows
 from sdxl.cost import Costs
@@ -95,6 +96,8 @@ class Pipeline:
 
     checkpoint: Checkpoint
     engines: Engines
+    catalogue: Catalogue = field(default_factory=Catalogue)
+    """the LoRAs and embeddings that requests may name"""
     is_deterministic: bool = False
     """UNet and encoders at one fixed shape, so that neighbours cannot change a picture's bytes"""
     clock: Callable[[], float] = time.perf_counter
@@ -139,11 +142,17 @@ class Pipeline:
     def check(self, params: GenerationParams) -> GenerationParams:
         """Return the resolved request, or raise InvalidParams for what the model does not
         support."""
-        check_able(self.engines, params)
         resolved = self.resolve(params)
+        check_able(self.engines, resolved)
+        self.check_names(resolved)
         check_schedules(resolved, self.checkpoint.scheduler)
         self.tokenize(resolved)
         return resolved
+
+    def check_names(self, params: GenerationParams) -> None:
+        """Refuse unknown LoRAs of a resolved request."""
+        for each in params.loras or ():
+            self.catalogue.lora(each.name)
 
     def tokenize(self, params: GenerationParams, most: int = MAX_TOKENS) -> list[TokenRow]:
         """Return a resolved request's rows, or raise InvalidParams for text that cannot be encoded

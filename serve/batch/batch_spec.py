@@ -44,6 +44,7 @@ class BatchSpec:
     precision: str | None
     engines: str
     takes_unchecked: bool
+    lora_folder: str
     deterministic: bool
     provenance: Provenance
     is_quiet: bool

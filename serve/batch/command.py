@@ -144,6 +144,9 @@ def read_order(options: argparse.Namespace) -> BatchSpec:
         raise InvalidParams(
             "vae", options.vae, "cannot be used with --through: the service has its own"
         )
+    if options.through and options.lora_folder:
+        needed = "cannot be used with --through: the service has its own"
+        raise InvalidParams("loras", options.lora_folder, needed)
     provenance = given_provenance(options)
     if provenance.is_signed and options.deterministic and not options.through:
         kinds = ", ".join(kind for kind in PROVENANCES if not Provenance(kind).is_signed)

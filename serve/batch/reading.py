@@ -12,16 +12,28 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, get_args
 
-from sdxl.parameter import Attachment
+from sdxl.parameter import Attachment, Parameter
 from sdxl.params import PARAMETERS, InvalidParams
 from serve.batch.editing import PICTURES
 
 ID = "id"
+
+
+def entries_of(each: Parameter, text: str) -> list[str]:
+    """Check the entries of a CSV field, and keep their texts, as JSON has them."""
+    each.parse(text)
+    return text.split(",")
+
+
 COLUMNS: Mapping[str, Callable[[str], Any]] = {
-    **{each.column: each.parse for each in PARAMETERS.values()},
+    **{
+        each.column: partial(entries_of, each) if each.kind is Attachment else each.parse
+        for each in PARAMETERS.values()
+    },
     **dict.fromkeys((ID, *PICTURES), str),
 }
 """what parses a column's text"""

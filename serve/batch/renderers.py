@@ -113,6 +113,7 @@ def load_local(order: BatchSpec) -> LocalRenderer:
         folder=order.engines,
         is_deterministic=order.deterministic,
         takes_unchecked=order.takes_unchecked,
+        loras=order.lora_folder,
     )
     return LocalRenderer(pipeline, order.provenance)
 

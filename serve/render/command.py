@@ -10,7 +10,7 @@ import json
 import secrets
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,8 @@ from sdxl.arguments import (
     model_with,
     whole,
 )
+from sdxl.attachments import LORA_FILES
+from sdxl.catalogue import Catalogue, describe_files
 from sdxl.files import prepare_folder, write_atomic
 from sdxl.parameter import FEW_STEPS
 from sdxl.params import DRAWN_SEEDS, GenerationParams, InvalidParams
@@ -56,6 +58,7 @@ class RenderSpec:
     precision: str | None
     engines: str
     takes_unchecked: bool
+    lora_folder: str
     requests: tuple[GenerationParams, ...]
     provenance: Provenance
     destination: Destination
@@ -63,6 +66,9 @@ class RenderSpec:
     is_json: bool
     image: ImageToEdit | None = None
     preview: str = terminal.AUTO
+    catalogue: Catalogue = field(default_factory=Catalogue)
+    lora_files: Any = None
+    """of the picture to make again"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -82,11 +88,14 @@ def main(argv: Sequence[str]) -> int:
         precision=order.precision,
         folder=order.engines,
         takes_unchecked=order.takes_unchecked,
+        loras=order.lora_folder,
     )
-    order = replace(order, model=pipeline.checkpoint.origin or order.model)
+    origin, catalogue = pipeline.checkpoint.origin or order.model, pipeline.catalogue
+    order = replace(order, model=origin, catalogue=catalogue)
     image = order.image
     sized = [image.sized(each, pipeline) for each in order.requests] if image else order.requests
     requests = [pipeline.check(request) for request in sized]
+    print_changed_loras(order, requests)
     for request in requests:
         check_metadata(_metadata(order, request), order.destination.format)
     if any(map(spoils, requests)):
@@ -115,6 +124,15 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def print_changed_loras(order: RenderSpec, requests: Sequence[GenerationParams]) -> None:
+    """Say which LoRAs differ from those of the picture to make again."""
+    stored = order.lora_files if isinstance(order.lora_files, dict) else {}
+    for name in {each.name for request in requests for each in request.loras or ()}:
+        match stored.get(name):
+            case {"sha256": str(digest)} if digest != order.catalogue.lora(name).sha256:
+                print(f"sdxl render: LoRA {name!r} is not the picture's file", file=sys.stderr)
+
+
 def build_parser() -> Parser:
     parser = Parser(prog="sdxl render", description="Make pictures from text, or from images.")
     add = parser.add_argument
@@ -135,7 +153,7 @@ def build_parser() -> Parser:
 
 def read_order(options: argparse.Namespace) -> RenderSpec:
     stored = stored_params(options.source) if options.source else {}
-    stored_model = stored.pop("model", None)
+    stored_model, files = stored.pop("model", None), stored.pop(LORA_FILES, {})
     image = ImageToEdit.read(options.image, options.mask)
     check_image(options.source, [stored.pop(name, None) for name in DIGESTS], image)
     if options.format not in (None, *SUFFIXES):
@@ -163,6 +181,7 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
         precision=options.precision,
         engines=options.engines,
         takes_unchecked=options.takes_unchecked,
+        lora_folder=options.lora_folder,
         requests=tuple(requests),
         provenance=given_provenance(options),
         destination=Destination.prepare(options.out, options.format, len(requests), sheet),
@@ -170,6 +189,7 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
         is_json=options.is_json,
         image=image,
         preview=terminal.check(options.preview),
+        lora_files=files,
     )
 
 
@@ -355,4 +375,5 @@ def save_sheet(path: Path, pictures: list[tuple[Pixels, str]]) -> None:
 
 def _metadata(order: RenderSpec, params: GenerationParams) -> dict[str, Any]:
     digests = order.image.digests if order.image else {}
-    return {**params.as_dict(), "model": order.model, **digests}
+    files = describe_files(params.loras, order.catalogue)
+    return {**params.as_dict(), "model": order.model, **digests, **files}

@@ -20,6 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from sdxl import images
+from sdxl.catalogue import describe_files
 from sdxl.cost import Costs, smoothed
 from sdxl.editing import SourceLatents
 from sdxl.flight import Priority
@@ -210,4 +211,5 @@ class PictureWriter:
     def _metadata(self, job: ImageJob) -> dict[str, Any]:
         source = job.order.source
         digests = {} if source is None else source.digests
-        return {**job.params.as_dict(), "model": self.pipeline.origin, **digests}
+        files = describe_files(job.params.loras, self.pipeline.catalogue)
+        return {**job.params.as_dict(), "model": self.pipeline.origin, **digests, **files}

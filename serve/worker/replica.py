@@ -42,6 +42,7 @@ class ImageReplica:
             is_deterministic=settings.deterministic,
             folder=settings.engines,
             takes_unchecked=settings.unchecked,
+            loras=settings.loras,
         )
         self.worker = Worker(
             pipeline,

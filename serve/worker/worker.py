@@ -6,6 +6,7 @@ Ray and no HTTP. Every error is a Problem.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -141,6 +142,7 @@ class Worker:
         self._started()
         engines = dict(self.pipeline.engines.description)
         pipeline = self.pipeline
+        loras, embeddings = await asyncio.to_thread(pipeline.catalogue.names)
         return ModelCard(
             pipeline.model_id,
             pipeline.sizes,
@@ -151,6 +153,8 @@ class Worker:
             at_once=2 * pipeline.engines.buckets[-1] // pipeline.plan(GenerationParams()).room[0],
             presets=pipeline.checkpoint.presets,
             embeds_guidance=pipeline.embeds_guidance,
+            loras=loras,
+            embeddings=embeddings,
         )
 
     async def ready(self) -> ModelCard:
@@ -258,6 +262,7 @@ class Worker:
         # Before the prompt is read: a refusal under overload must cost next to nothing.
         threads.denoiser.admission().check_queue(self._flight(order, params, threads))
         check_able(self.pipeline.engines, params)
+        self.pipeline.check_names(params)
         check_schedules(params, self.pipeline.checkpoint.scheduler)
         images.check_metadata({**params.as_dict(), "model": self.pipeline.origin}, order.format)
         rows = self.pipeline.tokenize(params, self.max_prompt_tokens)

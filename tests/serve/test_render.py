@@ -19,10 +19,12 @@ from PIL import Image, PngImagePlugin
 
 import engines
 from sdxl import cli, images
+from sdxl.catalogue import DIFFUSERS_FILE, Catalogue
 from sdxl.checkpoint import find
 from sdxl.noise import NoiseSource
 from sdxl.params import GenerationParams, InvalidParams, Sizes
 from sdxl.pipeline import Forming, Result
+from sdxl.places import LORAS
 
 DEFAULTS = GenerationParams()
 Capture = pytest.CaptureFixture[str]
@@ -33,6 +35,7 @@ class FakePipeline:
 
     sizes = Sizes(default=64, minimum=32, maximum=128)
     checkpoint = find("mini")
+    catalogue = Catalogue([LORAS])
 
     def __init__(self) -> None:
         self.asked: list[GenerationParams] = []
@@ -170,6 +173,30 @@ def test_a_picture_is_made_again_from_itself(
     (facts,) = render_json(capsys, "--from", f"out/étoile-{first.seed}.{suffix}", "--out", "again")
     assert pipeline.asked == [first]
     assert facts["deep_plan"] == [0, 3] and facts["file"].startswith("again/")
+
+
+def test_loras_are_flags_and_part_of_the_picture(
+    pipeline: FakePipeline, capsys: Capture, tmp_path: Path
+) -> None:
+    flags = ["--lora", "hollow:0.5", "--lora", "few_steps:1:0,outlined"]
+    (facts,) = render_json(capsys, "a ring <lora:hollow:0.25>", *flags, "--out", "a.png")
+    first, *_ = pipeline.asked
+    assert facts["loras"] == [
+        {"name": "hollow", "weight": 0.75, "text_weight": None},
+        {"name": "few_steps", "weight": 1.0, "text_weight": 0.0},
+        {"name": "outlined", "weight": 1.0, "text_weight": None},
+    ]
+    render_json(capsys, "--from", "a.png", "--out", "b.png")
+    assert pipeline.asked == [first]
+    assert Path("a.png").read_bytes() == Path("b.png").read_bytes()
+    for name in ("few_steps", "outlined", "hollow"):
+        (tmp_path / f"{name}.safetensors").write_bytes(
+            (LORAS / "few_steps" / DIFFUSERS_FILE).read_bytes()
+        )
+    pipeline.catalogue = Catalogue([tmp_path])
+    assert cli.main(["render", "--from", "a.png", "--out", "c.png"]) == 0
+    said = capsys.readouterr().err
+    assert "LoRA 'hollow' is not the picture's file" in said and "'few_steps'" not in said
 
 
 def test_a_flag_overrides_the_picture_s_parameters(pipeline: FakePipeline, capsys: Capture) -> None:

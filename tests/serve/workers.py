@@ -7,10 +7,12 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sdxl.catalogue import Catalogue
 from sdxl.checkpoint import find
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
@@ -27,6 +29,11 @@ def fake_pipeline(tick_s: float = 0.0, buckets: tuple[int, ...] = (1, 2, 4)) -> 
         for name in ("unet_deep", "unet_shallow"):
             fake(pipeline, name).on_call = lambda: time.sleep(tick_s)
     return pipeline
+
+
+def with_loras(*folders: Path) -> Pipeline:
+    """A fake pipeline whose model has the LoRAs in these folders."""
+    return replace(fake_pipeline(), catalogue=Catalogue(folders))
 
 
 def fake(pipeline: Pipeline, network: str) -> FakeEngine:

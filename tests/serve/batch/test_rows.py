@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from sdxl.attachments import Lora
 from sdxl.checkpoint import find
 from sdxl.params import InvalidParams, Sizes
 from serve.batch.intake import Intake
@@ -197,20 +198,42 @@ def test_every_file_format_gives_the_same_rows(tmp_path: Path) -> None:
     import pyarrow.parquet as parquet
 
     rows: list[dict[str, Any]] = [
-        {"prompt": "a, b", "negative_prompt": None, "seed": 7, "guidance_scale": 2.5, "id": "x"},
+        {
+            "prompt": "a, b",
+            "negative_prompt": None,
+            "seed": 7,
+            "guidance_scale": 2.5,
+            "id": "x",
+            "loras": ["a:0.8", "b:1:0.5"],
+        },
         {"prompt": "c", "negative_prompt": "d", "seed": None, "guidance_scale": None, "id": "y"},
         {"prompt": "", "negative_prompt": None, "seed": None, "guidance_scale": None, "id": "z"},
         {"prompt": " ", "negative_prompt": None, "seed": None, "guidance_scale": None, "id": "0"},
     ]
     parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
     (tmp_path / "rows.csv").write_text(
-        "\ufeffprompt,negative_prompt,seed,guidance_scale,id\n"
-        '"a, b",,7,2.5,x\nc,d,,,y\n,,,,z\n ,,,,0\n'
+        "\ufeffprompt,negative_prompt,seed,guidance_scale,id,loras\n"
+        '"a, b",,7,2.5,x,"a:0.8,b:1:0.5"\nc,d,,,y,\n,,,,z,\n ,,,,0,\n'
     )
     paths = (jsonl(tmp_path, rows), tmp_path / "rows.csv", tmp_path / "rows.parquet")
     facts = [[(row.id, row.params, row.error) for row in rows_of(path)] for path in paths]
     assert all(error is None for _, _, error in facts[0])
+    params = facts[0][0][1]
+    assert params and params.loras == (Lora("a", 0.8), Lora("b", 1.0, 0.5))
     assert facts[0] == facts[1] == facts[2]
+
+
+def test_tags_are_taken_out_of_a_row_s_prompt(tmp_path: Path) -> None:
+    contents = [
+        {"prompt": "c <lora:a:0.5>", "loras": [{"name": "b"}]},
+        line("one", prompt="c<lora:a:0.5>", loras=["b"]),
+        {"prompt": "<lora:>"},
+    ]
+    first, second, wrong = rows_of(jsonl(tmp_path, contents))
+    for row in (first, second):
+        assert row.params and row.params.prompt == "c"
+        assert row.params.loras == (Lora("b"), Lora("a", 0.5))
+    assert wrong.error and wrong.error.startswith("prompt must name a LoRA")
 
 
 def test_few_steps_are_all_deep_except_in_older_jobs(tmp_path: Path) -> None:

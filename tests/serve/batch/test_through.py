@@ -16,9 +16,11 @@ from sdxl.flight import Priority
 from sdxl.images import read_parameters
 from sdxl.params import InvalidParams, Sizes
 from sdxl.pipeline import Pipeline
+from sdxl.places import LORAS
 from serve.batch import command, renderers
 from serve.batch.batch_spec import HAS_DEAD
 from serve.batch.renderers import HttpRenderer, Renderer, RendererLost
+from serve.batch.results import MANIFEST
 from serve.batch.running import run
 from serve.batch.shard_worker import BatchTask, ShardWorker
 from serve.batch.store import open_store
@@ -31,7 +33,15 @@ from serve.worker.worker import Worker
 from tests.fakes import fake_engines
 from tests.serve.batch.drawers import dead_letters, jsonl, order_of, pictures, prompts
 from tests.serve.servers import GENERATE, listening, listening_to, post
-from tests.serve.workers import end_of, fake_pipeline, order, picture_of, running, updates_of
+from tests.serve.workers import (
+    end_of,
+    fake_pipeline,
+    order,
+    picture_of,
+    running,
+    updates_of,
+    with_loras,
+)
 
 QUICK = ("--steps", "4", "--shard-size", "8")
 
@@ -49,6 +59,28 @@ def test_a_job_goes_through_a_service_and_resumes(tmp_path: Path) -> None:
         assert through(source, out, url) == 0
     assert len(before) == 20 and pictures(out) == before
     assert command.main(["--verify", str(out)]) == 0
+
+
+def test_a_job_s_loras_reach_its_pictures_ledger_and_manifest(tmp_path: Path) -> None:
+    import pyarrow.parquet as parquet
+
+    source, out = tmp_path / "rows.csv", tmp_path / "out"
+    source.write_text('prompt,loras\na,"hollow:0.5,few_steps"\nb<lora:hollow>,\nc,\nd,other\n')
+    hollow = {"name": "hollow", "weight": 0.5, "text_weight": None}
+    with listening(with_loras(LORAS)) as (url, _):
+        assert through(source, out, url) == HAS_DEAD
+        before = pictures(out)
+        for path in out.glob("images/*/*.png"):
+            path.unlink()
+        assert through(source, out, url) == HAS_DEAD
+    assert pictures(out) == before
+    rows = parquet.read_table(out / MANIFEST).to_pylist()
+    assert [len(row["loras"] or ()) for row in rows] == [2, 1, 0] and rows[0]["loras"][0] == hollow
+    for row in rows:
+        stored = read_parameters(out / row["file"])
+        assert (stored.get("loras"), stored["prompt"]) == (row["loras"], row["prompt"])
+    (dead,) = dead_letters(out)
+    assert "loras must" in dead["error"]
 
 
 def test_a_job_uses_the_named_model_of_a_service(tmp_path: Path) -> None:
