@@ -110,7 +110,7 @@ def open_tensors(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
-        line = " ".join(str(error).split())[:200]
+        line = " ".join(str(error).replace(str(path), path.name).split())[:200]
         raise LoraError(f"is not a whole safetensors file ({line})") from error
 
 
