@@ -70,6 +70,11 @@ def build_parser() -> Parser:
     add("--gpu", default=LOCAL, help=f"{', '.join(TARGETS)}, {LOCAL} (default %(default)s)")
     add("--backend", default="tensorrt", help=f"{', '.join(FLAVOURS)} (default %(default)s)")
     add("--max-batch", type=whole, metavar="N", help="images in one call (default: the GPU's)")
+    add(
+        "--request-loras",
+        action="store_true",
+        help="also build networks that apply the LoRAs of requests: plans of about twice the size",
+    )
     add("--sparse", action="store_true", help="use kernels for 2:4 sparse weights where they are")
     add("--out", metavar="DIR", help="where to put them (default: where `auto` looks for them)")
     add(
@@ -103,7 +108,7 @@ def read_order(options: argparse.Namespace) -> BuildSpec:
         raise InvalidParams("out", None, "must be a folder for engines with LoRAs in them")
     place = plans_place(export.model, export.model_digest, export.precision, export.cut)
     out = Path(options.out).absolute() if options.out else place / f"{target.key}-{flavour.name}"
-    return BuildSpec(export, target, flavour, max_batch, options.sparse, out)
+    return BuildSpec(export, target, flavour, max_batch, options.sparse, out, options.request_loras)
 
 
 def export_folder(options: argparse.Namespace, target: Target) -> Path:

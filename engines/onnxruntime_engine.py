@@ -22,11 +22,13 @@ from torch import Tensor
 
 from engines.cpu import rows_on_cpu
 from engines.folders.export_folder import ExportFolder
+from engines.lora_shelf import LoraShelf, named, new_bank
 from engines.trt.flavours import BackendFailed
 from sdxl.engine import Engine, Engines, check_inputs
 from sdxl.handover import WorkThread
+from sdxl.networks.low_rank import Bank
 from sdxl.slow import named_if_slow
-from sdxl.specs import ModelSpec, ShapeError, TensorSpec
+from sdxl.specs import ModelSpec, ShapeError, TensorSpec, plain_name, with_loras
 
 BUCKETS = (1, 2, 4, 6, 8, 10, 12, 14, 16)
 """A CPU's time grows with the rows: padding three images to four wastes a quarter."""
@@ -47,6 +49,8 @@ class OnnxRuntimeEngine:
     spec: ModelSpec
     session: Any
     is_large: bool = False
+    bank: Mapping[str, Tensor] = field(default_factory=dict)
+    """inputs that stay the same: the pages of LoRAs"""
     _bound: dict[Hashable, list[Any]] = field(default_factory=dict)
     """The bindings of a call's halves, by its tensors: buffers recur."""
 
@@ -86,6 +90,8 @@ class OnnxRuntimeEngine:
         binding = self.session.io_binding()
         for tensor in self.spec.inputs:
             binding.bind_input(*_memory(self.spec, tensor, inputs, rows))
+        for tensor in self.spec.bank:
+            binding.bind_input(*_memory(self.spec, tensor, self.bank, slice(None)))
         for tensor in self.spec.outputs:
             binding.bind_output(*_memory(self.spec, tensor, outputs, rows))
         return binding
@@ -93,12 +99,7 @@ class OnnxRuntimeEngine:
 
 def load_onnxruntime(export: ExportFolder) -> Engines:
     def open_all() -> dict[str, Engine]:
-        opened: dict[str, Engine] = {}
-        for name, graph in export.graphs.items():
-            with named_if_slow(f"loading {name}"):
-                session = open_session(export, name)
-                opened[name] = OnnxRuntimeEngine(graph.spec, session, is_large(export, name))
-        return opened
+        return {name: _opened(export, name, graph.spec) for name, graph in export.graphs.items()}
 
     engines = export.load_checked(open_all)
     counts = rows_on_cpu(export.arch, BUCKETS)
@@ -108,6 +109,7 @@ def load_onnxruntime(export: ExportFolder) -> Engines:
         cut=export.cut,
         buckets=counts,
         decode_batch=min(2, counts[-1] // 2),
+        adapters=LoraShelf(partial(_add_loras, export, engines)),
         description={
             "backend": "onnxruntime",
             "precision": export.precision,
@@ -118,15 +120,51 @@ def load_onnxruntime(export: ExportFolder) -> Engines:
     )
 
 
-def open_session(export: ExportFolder, name: str) -> Any:
-    """Open a session on a graph of an export, after checking its bytes."""
+def _opened(
+    export: ExportFolder,
+    name: str,
+    spec: ModelSpec,
+    content: bytes = b"",
+    bank: Mapping[str, Tensor] | None = None,
+) -> Engine:
+    with named_if_slow(f"loading {spec.name}"):
+        session = open_session(export, name, content)
+    return OnnxRuntimeEngine(spec, session, is_large(export, name), bank or {})
+
+
+def _add_loras(export: ExportFolder, engines: dict[str, Engine]) -> Bank:
+    """Add the networks with LoRAs to the engines."""
+    # Imported late: plain pictures do not need `onnx`.
+    from engines.lora_graphs import add_loras
+
+    made = [
+        (plain, *add_loras(export.graph_bytes(plain), spec))
+        for spec in with_loras(export.specs).values()
+        if (plain := plain_name(spec.name))
+    ]
+    bank = new_bank([t for _, _, spec in made for t in spec.bank], torch.device("cpu"))
+
+    def open_all() -> dict[str, Engine]:
+        return {
+            spec.name: _opened(export, plain, spec, graph, named(bank))
+            for plain, graph, spec in made
+        }
+
+    engines |= export.load_checked(open_all)
+    return bank
+
+
+def open_session(export: ExportFolder, name: str, content: bytes = b"") -> Any:
+    """Open a session on a graph of an export, after checking its bytes; or on `content`, which is
+    made from it."""
     graph = export.graphs[name]
     if is_large(export, name):
         options = session_options(threads(), has_arena=False)
     else:
         # The halves of a call share the session's threads, and each has its own as well.
         options = session_options(max(threads() - 1, 1))
-    return new_session(export.graph_bytes(name), export.folder / graph.file, options)
+    content = content or export.graph_bytes(name)
+    return new_session(content, export.folder / graph.file, options)
 
 
 def is_large(export: ExportFolder, name: str) -> bool:

@@ -22,6 +22,9 @@ def check_able(engines: Engines, params: GenerationParams) -> None:
         if value is not None and engines.arch.embeds_guidance:
             needed = "cannot be set: this model reads the guidance in every step"
             raise InvalidParams(name, value, needed)
+    if params.loras and engines.adapters is None:
+        needed = "cannot be applied: these engines have no networks with LoRAs"
+        raise InvalidParams("loras", None, needed)
     is_encoded = params.is_upscaled and params.upscaler != LATENT
     if can_edit(engines) or not (params.is_edit or is_encoded):
         return

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from sdxl.adapters import NO_ADAPTERS, Adapters, Pages, lora_inputs
 from sdxl.engine import Engine, Engines, call, torch_dtype
 from sdxl.params import GenerationParams
 from sdxl.prompt import MAX_TOKENS, Tokenizer, Tokens, tokenize
@@ -36,6 +37,7 @@ class Conditioning:
     """[rows, 6]"""
     guidance_embedding: Tensor | None = None
     """[rows, channels], for a UNet with a guidance embedding"""
+    adapters: Adapters = NO_ADAPTERS
 
     @property
     def tokens(self) -> int:
@@ -47,7 +49,7 @@ class Conditioning:
 
     @property
     def tensors(self) -> list[Tensor]:
-        return [each for each in vars(self).values() if each is not None]
+        return [each for each in vars(self).values() if isinstance(each, Tensor)]
 
     def sized(self, height: int, width: int) -> Conditioning:
         """Return the conditioning for another size."""
@@ -59,26 +61,38 @@ def encode(
     requests: Sequence[GenerationParams],
     prompts: Sequence[Sequence[TokenRow]],
     engines: Engines,
+    adapters: Sequence[Adapters] = (),
     *,
     fixed_chunks: int | None = None,
     max_chunks_per_call: int = MAX_CHUNKS_PER_CALL,
 ) -> list[Conditioning]:
-    """Encode resolved requests with their `tokenize_rows`; a shared chunk is encoded once.
-    `fixed_chunks` pads every call to that many chunks, so that a prompt's bytes do not depend on
-    other prompts."""
+    """Encode resolved requests with their `tokenize_rows` and LoRAs; a chunk that requests with the
+    same LoRAs share is encoded once. `fixed_chunks` pads every call to that many chunks, so that a
+    prompt's bytes do not depend on other prompts."""
     if not requests:
         return []
-    rows = [row for prompt in prompts for row in prompt if row is not None]
-    encoders = (engines["clip_l"], engines["clip_g"])
+    adapters = adapters or [NO_ADAPTERS] * len(requests)
+    by_pages: dict[Pages, list[tuple[Tokens, Tokens]]] = {}
+    for prompt, own in zip(prompts, adapters, strict=True):
+        by_pages.setdefault(own.text, []).extend(row for row in prompt if row is not None)
     size = fixed_chunks or max_chunks_per_call
-    encoded_l, encoded_g = (
-        _Encoded.of(encoder, engines, _unique(row[i] for row in rows), size, fixed_chunks)
-        for i, encoder in enumerate(encoders)
-    )
+
+    def encoded_by(name: str, index: int) -> dict[Pages, _Encoded]:
+        return {
+            pages: _Encoded.of(
+                name, engines, _unique(row[index] for row in rows), pages, size, fixed_chunks
+            )
+            for pages, rows in by_pages.items()
+        }
+
+    by_l, by_g = encoded_by("clip_l", 0), encoded_by("clip_g", 1)
     dtypes = {spec.name: torch_dtype(spec) for spec in engines["unet_prompt"].spec.inputs}
     return [
-        _condition(request, prompt, encoded_l, encoded_g, dtypes, engines.arch)
-        for request, prompt in zip(requests, prompts, strict=True)
+        replace(
+            _condition(request, prompt, by_l[own.text], by_g[own.text], dtypes, engines.arch),
+            adapters=own,
+        )
+        for request, prompt, own in zip(requests, prompts, adapters, strict=True)
     ]
 
 
@@ -126,14 +140,16 @@ class _Encoded:
     @classmethod
     def of(
         cls,
-        encoder: Engine,
+        name: str,
         engines: Engines,
         chunks: Sequence[Chunk],
+        pages: Pages,
         size: int,
         fixed: int | None,
     ) -> _Encoded:
+        encoder = engines.of(name, "lora" if pages.count else "")
         groups = [chunks[i : i + size] for i in range(0, len(chunks), size)]
-        outputs = [_run(encoder, engines.arch, engines.device, group, fixed) for group in groups]
+        outputs = [_run(encoder, engines, group, pages, fixed) for group in groups]
         hidden, *pooled = (spec.name for spec in encoder.spec.outputs)
         return cls(
             place={chunk: i for i, chunk in enumerate(chunks)},
@@ -151,14 +167,18 @@ class _Encoded:
 
 def _run(
     encoder: Engine,
-    arch: Architecture,
-    device: torch.device,
+    engines: Engines,
     chunks: Sequence[Chunk],
+    pages: Pages,
     fixed: int | None,
 ) -> dict[str, Tensor]:
     filler = [chunks[0]] * ((fixed or 0) - len(chunks))
-    ids = torch.tensor([*chunks, *filler], dtype=torch.int64, device=device)
-    outputs = call(encoder, arch, {"token_ids": ids})
+    ids = torch.tensor([*chunks, *filler], dtype=torch.int64)
+    inputs = {"token_ids": ids}
+    if pages.count:
+        inputs |= lora_inputs([pages] * len(ids), pages.count)
+    given = {name: tensor.to(engines.device) for name, tensor in inputs.items()}
+    outputs = call(encoder, engines.arch, given)
     return {name: value[: len(chunks)] for name, value in outputs.items()}
 
 

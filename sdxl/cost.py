@@ -8,11 +8,11 @@ clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sdxl.flight import CallKey, Flight, Network, State
+from sdxl.flight import PLAIN, CallKey, Flight, Network, State
 from sdxl.policy import Group, Limits, foremost, groups_of, plan_tick, stepping
 
 SMOOTHING = 0.2
@@ -21,6 +21,8 @@ KNEE_TOLERANCE = 0.03
 """A bucket is on the knee if its cost per row is within this share of the best."""
 SHALLOW_SHARE = 0.034
 """Cost of a shallow step over a deep one's, until both are measured."""
+VARIANT_SHARES: Mapping[str, float] = {"": 1.0, "lora": 1.3, "locon": 1.8}
+"""Cost of a call with LoRAs over a plain one's, until it is measured."""
 MOST_TICKS = 1000
 """The most costs kept: each picture size adds some, and each estimate reads all."""
 MEASURED = ("encode_s", "image_s", "decode_s", "paste_s")
@@ -76,10 +78,11 @@ class Costs:
         return known if known is not None else self._estimate(key)
 
     def _estimate(self, key: CostKey) -> float:
-        network = key.call.network
+        network, variant = key.call.network, key.call.variant.name
 
-        def distance(k: CostKey) -> tuple[bool, float]:
-            return k.call.network != network, abs(math.log(k.size / key.size))
+        def distance(k: CostKey) -> tuple[bool, bool, float]:
+            is_other = k.call.variant.name != variant
+            return k.call.network != network, is_other, abs(math.log(k.size / key.size))
 
         # A copy: the loop's thread learns and forgets meanwhile.
         known = self.ticks.copy()
@@ -87,6 +90,7 @@ class Costs:
             return 0.0
         nearest = min(known, key=distance)
         ratio = key.size / nearest.size
+        ratio *= VARIANT_SHARES[variant] / VARIANT_SHARES[nearest.call.variant.name]
         if nearest.call.network != network:
             ratio *= SHALLOW_SHARE if network == "unet_shallow" else 1 / SHALLOW_SHARE
         return known[nearest] * ratio
@@ -202,12 +206,13 @@ def project(
 
 def all_ready_s(flights: Sequence[Flight], limits: Limits, costs: Costs, now: float) -> float:
     """An upper bound of `project` for all flights, in any order: each row counts at the most that
-    it can cost. It takes a twentieth of the time, and is infinite if a cost is unknown or an image
-    is held."""
+    it can cost. It takes a twentieth of the time, and is infinite if a cost is unknown, an image is
+    held, or one with LoRAs shares calls."""
     work_s, after_s, pasting_s = 0.0, 0.0, costs.pasting_s
     row_s: dict[CallKey, float] = {}
     for flight in flights:
-        if flight.is_held:
+        if flight.is_held or (flight.rides and flight.variant != PLAIN):
+            # A row that rides with others makes theirs dearer.
             return math.inf
         later = flight.later
         pasting_s += costs.pasted_s(flight)
@@ -236,7 +241,7 @@ def _stride(
     """Seconds of the next tick, and the steps that each image takes. If `is_long`: of all ticks
     until one image needs less room."""
     at, ends = [f.step for f in running], [f.step + f.steady_ticks for f in running]
-    looked_up, seconds = [(f.batch_key, f.plan, f.plan.to_deep) for f in running], 0.0
+    looked_up, seconds = [((f.axes, f.variant), f.plan, f.plan.to_deep) for f in running], 0.0
     while True:
         pattern = tuple(
             (key, plan[step], to_deep[step])

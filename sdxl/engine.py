@@ -26,8 +26,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from sdxl.adapters import AdapterShelf
 from sdxl.prompt import MAX_CHUNKS
 from sdxl.specs import (
+    VARIANTS,
     Architecture,
     Axes,
     Cut,
@@ -78,7 +80,8 @@ def run_directly(network: str, key: Hashable, work: Callable[[], None]) -> bool:
 
 @dataclass(frozen=True)
 class Engines:
-    """The seven networks of a model on one device; those in specs.OPTIONAL may be missing."""
+    """The seven networks of a model on one device; those in specs.OPTIONAL may be missing. With
+    `adapters`, also those of specs.VARIANTS."""
 
     arch: Architecture
     by_name: Mapping[str, Engine]
@@ -112,6 +115,8 @@ class Engines:
     slot_of: Callable[[int, int], int | None] = no_slot
     """Latent height and width to the pixels of the slot in which pictures of several sizes share a
     call; None if only equal sizes can."""
+    adapters: AdapterShelf | None = None
+    """LoRAs of requests; None if the engines cannot apply them."""
     latent_sides: tuple[int, int] | None = None
     """The smallest and largest latent side of the engines; None: any."""
     most_chunks: int = MAX_CHUNKS
@@ -122,9 +127,17 @@ class Engines:
     def __getitem__(self, name: str) -> Engine:
         return self.by_name[name]
 
-    def axes(self, latent_h: int, latent_w: int, tokens: int) -> Axes:
+    def of(self, network: str, variant: str) -> Engine:
+        """Return the engine that runs a network's rows of a variant."""
+        return self.by_name[VARIANTS.get(variant, {}).get(network, network)]
+
+    def slot(self, latent_h: int, latent_w: int, variant: str = "") -> int | None:
+        """Return a picture's slot; LoRAs of convolutions mix pixels and know no slots."""
+        return None if variant == "locon" else self.slot_of(latent_h, latent_w)
+
+    def axes(self, latent_h: int, latent_w: int, tokens: int, variant: str = "") -> Axes:
         """Return what pictures must share to share calls."""
-        slot = self.slot_of(latent_h, latent_w)
+        slot = self.slot(latent_h, latent_w, variant)
         if slot is not None:
             latent_h, latent_w = 1, slot
         sizes = {"latent_h": latent_h, "latent_w": latent_w, "tokens": tokens}

@@ -8,20 +8,39 @@ from enum import Enum, IntEnum
 from typing import Literal, NamedTuple
 
 from sdxl.deepcache import Step, StepPlan
-from sdxl.specs import Axes
+from sdxl.specs import VARIANTS, Axes
 
 Network = Literal["unet_deep", "unet_shallow"]
-PLAIN = "plain"
+
+
+class Variant(NamedTuple):
+    """What a call computes beside the plain network. The greater one also runs rows of a lesser."""
+
+    name: str = ""
+    """of specs.VARIANTS; empty: the plain network"""
+    pages: int = 0
+    """pages of LoRAs for each row"""
+
+    def of(self, network: str) -> Variant:
+        """What it needs of one network."""
+        return self if network in VARIANTS.get(self.name, ()) else PLAIN
+
+    def joined(self, other: Variant) -> Variant:
+        """The least variant that runs rows of both."""
+        name = max(self.name, other.name, key=["", *VARIANTS].index)
+        return Variant(name, max(self.pages, other.pages))
+
+
+PLAIN = Variant()
 
 
 class CallKey(NamedTuple):
-    """Images with the same key can share one UNet call."""
+    """A UNet call."""
 
     network: Network
     axes: Axes
     """Sizes of all axes but the rows."""
-    variant: str = PLAIN
-    """The graph of the network."""
+    variant: Variant = PLAIN
 
 
 class Priority(IntEnum):
@@ -76,15 +95,18 @@ class Flight:
     """True if other promises left no room: no image pauses for it."""
     request_id: str = ""
     """Images of one request are promised together."""
-    variant: str = PLAIN
-    """The graphs that it runs on."""
+    variant: Variant = PLAIN
+    """What its rows need."""
+    rides: bool = False
+    """True if its rows share calls with rows of other variants."""
     later: Leg | None = None
     pasted: float = 0.0
     """Pixels of the image files that the result is pasted into, over those of the model's own size;
     0: its file has the size that it is made in."""
 
     def call(self, network: Network) -> CallKey:
-        return CallKey(network, self.axes, self.variant)
+        """The call of its next step, by itself."""
+        return CallKey(network, self.axes, self.variant.of(network))
 
     @property
     def next_step(self) -> Step:
@@ -99,9 +121,9 @@ class Flight:
         return self.plan.to_deep[self.step]
 
     @property
-    def batch_key(self) -> tuple[Axes, str]:
+    def batch_key(self) -> tuple[Axes, Variant]:
         """Images with the same key can share calls."""
-        return self.axes, self.variant
+        return self.axes, PLAIN if self.rides else self.variant
 
     @property
     def rows(self) -> int:

@@ -26,10 +26,11 @@ from sdxl.deepcache import StepPlan
 from sdxl.editing import KeptPart, SourceLatents, begin
 from sdxl.engine import Engines, Fence
 from sdxl.fairness import VirtualTime
-from sdxl.flight import Flight, Priority, State
+from sdxl.flight import Flight, Priority, State, Variant
 from sdxl.noise import NoiseSource
 from sdxl.policy import Group, Limits, plan_tick
 from sdxl.rows import ImageTensors, Layout, Member, Stage
+from sdxl.specs import Axes
 
 NOISE = schedulers.COLUMNS.index("d")
 
@@ -92,9 +93,10 @@ class _Image:
             latents = self.noise.start() * request.table.start
         else:
             latents, self.kept, masked = begin(source, request.table, self.noise, engines.device)
-        slot = engines.slot_of(request.latent_h, request.latent_w)
+        adapters = request.conditioning.adapters
+        slot = engines.slot(request.latent_h, request.latent_w, adapters.variant.name)
         latents = latents.to(engines.device)
-        self.tensors = ImageTensors(latents, request.guidance, masked, slot)
+        self.tensors = ImageTensors(latents, request.guidance, masked, slot, adapters.unet)
         return self.tensors
 
 
@@ -141,7 +143,9 @@ class InFlight:
         """Accept an image, or raise Refused (admission.py); one that was `admitted` before keeps
         its promise."""
         flight = admitted or self.admission().admit(self._flight(request), self.time)
-        self._flights[flight.id] = flight
+        # What LoRAs need is known for certain only once they are loaded.
+        flight = flight.changed(variant=self._variant(request), axes=self._axes(request))
+        self._flights[flight.id] = flight.changed(rides=self.limits.rides)
         noise = NoiseSource(request.seed, self._latent_dims(request))
         self._images[flight.id] = _Image(request, noise)
         return flight.id
@@ -243,18 +247,18 @@ class InFlight:
     def _begin(self, group: Group) -> None:
         """Compute the text of the group's images that have not begun."""
         new = [id_ for id_ in group.ids if self._images[id_].tensors is None]
-        rows = 0
+        rows, variant = 0, group.call.variant
         together: list[tuple[ImageTensors, Conditioning, int]] = []
         for id_ in new:
             image = self._images[id_]
             count = image.request.plan.room[0]
             if rows + count > self.limits.buckets[-1]:
-                self._stage.begin(together, self.limits.bucket(rows))
+                self._stage.begin(together, self.limits.bucket(rows), variant)
                 rows, together = 0, []
             rows += count
             together.append((image.begin(self.engines), image.request.conditioning, count))
         if together:
-            self._stage.begin(together, self.limits.bucket(rows))
+            self._stage.begin(together, self.limits.bucket(rows), variant)
 
     def _step(self, group: Group) -> bool:
         flights = [self._flights[id_] for id_ in group.ids]
@@ -265,7 +269,7 @@ class InFlight:
         members = tuple(
             Member(self._tensors(f.id), is_guided=f.next_step.is_guided) for f in flights
         )
-        layout = Layout(group.call.axes, group.bucket, members)
+        layout = Layout(group.call.axes, group.bucket, members, group.call.variant)
         noise = [
             image.noise.next() if is_noisy else None
             for image, is_noisy in zip(images, rows[:, NOISE] != 0, strict=True)
@@ -301,13 +305,22 @@ class InFlight:
     def _flight(self, request: Request) -> Flight:
         return Flight(
             self.new_id(),
-            self.engines.axes(request.latent_h, request.latent_w, request.conditioning.tokens),
+            self._axes(request),
             request.plan,
             priority=request.priority,
             deadline_s=request.deadline_s,
             client=request.client,
             weight=request.weight,
+            variant=self._variant(request),
+            rides=self.limits.rides,
         )
+
+    def _variant(self, request: Request) -> Variant:
+        return request.conditioning.adapters.variant
+
+    def _axes(self, request: Request) -> Axes:
+        tokens, variant = request.conditioning.tokens, self._variant(request).name
+        return self.engines.axes(request.latent_h, request.latent_w, tokens, variant)
 
     def _latent_dims(self, request: Request) -> tuple[int, int, int]:
         return self.engines.arch.latent_channels, request.latent_h, request.latent_w

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sdxl import schedulers
 from sdxl.abilities import can_edit, check_able, check_schedules
+from sdxl.adapters import NO_ADAPTERS, Adapters, NoRoom, Use
 from sdxl.catalogue import Catalogue
 from sdxl.checkpoint import Checkpoint
 from sdxl.conditioning import Conditioning, TokenRow, encode, tokenize_rows
@@ -29,7 +30,7 @@ from sdxl.image_decoder import ImageDecoder, checked
 from sdxl.image_encoder import ImageEncoder
 from sdxl.images import BrokenImage, Pixels, forming, load_preview_map
 from sdxl.inflight import Failed, InFlight, Request
-from sdxl.params import DRAWN_SEEDS, LATENT, GenerationParams, Sizes
+from sdxl.params import DRAWN_SEEDS, LATENT, GenerationParams, InvalidParams, Sizes
 from sdxl.policy import Limits
 from sdxl.prompt import BODY, MAX_TOKENS, count_tokens
 from sdxl.rows import Stage
@@ -69,6 +70,9 @@ class Result:
 
     def took(self, stage: str, seconds: float) -> None:
         self.timings[stage] = self.timings.get(stage, 0.0) + seconds
+
+
+_Numbered = tuple[int, tuple[GenerationParams, SourceImage | None]]
 
 
 @dataclass
@@ -144,15 +148,23 @@ class Pipeline:
         support."""
         resolved = self.resolve(params)
         check_able(self.engines, resolved)
-        self.check_names(resolved)
         check_schedules(resolved, self.checkpoint.scheduler)
+        self.uses(resolved)
         self.tokenize(resolved)
         return resolved
 
-    def check_names(self, params: GenerationParams) -> None:
-        """Refuse unknown LoRAs of a resolved request."""
-        for each in params.loras or ():
-            self.catalogue.lora(each.name)
+    def uses(self, params: GenerationParams) -> list[Use]:
+        """Look up a request's LoRAs, or raise InvalidParams for an unknown name."""
+        loras = params.loras or ()
+        return [(self.catalogue.lora(each.name), each.weight, each.in_text) for each in loras]
+
+    def adapters(self, params: GenerationParams) -> Adapters:
+        """Load a request's LoRAs. They stay loaded while the result lives."""
+        uses, shelf = self.uses(params), self.engines.adapters
+        if not uses or shelf is None:
+            return NO_ADAPTERS
+        with self.engines.on_stream():
+            return shelf.lease(uses)
 
     def tokenize(self, params: GenerationParams, most: int = MAX_TOKENS) -> list[TokenRow]:
         """Return a resolved request's rows, or raise InvalidParams for text that cannot be encoded
@@ -175,7 +187,8 @@ class Pipeline:
         buckets = self.engines.buckets
         if self.is_deterministic:
             buckets = buckets[-1:]
-        return Limits(buckets=buckets, rows=buckets[-1])
+        rides = self.engines.device.type == "cuda" and not self.is_deterministic
+        return Limits(buckets=buckets, rows=buckets[-1], rides=rides)
 
     @cached_property
     def stage(self) -> Stage:
@@ -199,12 +212,19 @@ class Pipeline:
         `on_tick` receives the number of steps taken, over all pictures; `on_forming` receives a
         function that returns a preview."""
         loop = self.in_flight()
-        waiting = enumerate(self._resolved(each) for each in asked)
+        waiting: Iterator[_Numbered] = enumerate(self._resolved(each) for each in asked)
         pending: dict[int, _Course] = {}
         while True:
             room = ENCODE_BATCH if len(pending) < 2 * loop.limits.rows else 0
-            pending |= self._submit(loop, list(itertools.islice(waiting, room)))
+            taken = list(itertools.islice(waiting, room))
+            leased = self._leased([params for _, (params, _) in taken], is_idle=not pending)
+            waiting = itertools.chain(taken[len(leased) :], waiting)
+            made, failed = self._submit(loop, taken[: len(leased)], leased)
+            yield from self._pictures(failed)
+            pending |= made
             if not pending:
+                if taken:
+                    continue
                 return
             before = loop.steps_taken
             events = loop.tick()
@@ -228,14 +248,17 @@ class Pipeline:
             yield from self._pictures(ended)
 
     def encode(
-        self, params: list[GenerationParams], prompts: list[list[TokenRow]] | None = None
+        self,
+        params: Sequence[GenerationParams],
+        prompts: Sequence[list[TokenRow]] | None = None,
+        adapters: Sequence[Adapters] = (),
     ) -> list[Conditioning]:
-        """Encode resolved requests; `prompts` are their rows if already tokenised."""
+        """Encode resolved requests with their LoRAs; `prompts` are their rows if already
+        tokenised."""
         rows = [self.tokenize(each) for each in params] if prompts is None else prompts
+        fixed = 2 if self.is_deterministic else None
         with self.engines.on_stream():
-            return encode(
-                params, rows, self.engines, fixed_chunks=2 if self.is_deterministic else None
-            )
+            return encode(params, rows, self.engines, adapters, fixed_chunks=fixed)
 
     @cached_property
     def image_encoder(self) -> ImageEncoder:
@@ -325,15 +348,22 @@ class Pipeline:
     def _submit(
         self,
         loop: InFlight,
-        numbered: list[tuple[int, tuple[GenerationParams, SourceImage | None]]],
-    ) -> dict[int, _Course]:
-        if not numbered:
-            return {}
-        made = {}
+        numbered: Sequence[_Numbered],
+        leased: Sequence[Adapters | Exception],
+    ) -> tuple[dict[int, _Course], list[Result]]:
+        """Return the submitted pictures, and those whose LoRAs cannot be used."""
+        made, failed, able = {}, [], []
+        for (index, (params, source)), adapters in zip(numbered, leased, strict=True):
+            if isinstance(adapters, Exception):
+                failed.append(Result(index, params, error=adapters))
+            else:
+                able.append((index, params, source, adapters))
         start = self.clock()
-        conditionings = self.encode([params for _, (params, _) in numbered])
-        encode_s = (self.clock() - start) / len(numbered)
-        for (index, (params, source)), conditioning in zip(numbered, conditionings, strict=True):
+        conditionings = self.encode(
+            [params for _, params, _, _ in able], adapters=[adapters for *_, adapters in able]
+        )
+        encode_s = (self.clock() - start) / max(len(able), 1)
+        for (index, params, source, _), conditioning in zip(able, conditionings, strict=True):
             start = self.clock()
             first, *later = params.legs
             latents = self.encode_image(first, source) if source else None
@@ -344,7 +374,23 @@ class Pipeline:
             result.took("encode_s", encode_s + self.clock() - start)
             course = _Course(result, conditioning, later, self.clock())
             made[loop.submit(request)] = course
-        return made
+        return made, failed
+
+    def _leased(
+        self, asked: Sequence[GenerationParams], *, is_idle: bool
+    ) -> list[Adapters | Exception]:
+        """Load the LoRAs of the first requests, as many as the bank has room for."""
+        leased: list[Adapters | Exception] = []
+        for params in asked:
+            try:
+                leased.append(self.adapters(params))
+            except InvalidParams as error:
+                leased.append(error)
+            except NoRoom as error:
+                if leased or not is_idle:
+                    break
+                leased.append(error)
+        return leased
 
     def _go_on(
         self, loop: InFlight, course: _Course, latents: Tensor, pending: dict[int, _Course]

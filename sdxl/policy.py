@@ -20,7 +20,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from sdxl.flight import CallKey, Flight, Network, Priority, State
+from sdxl.flight import PLAIN, CallKey, Flight, Network, Priority, State
 
 PATIENCE = 2
 """Shallow steps of others that a deep step waits for; each takes a few percent of its time."""
@@ -44,6 +44,9 @@ class Limits:
     """The unit that the queue counts in; None: each image counts as one."""
     call_s: tuple[float, ...] = ()
     """Measured seconds of a call by bucket; empty if unknown."""
+    rides: bool = False
+    """True if rows with and without LoRAs share calls: a GPU's calls cost by the call, a CPU's by
+    the row."""
 
     def __post_init__(self) -> None:
         if list(self.buckets) != sorted(set(self.buckets)) or self.buckets[-1] < 2:
@@ -323,11 +326,21 @@ def groups_of(running: Sequence[Flight], limits: Limits) -> Iterable[Group]:
     by_call: dict[CallKey, list[Flight]] = {}
     for flight in sorted(running, key=lambda f: f.id):
         network: Network = "unet_deep" if flight.next_is_deep else "unet_shallow"
-        by_call.setdefault(flight.call(network), []).append(flight)
+        call = flight.call(network)
+        shared = call._replace(variant=PLAIN) if flight.rides else call
+        by_call.setdefault(shared, []).append(flight)
     for call, members in by_call.items():
         for part in _split(members, limits.buckets[-1]):
             bucket = limits.bucket(sum(f.next_step.rows for f in part))
-            yield Group(call, tuple(f.id for f in part), bucket)
+            yield Group(_joined(call, part), tuple(f.id for f in part), bucket)
+
+
+def _joined(call: CallKey, members: Sequence[Flight]) -> CallKey:
+    """The call with all that its members need."""
+    variant = call.variant
+    for flight in members:
+        variant = variant.joined(flight.variant.of(call.network))
+    return call._replace(variant=variant)
 
 
 def _split(members: Sequence[Flight], largest: int) -> Iterable[list[Flight]]:

@@ -21,8 +21,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sdxl import schedulers
+from sdxl.adapters import NO_ADAPTERS, Pages, lora_inputs
 from sdxl.conditioning import Conditioning
 from sdxl.engine import Engines, torch_dtype
+from sdxl.flight import PLAIN, Variant
 from sdxl.specs import CHUNK, ROWS, Axes, TensorSpec
 
 SCALE, TIMESTEP = (schedulers.COLUMNS.index(name) for name in ("s", "timestep"))
@@ -42,6 +44,8 @@ class ImageTensors:
     """[channels, h, w]: input of an inpainting UNet besides the latents"""
     slot: int | None = None
     """pixels of its slot; None outside slots"""
+    pages: Pages = NO_ADAPTERS.unet
+    """its LoRAs"""
     sides: tuple[int, int] = field(init=False)
     """height and width of its latents"""
     estimate: Tensor = field(init=False)
@@ -98,6 +102,7 @@ class Layout:
     axes: Axes
     bucket: int
     members: tuple[Member, ...]
+    variant: Variant = field(default=PLAIN, compare=False)
 
     @cached_property
     def rows_of_members(self) -> list[list[int]]:
@@ -133,18 +138,39 @@ class _Tables:
         """the negative row is the positive one if there is no other"""
         self.sides = torch.ones(bucket, 2, dtype=torch.int32, device=device)
         """each row's latent height and width"""
+        self._loras: dict[int, dict[str, Tensor]] = {}
         self._content: object = None
 
     def fill(self, coefficients: Tensor, layout: Layout) -> None:
         guidance = torch.tensor([[member.image.guidance] for member in layout.members])
         _fill(self.numbers, torch.cat([coefficients, guidance], 1))
-        content = [(member.is_guided, member.image.sides) for member in layout.members]
+        content = (
+            layout.variant,
+            [
+                (member.is_guided, member.image.sides, member.image.pages)
+                for member in layout.members
+            ],
+        )
         if content != self._content:
             self._content = content
             sides = [layout.members[i].image.sides for i in layout.member_of_row]
             _fill(self.sides, torch.tensor(sides, dtype=torch.int32))
             _fill(self.member_of_row, torch.tensor(layout.member_of_row))
             _fill(self.negative_row, torch.tensor([rows[-1] for rows in layout.rows_of_members]))
+            for name, values in self._lora_rows(layout).items():
+                _fill(self.loras(layout.variant.pages)[name], values)
+
+    def loras(self, count: int) -> dict[str, Tensor]:
+        """Each row's pages and their scales, for calls with this many."""
+        if count not in self._loras:
+            device, bucket = self.sides.device, len(self.sides)
+            given = lora_inputs([NO_ADAPTERS.unet] * bucket, count)
+            self._loras[count] = {name: each.to(device) for name, each in given.items()}
+        return self._loras[count]
+
+    def _lora_rows(self, layout: Layout) -> dict[str, Tensor]:
+        images = [layout.members[i].image for i in layout.member_of_row]
+        return lora_inputs([image.pages for image in images], layout.variant.pages)
 
     @cached_property
     def coefficients(self) -> tuple[Tensor, ...]:
@@ -204,19 +230,27 @@ class Stage:
 
     # -- before an image's first step -------------------------------------------------------
 
-    def begin(self, images: Sequence[tuple[ImageTensors, Conditioning, int]], bucket: int) -> None:
+    def begin(
+        self,
+        images: Sequence[tuple[ImageTensors, Conditioning, int]],
+        bucket: int,
+        variant: Variant = PLAIN,
+    ) -> None:
         """Compute the text of images in one call of `unet_prompt`. Each comes with its conditioning
         and the number of its rows."""
         rows = [(given, 0) for _, given, _ in images]
         rows += [(given, 1) for _, given, count in images if count == 2]
         rows += rows[:1] * (bucket - len(rows))
+        engine = self._engines.of("unet_prompt", variant.name)
         inputs = {
             t.name: torch.stack([getattr(given, t.name)[row] for given, row in rows])
             for t in self._prompt.inputs
         }
+        pages = lora_inputs([given.adapters.unet for given, _ in rows], variant.pages)
+        inputs |= {name: each.to(self._engines.device) for name, each in pages.items()}
         sizes = {ROWS: bucket, "tokens": images[0][1].tokens}
         texts = [self._new_text(own, sizes) for own in self._stacks]
-        self._engines["unet_prompt"](inputs, self._named(texts))
+        engine(inputs, self._named(texts))
         negative = itertools.count(len(images))
         for index, (image, _, count) in enumerate(images):
             places = [index, next(negative)] if count == 2 else [index]
@@ -261,8 +295,9 @@ class Stage:
             return is_usual
 
     def _run(self, network: str, layout: Layout, views: _Views, tables: _Tables) -> bool:
-        engine = self._engines[network]
-        inputs = {t.name: views.by_name[t.name] for t in engine.spec.inputs}
+        engine = self._engines.of(network, layout.variant.name)
+        given = {**views.by_name, **tables.loras(layout.variant.pages)}
+        inputs = {t.name: given[t.name] for t in engine.spec.inputs}
         if layout.members[0].image.slot is not None:
             inputs["sides"] = tables.sides
         outputs = {t.name: views.by_name[t.name] for t in engine.spec.outputs}
@@ -273,7 +308,7 @@ class Stage:
                 engine(inputs, outputs)
                 _advance(views, tables)
 
-        key = self.number, network, layout.axes, layout.bucket
+        key = self.number, network, layout.axes, layout.bucket, layout.variant
         return self._engines.run_recorded(network, key, work)
 
     def _load(self, network: str, layout: Layout, views: _Views) -> None:

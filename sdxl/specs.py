@@ -26,6 +26,30 @@ TIME_IDS = 6
 LEAST_SINUSOIDS = 4
 """channels of an embedding of one number: sines and cosines of two lengths"""
 
+PAGE_RANK = 16
+"""Ranks in one page of LoRAs; a LoRA of a higher rank takes several pages."""
+PAGE_COUNTS = (1, 2, 4, 8, 16)
+"""Pages of a row in a call; fewer are padded."""
+MOST_PAGES = 129
+"""Pages of a bank. Page 0 adds nothing."""
+VARIANTS: Mapping[str, Mapping[str, str]] = {
+    "lora": {
+        "clip_l": "clip_l+lora",
+        "clip_g": "clip_g+lora",
+        "unet_prompt": "unet_prompt+lora",
+        "unet_deep": "unet_deep+lora",
+    },
+    "locon": {
+        "clip_l": "clip_l+lora",
+        "clip_g": "clip_g+lora",
+        "unet_prompt": "unet_prompt+lora",
+        "unet_deep": "unet_deep+locon",
+        "unet_shallow": "unet_shallow+locon",
+    },
+}
+"""Networks with LoRAs, and the plain networks that they replace: `lora` adapts the UNet's
+transformers, `locon` all its layers."""
+
 VAE = ("vae_decoder", "vae_encoder")
 OPTIONAL = ("vae_encoder",)
 """Networks that an older export may lack: without them it makes pictures from text alone."""
@@ -58,10 +82,16 @@ class ModelSpec:
     name: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    bank: tuple[TensorSpec, ...] = ()
+    """inputs of a graph that its engine keeps between calls: the pages of LoRAs"""
 
     @property
     def tensors(self) -> tuple[TensorSpec, ...]:
-        return self.inputs + self.outputs
+        return self.all_inputs + self.outputs
+
+    @property
+    def all_inputs(self) -> tuple[TensorSpec, ...]:
+        return self.inputs + self.bank
 
     def shared_axes(self, sizes: Mapping[str, int]) -> Axes:
         """Return what all rows of a call must share: every free input axis except the rows, with
@@ -302,6 +332,28 @@ def network_specs(
         ModelSpec("vae_encoder", (image,), (replace(latents, name="mean"), deviation)),
     )
     return {model.name: model for model in models}
+
+
+def layer_name(part: str, name: str) -> str:
+    """Name a layer in a bank. Versions of transformers and files differ in `text_model`."""
+    return f"{part}.{name.removeprefix('text_model.')}"
+
+
+def plain_name(network: str) -> str:
+    """Return the name of the network without LoRAs."""
+    return network.partition("+")[0]
+
+
+def with_loras(specs: Mapping[str, ModelSpec]) -> dict[str, ModelSpec]:
+    """The networks of VARIANTS: each row also has pages of LoRAs, and a scale for each page."""
+    made = {}
+    for name in dict.fromkeys(name for each in VARIANTS.values() for name in each.values()):
+        spec = specs[plain_name(name)]
+        rows = spec.inputs[0].dims[0]
+        pages = TensorSpec("pages", "int64", (rows, "pages"))
+        scales = TensorSpec("scales", "float32", (rows, "pages"))
+        made[name] = ModelSpec(name, (*spec.inputs, pages, scales), spec.outputs)
+    return made
 
 
 def cache_specs(arch: Architecture, dtype: str, cut: Cut) -> tuple[TensorSpec, ...]:

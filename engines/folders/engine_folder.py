@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from engines.folders.manifest import (
+    BANK,
+    SIDES,
     ModelFolder,
     check_fields,
     check_one_of,
@@ -55,7 +57,7 @@ class EnginePlan:
     @classmethod
     def from_dict(cls, name: str, value: Mapping[str, Any]) -> EnginePlan:
         rest = dict(value)
-        spec = spec_from_dict(name, {side: rest.pop(side) for side in ("inputs", "outputs")})
+        spec = spec_from_dict(name, {side: rest.pop(side, ()) for side in (*SIDES, BANK)})
         profiles = tuple(_profile(ranges) for ranges in rest.pop("profiles"))
         return check_fields(cls(spec=spec, profiles=profiles, **rest))
 
@@ -91,7 +93,7 @@ class EngineFolder(ModelFolder):
         engines = super().read(folder)
         engines.check_specs("export and build again")
         for name, plan in engines.plans.items():
-            dims = {tensor.name: len(tensor.dims) for tensor in plan.spec.inputs}
+            dims = {tensor.name: len(tensor.dims) for tensor in plan.spec.all_inputs}
             if not plan.profiles or any(_dims(p) != dims for p in plan.profiles):
                 raise EngineError(
                     f"{folder / FILE}: {name!r} has profiles of other tensors than its inputs; "

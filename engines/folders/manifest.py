@@ -25,6 +25,7 @@ from sdxl.specs import (
     TensorSpec,
     brief,
     network_specs,
+    with_loras,
 )
 
 PRECISIONS = ("fp32", "fp16", "int8", "fp8")
@@ -41,6 +42,7 @@ TYPES: Mapping[Any, tuple[type, ...]] = {
 MAX_NAME = 255
 """bytes"""
 SIDES = ("inputs", "outputs")
+BANK = "bank"
 DTYPES = ("float32", "float16", "bfloat16")
 """of activations"""
 
@@ -147,22 +149,25 @@ def check_one_of(name: str, value: object, allowed: Sequence[object]) -> None:
 
 
 def spec_as_dict(spec: ModelSpec) -> dict[str, list[list[Any]]]:
-    return {side: [[t.name, t.dtype, *t.dims] for t in getattr(spec, side)] for side in SIDES}
+    sides = (*SIDES, BANK) if spec.bank else SIDES
+    return {side: [[t.name, t.dtype, *t.dims] for t in getattr(spec, side)] for side in sides}
 
 
 def spec_from_dict(name: str, value: Mapping[str, Any]) -> ModelSpec:
-    inputs, outputs = (
-        tuple(TensorSpec(tensor, dtype, tuple(dims)) for tensor, dtype, *dims in value[side])
-        for side in SIDES
+    inputs, outputs, bank = (
+        tuple(
+            TensorSpec(tensor, dtype, tuple(dims)) for tensor, dtype, *dims in value.get(side, ())
+        )
+        for side in (*SIDES, BANK)
     )
-    return ModelSpec(name, inputs, outputs)
+    return ModelSpec(name, inputs, outputs, bank)
 
 
 def outdated(specs: Mapping[str, ModelSpec], arch: Architecture, cut: Cut) -> str | None:
     """How these tensors differ from those of today's networks, in words."""
-    for name in network_specs(arch, cut=cut):
+    for name in (*(plain := network_specs(arch, cut=cut)), *with_loras(plain)):
         if name not in specs:
-            if name in OPTIONAL and not arch.masked_channels:
+            if "+" in name or (name in OPTIONAL and not arch.masked_channels):
                 continue
             return f"{name!r} is missing"
         spec = specs[name]
@@ -170,7 +175,8 @@ def outdated(specs: Mapping[str, ModelSpec], arch: Architecture, cut: Cut) -> st
             return f"{name!r} has no inputs or no outputs"
         if (dtype := spec.outputs[0].dtype) not in DTYPES:
             return f"{name!r} has outputs of {brief(dtype)}, expected one of {', '.join(DTYPES)}"
-        needed = network_specs(arch, dtype, cut)[name]
+        networks = network_specs(arch, dtype, cut)
+        needed = (networks | with_loras(networks))[name]
         for side in SIDES:
             theirs, ours = getattr(spec, side), getattr(needed, side)
             if theirs != ours:

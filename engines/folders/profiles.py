@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from sdxl.conditioning import MAX_CHUNKS_PER_CALL
-from sdxl.specs import CHUNK, Architecture, ModelSpec, ShapeError, image_axes
+from sdxl.specs import (
+    CHUNK,
+    MOST_PAGES,
+    PAGE_COUNTS,
+    Architecture,
+    ModelSpec,
+    ShapeError,
+    image_axes,
+)
 
 MAX_CHUNKS_OF_TOKENS = 3
 """prompts of up to three encoder calls"""
@@ -20,6 +28,10 @@ SMALLEST_SIDE, LARGEST_SIDE = 0.5, 2
 """of the wide profile, relative to the model's own side"""
 DECODE_BATCH = 1
 """Pictures are decoded one by one: a profile of four took 68.8 GB at SDXL's largest size."""
+
+FEWEST = {"pages": 1, "bank": 2}
+MOST = {"pages": PAGE_COUNTS[-1], "bank": MOST_PAGES}
+"""pages of LoRAs for each row, and in the bank"""
 
 Shape = tuple[int, ...]
 Range = tuple[Shape, Shape, Shape]
@@ -64,7 +76,7 @@ def profiles(
     names = {dim for tensor in spec.inputs for dim in tensor.free_axes.values()}
     counts = spans(max_batch) if "rows" in names else [(usual["rows"],) * 2]
     rows = [(usual | {"rows": low}, usual | {"rows": high}) for low, high in counts]
-    return [*(_profile(spec, low, high, high) for low, high in rows), wide]
+    return [*(_profile(spec, low | FEWEST, high, high | MOST) for low, high in rows), wide]
 
 
 def latent_sides(spec: ModelSpec, found: Sequence[Profile]) -> tuple[int, int]:
@@ -100,12 +112,13 @@ def _widest(spec: ModelSpec, found: Sequence[Profile], dim: str) -> tuple[int, i
 
 
 def _usual_axes(arch: Architecture) -> dict[str, int]:
-    return _axes(arch, rows=2, tokens=CHUNK, side=arch.sample_size, batch=1, chunks=2)
+    side = arch.sample_size
+    return _axes(arch, rows=2, tokens=CHUNK, side=side, batch=1, chunks=2, pages=2, bank=33)
 
 
 def _smallest_axes(arch: Architecture) -> dict[str, int]:
     side = int(arch.sample_size * SMALLEST_SIDE)
-    return _axes(arch, rows=1, tokens=CHUNK, side=side, batch=1, chunks=1)
+    return _axes(arch, rows=1, tokens=CHUNK, side=side, batch=1, chunks=1, **FEWEST)
 
 
 def _largest_axes(arch: Architecture, max_batch: int) -> dict[str, int]:
@@ -116,6 +129,7 @@ def _largest_axes(arch: Architecture, max_batch: int) -> dict[str, int]:
         side=arch.sample_size * LARGEST_SIDE,
         batch=DECODE_BATCH,
         chunks=MAX_CHUNKS_PER_CALL,
+        **MOST,
     )
 
 
@@ -126,4 +140,4 @@ def _axes(arch: Architecture, *, side: int, **others: int) -> dict[str, int]:
 def _profile(
     spec: ModelSpec, low: Mapping[str, int], usual: Mapping[str, int], high: Mapping[str, int]
 ) -> Profile:
-    return Profile({t.name: (t.shape(low), t.shape(usual), t.shape(high)) for t in spec.inputs})
+    return Profile({t.name: (t.shape(low), t.shape(usual), t.shape(high)) for t in spec.all_inputs})

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from engines.folders.export_folder import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
 from engines.pytorch.launches import LARGEST, capability_of, has_kernels, triton_module
+from sdxl.networks.low_rank import addition, is_adapting, name_layer, names_of
 from sdxl.networks.vae import SIDES, summed
 
 log = logging.getLogger(__name__)
@@ -211,6 +212,13 @@ class Flagged(nn.Module):
         return (first + broken, *others)
 
 
+def steps_of(network: nn.Module) -> dict[str, Tensor]:
+    """Return the steps of the inputs of linear 8-bit layers, by their names in a bank of LoRAs,
+    which read the rounded numbers."""
+    layers = (m for m in network.modules() if isinstance(m, EightBit) and m.weight.dim() == 2)
+    return {name: layer.steps for layer in layers for name in names_of(layer)}
+
+
 def flagged(network: nn.Module) -> nn.Module:
     """Wrap a network with int8 layers; FP8, which holds NaN, needs no flags."""
     layers = (m for m in network.modules() if isinstance(m, EightBit) and m.number == torch.int8)
@@ -231,7 +239,9 @@ def put_layers(unet: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[str, ...
     _ones(flags.device)
     for name in names:
         parent, _, child = name.rpartition(".")
-        layer = _layer(unet.get_submodule(name), name, tensors, flags)
+        module = unet.get_submodule(name)
+        layer = _layer(module, name, tensors, flags)
+        name_layer(layer, names_of(module))
         setattr(unet.get_submodule(parent), child, layer)
     return tuple(names)
 
@@ -287,8 +297,11 @@ def fits_attention(stored: Tensor, heads: int) -> bool:
 def attend_in_e4m3(pair: Any, to_v: Any, stored: Tensor, heads: int, reader: Any) -> Tensor:
     """Attention among pixels in E4M3, whatever number the layers have; `pair` makes queries and
     keys, `reader` reads the result."""
-    query, key = pair.product(stored, E4M3).chunk(2, dim=-1)
-    value = to_v.turned(stored, E4M3)
+    query, key = pair.product(stored, E4M3, addition(pair, stored)).chunk(2, dim=-1)
+    if is_adapting(to_v):
+        value = to_v.product(stored, E4M3, addition(to_v, stored)).permute(2, 0, 1).contiguous()
+    else:
+        value = to_v.turned(stored, E4M3)
     if has_kernels(stored):
         return triton_module("attention").attention(query, key, value, heads, **reader.rounding)
     return reader.rounded(_attend(query.float(), key.float(), value.float(), heads) * reader.steps)

@@ -9,8 +9,9 @@ as they are.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from engines.pytorch.launches import has_kernels, triton_module
 from engines.pytorch.slot_convolution import SlotConvolution
 from engines.pytorch.slots import sides_of
 from sdxl.networks.attention import Text, attend, ready
+from sdxl.networks.low_rank import addition, is_adapting, plus_loras
 
 ATTENTION = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -78,18 +80,41 @@ class NormAct(nn.Module):
         return eight_bit.stored(value) if eight_bit else value
 
 
-def apply(layer: nn.Module, value: Tensor, like: Tensor, residual: Tensor | None = None) -> Tensor:
-    """Apply a layer to what was rounded for it; the result has `like`'s type."""
+def apply(
+    layer: nn.Module,
+    value: Tensor,
+    like: Tensor,
+    residual: Tensor | None = None,
+    exact: Callable[[], Tensor] | None = None,
+) -> Tensor:
+    """Apply a layer to what was rounded for it, with the call's LoRAs; the result has `like`'s
+    type. `exact` gives a convolution's input before it was rounded."""
     if isinstance(layer, EightBit | SlotConvolution):
+        residual = _with_loras(layer, value, residual, exact)
         return layer.product(value, like.dtype, residual)
     return layer(value) if residual is None else layer(value) + residual
+
+
+def _with_loras(
+    layer: nn.Module,
+    value: Tensor,
+    residual: Tensor | None,
+    exact: Callable[[], Tensor] | None = None,
+) -> Tensor | None:
+    """Add to the residual what LoRAs add to an 8-bit layer; other layers have hooks."""
+    if not isinstance(layer, EightBit) or not is_adapting(layer):
+        return residual
+    if layer.weight.dim() > 2:
+        assert exact is not None
+        value = exact()
+    return addition(layer, value) if residual is None else plus_loras(residual, layer, value)
 
 
 def added_to(x: Tensor, layer: nn.Module, value: Tensor) -> Sum:
     """Add a layer's result to x: our 8-bit product ends with the sum; else the next norm adds,
     which together with PyTorch's own product takes less time (docs/log.md)."""
     if isinstance(layer, EightBit) and not layer.is_scaled_mm(value, x.dtype):
-        return layer.product(value, x.dtype, x), None
+        return apply(layer, value, x, x), None
     return x, apply(layer, value, x)
 
 
@@ -120,7 +145,7 @@ def shortcut_of(layer: Any, x: Tensor) -> Tensor:
     if layer is None:
         return x
     tokens = F.linear(tokens_of(x), layer.weight.flatten(1), layer.bias)
-    return map_of(tokens, x.shape[2:])
+    return plus_loras(map_of(tokens, x.shape[2:]), layer, x)
 
 
 def joined_maps(x: Tensor, beside: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -148,13 +173,15 @@ class ResBlock(nn.Module):
     def begin(self, x: Tensor, skip: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Compute what does not depend on the time, as in `networks.unet`."""
         x, sums = joined_maps(x, skip)
-        hidden = apply(self.conv1, self.norm1(x, into=self.conv1, sums=sums), x)
+        rounded, exact = self.norm1(x, into=self.conv1, sums=sums), partial(self.norm1, x)
+        hidden = apply(self.conv1, rounded, x, exact=exact)
         return hidden, shortcut_of(self.shortcut, x)
 
     def end(self, hidden: Tensor, past: Tensor, embedding: Tensor) -> Tensor:
         time = self.time_emb_proj(F.silu(embedding))
         rounded = self.norm2(hidden, shift=time, into=self.conv2)
-        return apply(self.conv2, rounded, past, residual=past)
+        exact = partial(self.norm2, hidden, shift=time)
+        return apply(self.conv2, rounded, past, residual=past, exact=exact)
 
 
 class Upsampler(nn.Module):
@@ -174,9 +201,18 @@ class Upsampler(nn.Module):
     def forward(self, x: Tensor, sides: Sequence[int]) -> Tensor:
         height, width = x.shape[2:]
         is_doubled = tuple(sides) == (2 * height, 2 * width) or sides_of(x) is not None
-        if self.conv_quarters is not None and is_doubled:
-            return self.conv_quarters(x)
-        return self.conv(F.interpolate(x, size=sides, mode="nearest"))
+        if self.conv_quarters is None or not is_doubled:
+            return self.convolved(F.interpolate(x, size=sides, mode="nearest"))
+        doubled: Tensor = self.conv_quarters(x)
+        if is_adapting(self.conv):
+            doubled = plus_loras(doubled, self.conv, F.interpolate(x, size=sides))
+        return doubled
+
+    def convolved(self, x: Tensor) -> Tensor:
+        if not isinstance(self.conv, EightBit):
+            result: Tensor = self.conv(x)
+            return result
+        return apply(self.conv, self.conv.stored(x), x, exact=lambda: x)
 
 
 class Attention(nn.Module):
@@ -242,7 +278,8 @@ class Attention(nn.Module):
         if self.pair is not None:
             query, key = apply(self.pair, x, like).chunk(2, dim=-1)
             return query, key, apply(self.to_v, x, like)
-        return self.to_q(x), self.to_k(x), self.to_v(x)
+        query, key, value = (apply(each, x, x) for each in (self.to_q, self.to_k, self.to_v))
+        return query, key, value
 
 
 class FeedForward(nn.Module):
@@ -273,7 +310,7 @@ class FeedForward(nn.Module):
         return added_to(x, self.fall, self._gated(apply(self.rise, normed, x)))
 
     def _is_one_product(self, normed: Tensor) -> bool:
-        has_fitting = self.is_rounded and has_kernels(normed)
+        has_fitting = self.is_rounded and has_kernels(normed) and not is_adapting(self.rise)
         return has_fitting and triton_module("product").fits_tma(self.rise.weight)
 
     def _gated(self, hidden: Tensor) -> Tensor:

@@ -35,7 +35,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from engines.pytorch.launches import FUSION, Launch, meta_inputs, noted
 from engines.pytorch.slots import LINE, in_slots
 from engines.pytorch.tiles import Tile, TileProblem
-from sdxl.specs import CHUNK, Architecture, ModelSpec, image_axes
+from sdxl.networks.low_rank import Bank, adapted, layers_in
+from sdxl.specs import CHUNK, VARIANTS, Architecture, ModelSpec, image_axes
 
 log = logging.getLogger(__name__)
 
@@ -108,21 +109,34 @@ def recorded_launches(
     arch: Architecture,
     *,
     has_slots: bool = False,
+    bank: Bank | None = None,
 ) -> list[Launch]:
     """The launches of networks on the meta device. Forms depend on neither the size nor the rows of
-    a call, except that odd latents are stretched where even ones are doubled, and on slots."""
+    a call, except that odd latents are stretched where even ones are doubled, and on slots. With a
+    `bank`, also those of calls with LoRAs."""
     latent = arch.default_side // arch.vae_scale
+
+    def run(name: str, axes: Mapping[str, int]) -> None:
+        network, given = networks[name], meta_inputs(specs[name], axes)
+        network(*given)
+        if bank is None:
+            return
+        for graph in {each[name] for each in VARIANTS.values() if name in each}:
+            pages, scales = torch.zeros(2, 2, 1, device="meta")
+            with adapted({n: bank[n] for n in layers_in(graph, network)}, pages.long(), scales):
+                network(*given)
+
     with torch.inference_mode(), noted() as launches:
-        for name, network in networks.items():
+        for name in networks:
             for side in (latent, latent + 1):
                 sizes = {"rows": 2, "batch": 1, "tokens": CHUNK, **image_axes(arch, side, side)}
                 axes = sizes | {"latent_h": side, "latent_w": side}
-                network(*meta_inputs(specs[name], axes))
+                run(name, axes)
             if has_slots and name in STEPS:
                 axes = {"rows": 2, "tokens": CHUNK, "latent_h": 1, "latent_w": latent**2}
                 sides = torch.empty(2, 2, dtype=torch.int32, device="meta")
                 with in_slots(latent**2, sides):
-                    network(*meta_inputs(specs[name], axes))
+                    run(name, axes)
     return launches
 
 

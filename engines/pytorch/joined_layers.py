@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from engines.pytorch.eight_bit import EightBit, rounded_lines
+from sdxl.networks.low_rank import name_layer, names_of, put_hook
 
 
 def joined(layers: Sequence[nn.Module]) -> nn.Module | None:
@@ -19,12 +20,22 @@ def joined(layers: Sequence[nn.Module]) -> nn.Module | None:
             torch.cat([getattr(layer, name) for layer in (first, *others)])
             for name in ("weight", "scale", "bias")
         )
-        return EightBit(weight, scale, first.steps, bias, first.flags)
+        return _named(EightBit(weight, scale, first.steps, bias, first.flags), layers)
     if not all(isinstance(layer, nn.Linear) and layer.bias is None for layer in layers):
         return None
     weight = torch.cat([layer.weight for layer in layers])  # type: ignore[misc]
     joint = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     joint.weight = nn.Parameter(weight, requires_grad=False)
+    put_hook(joint, _names(layers))
+    return joint
+
+
+def _names(layers: Sequence[nn.Module]) -> tuple[str, ...]:
+    return tuple(name for layer in layers for name in names_of(layer))
+
+
+def _named(joint: EightBit, layers: Sequence[nn.Module]) -> EightBit:
+    name_layer(joint, _names(layers))
     return joint
 
 
@@ -43,4 +54,4 @@ def alike(layers: Sequence[Any]) -> Sequence[Any]:
 def in_steps(layer: EightBit, steps: Tensor) -> EightBit:
     """Convert a linear layer to other steps of its input; weights are rounded once more."""
     stored, share = rounded_lines(layer.weight.float() * (layer.steps / steps), layer.number)
-    return EightBit(stored, layer.scale * share, steps, layer.bias, layer.flags)
+    return _named(EightBit(stored, layer.scale * share, steps, layer.bias, layer.flags), [layer])

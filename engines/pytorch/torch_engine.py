@@ -5,7 +5,7 @@ numbers of an export.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -19,7 +19,9 @@ from engines.cpu import rows_on_cpu
 from engines.cuda.device import CudaDevice, local_target, numbered
 from engines.cuda.recordings import RecordedEngine, Ticks
 from engines.folders.profiles import buckets
-from engines.pytorch.eight_bit import flagged, has_e4m3, put_decoder_layers, quantise
+from engines.lora import ADAPTED
+from engines.lora_shelf import LoraShelf, new_bank
+from engines.pytorch.eight_bit import flagged, has_e4m3, put_decoder_layers, quantise, steps_of
 from engines.pytorch.launches import capability_of, like_a_gpu, triton_module
 from engines.pytorch.slots import in_slots, slot_of
 from engines.pytorch.tiles import measuring
@@ -28,10 +30,11 @@ from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint, quiet_loading
 from sdxl.checkpoint_checks import network_class
 from sdxl.engine import Engine, Engines, check_inputs
 from sdxl.networks.halves import fit_halves
+from sdxl.networks.low_rank import Bank, adapt, adapted, bank_specs, layers_in
 from sdxl.networks.parts import networks_of
 from sdxl.params import InvalidParams
 from sdxl.slow import named_if_slow
-from sdxl.specs import Cut, ModelSpec, network_specs
+from sdxl.specs import Cut, ModelSpec, network_specs, plain_name, with_loras
 
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 EIGHT_BIT = ("int8", "fp8")
@@ -42,14 +45,20 @@ EIGHT_BIT = ("int8", "fp8")
 class TorchEngine:
     spec: ModelSpec
     module: nn.Module
+    bank: Bank | None = None
+    """of a network with LoRAs"""
 
     @torch.inference_mode()
     def __call__(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
         check_inputs(self.spec, inputs)
-        sides = inputs.get("sides")
-        slots = nullcontext() if sides is None else in_slots(inputs["sample"].shape[-1], sides)
-        with slots:
-            results = self.module(*(inputs[t.name] for t in self.spec.inputs))
+        own = [inputs[t.name] for t in self.spec.inputs]
+        with ExitStack() as stack:
+            if (sides := inputs.get("sides")) is not None:
+                stack.enter_context(in_slots(inputs["sample"].shape[-1], sides))
+            if self.bank is not None:
+                *own, pages, scales = own
+                stack.enter_context(adapted(self.bank, pages, scales))
+            results = self.module(*own)
         for tensor, result in zip(self.spec.outputs, results, strict=True):
             outputs[tensor.name].copy_(result)
 
@@ -77,6 +86,7 @@ def load_torch(
     dtype = PRECISIONS.get(precision, "float16" if is_cuda else "float32")
     specs = network_specs(checkpoint.arch, dtype, cut)
     engines: dict[str, Engine] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     placed = partial(_placed, specs=specs, cut=cut, options=options, numbers=numbers)
     has_kernels = is_cuda and options.rearranged
     with (
@@ -87,11 +97,14 @@ def load_torch(
         for part in NETWORK_FOLDERS:
             with named_if_slow(f"loading {part}"):
                 module = (load_part or checkpoint.part)(part)
+                if part in ADAPTED and not options.compile:
+                    shapes |= adapt(part, module)
                 networks = placed(part, module, chosen)
             for name, network in networks.items():
                 is_compiled = options.compile and part == "unet"
                 runs: Any = torch.compile(network) if is_compiled else network
                 engines[name] = TorchEngine(specs[name], runs)
+    shelf = _add_loras(engines, specs, shapes, chosen) if shapes else None
     if is_cuda and options.graphs:
         # Its own pool: graphs of one pool must not run at once, and pictures are decoded while
         # others are denoised.
@@ -118,12 +131,30 @@ def load_torch(
         cut=cut,
         buckets=counts,
         memory_format=memory_format(options),
+        adapters=shelf,
         warming=partial(_warming, chosen, ticks) if is_cuda else nullcontext,
         run_recorded=ticks or Engines.run_recorded,
         description=said,
         compiled_kernels=_compiled_kernels if has_kernels else Engines.compiled_kernels,
         **(cuda.for_engines() if cuda else {}),
     )
+
+
+def _add_loras(
+    engines: dict[str, Engine],
+    specs: Mapping[str, ModelSpec],
+    shapes: Mapping[str, tuple[int, ...]],
+    device: torch.device,
+) -> LoraShelf:
+    """Add the networks with LoRAs to the engines."""
+    bank = new_bank(bank_specs(shapes, specs["unet_deep"].outputs[0].dtype), device)
+    steps: dict[str, Tensor] = {}
+    for name, spec in with_loras(specs).items():
+        plain: Any = engines[plain_name(name)]
+        own = {each: bank[each] for each in layers_in(name, plain.module)}
+        engines[name] = TorchEngine(spec, plain.module, own)
+        steps |= steps_of(plain.module)
+    return LoraShelf(lambda: bank, steps=steps)
 
 
 def _placed(
@@ -168,14 +199,18 @@ def _compiled_ahead(
 
     def list_forms() -> Any:
         networks: dict[str, nn.Module] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         with like_a_gpu(capability_of(device)):
             for part in ("unet", "vae"):
                 with quiet_loading(), torch.device("meta"):
                     module = network_class(part).from_config(checkpoint.config(part))
+                if part in ADAPTED and not options.compile:
+                    shapes |= adapt(part, module)
                 networks |= placed(part, module.eval().requires_grad_(False), torch.device("meta"))
             has_slots = _has_slots(options, networks["unet_deep"])
             given = networks, specs, checkpoint.arch
-            launches = forms.recorded_launches(*given, has_slots=has_slots)
+            bank = new_bank(bank_specs(shapes, "float16"), torch.device("meta"))
+            launches = forms.recorded_launches(*given, has_slots=has_slots, bank=bank)
         tiles = triton_module("product").tiles(device)
         target = forms.target_of(device)
         return forms.forms_of(launches, target, tiles.fitting), target

@@ -14,20 +14,23 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from engines.folders.engine_folder import FILE, SUFFIX, EngineError, EngineFolder, EnginePlan
-from engines.folders.export_folder import ExportFolder
+from engines.folders.export_folder import ExportFolder, Graph
 from engines.folders.manifest import MALFORMED, spec_as_dict
 from engines.folders.places import home
 from engines.folders.profiles import profiles
 from engines.folders.publishing import link_or_copy, locked, publish, refuse_strangers, sync_folder
 from engines.folders.targets import Target
+from engines.lora_graphs import add_loras
 from engines.parity.proof import Proof, not_run
 from engines.trt.flavours import Flavour
 from engines.trt.plan_worker import PlanJob, run_worker
 from sdxl.digests import sha256_of
 from sdxl.files import OutputError, write_atomic
+from sdxl.specs import ModelSpec, plain_name, with_loras
 
 RECIPE = 1
 """Increase it when a change to the code makes plans worth building again."""
@@ -48,11 +51,26 @@ class BuildSpec:
     max_batch: int
     is_sparse: bool
     out: Path
+    has_loras: bool = False
+    """whether there are plans for LoRAs of requests, too"""
+
+    @cached_property
+    def specs(self) -> dict[str, ModelSpec]:
+        """The networks to build."""
+        added = with_loras(self.export.specs) if self.has_loras else {}
+        return self.export.specs | {
+            name: add_loras(self.export.graph_bytes(plain_name(name)), spec)[1]
+            for name, spec in added.items()
+        }
+
+    def graph(self, name: str) -> Graph:
+        """The graph that a plan is made from."""
+        return self.export.graphs[plain_name(name)]
 
     def job(self, name: str, plan: Path) -> PlanJob:
-        graph = self.export.graphs[name]
+        graph, spec = self.graph(name), self.specs[name]
         has_exact = self.flavour.has_exact_profiles
-        ranges = profiles(graph.spec, self.export.arch, self.max_batch, has_exact=has_exact)
+        ranges = profiles(spec, self.export.arch, self.max_batch, has_exact=has_exact)
         is_listed = self.target.sm in (self.flavour.architectures or ())
         return PlanJob(
             name=name,
@@ -61,14 +79,14 @@ class BuildSpec:
             module=self.flavour.module,
             architecture=self.target.sm if is_listed else None,
             profiles=[dict(profile.ranges) for profile in ranges],
-            spec=spec_as_dict(graph.spec),
+            spec=spec_as_dict(spec),
             timing_cache=str(self._timing_cache) if self.flavour.has_timing_cache else None,
             is_sparse=self.is_sparse,
         )
 
     def recipe(self, name: str) -> str:
         """A digest of everything that a plan is made from, not of its place."""
-        graph, job = self.export.graphs[name], self.job(name, Path())
+        graph, job = self.graph(name), self.job(name, Path())
         facts = {
             "recipe": RECIPE,
             "graph": graph.sha256,
@@ -123,7 +141,7 @@ def build(
         with _disk_errors(order.out):
             making.mkdir(exist_ok=True)
             plans = {}
-            for name in order.export.graphs:
+            for name in order.specs:
                 if plan := kept.get(name):
                     _take_over(order.out / plan.file, making / plan.file)
                 plans[name] = (
@@ -223,7 +241,7 @@ def _build(order: BuildSpec, name: str, making: Path, on_progress: OnProgress) -
 
 def _check_space(order: BuildSpec, name: str) -> None:
     """Refuse a build that would end in a full disk, before it takes minutes."""
-    needed = sum(order.export.data[file].bytes for file in order.export.graphs[name].data)
+    needed = sum(order.export.data[file].bytes for file in order.graph(name).data)
     free = shutil.disk_usage(order.out.parent).free
     if free < needed:
         message = f"{free / 1e6:.1f} MB free, {name} takes at least {needed / 1e6:.1f} MB"

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.folders.manifest import spec_from_dict
+from engines.lora_graphs import add_loras
 from sdxl.memory import peak_bytes
 from sdxl.specs import ModelSpec
 
@@ -154,14 +155,30 @@ def die_with_parent() -> None:
 def build(job: PlanJob, on_progress: Callable[[float], None]) -> Any:
     """Return the plan's bytes in TensorRT's buffer."""
     os.environ[SWITCH] = "1" if job.is_rtx else "0"
-    from polygraphy.backend.trt import EngineBytesFromNetwork, NetworkFromOnnxPath
+    from polygraphy.backend.trt import EngineBytesFromNetwork
 
-    builder, network, parser = NetworkFromOnnxPath(job.onnx, strongly_typed=True)()
-    check_tensors(network, spec_from_dict(job.name, job.spec))
+    spec = spec_from_dict(job.name, job.spec)
+    builder, network, parser = parsed(job, spec)
+    check_tensors(network, spec)
     let_attention_decompose(network, importlib.import_module(job.module))
     return EngineBytesFromNetwork(
         (builder, network, parser), _config(job, on_progress), save_timing_cache=job.timing_cache
     )()
+
+
+def parsed(job: PlanJob, spec: ModelSpec) -> tuple[Any, Any, Any]:
+    """Read the job's graph, with LoRAs if its network has them."""
+    from polygraphy.backend.trt import CreateNetwork, NetworkFromOnnxPath, get_trt_logger
+
+    if not spec.bank:
+        whole: tuple[Any, Any, Any] = NetworkFromOnnxPath(job.onnx, strongly_typed=True)()
+        return whole
+    graph, _ = add_loras(Path(job.onnx).read_bytes(), spec)
+    builder, network = CreateNetwork(strongly_typed=True)()
+    parser = importlib.import_module(job.module).OnnxParser(network, get_trt_logger())
+    if not parser.parse(graph, job.onnx):
+        raise BuildError(f"{job.name}: TensorRT cannot parse it: {parser.get_error(0)}")
+    return builder, network, parser
 
 
 def check_tensors(network: Any, spec: ModelSpec) -> None:
@@ -172,7 +189,7 @@ def check_tensors(network: Any, spec: ModelSpec) -> None:
 
     found = facts([network.get_input(i) for i in range(network.num_inputs)])
     outputs = facts([network.get_output(i) for i in range(network.num_outputs)])
-    for wanted, there in ((spec.inputs, found), (spec.outputs, outputs)):
+    for wanted, there in ((spec.all_inputs, found), (spec.outputs, outputs)):
         needed = {t.name: DTYPES[t.dtype] for t in wanted}
         if needed != {name: dtype for name, (dtype, _) in there.items()}:
             raise BuildError(f"{spec.name}: TensorRT reads {there}, expected {needed}")

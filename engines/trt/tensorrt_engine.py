@@ -76,8 +76,9 @@ class TensorRTEngine:
         scratch: Scratch,
         *,
         captures: bool,
+        bank: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.spec = spec
+        self.spec, self._bank = spec, bank or {}
         self._plan, self._profiles = plan, profiles
         self._new_context = new_context
         self._device, self._scratch = device, scratch
@@ -88,6 +89,7 @@ class TensorRTEngine:
     def __call__(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
         check_inputs(self.spec, inputs)
         tensors = [self._own(t, inputs) for t in self.spec.inputs]
+        tensors += [self._bank[t.name] for t in self.spec.bank]
         tensors += [self._own(t, outputs) for t in self.spec.outputs]
         lane = self._lane(tensors)
         if lane.captured_on != self._scratch.address:
@@ -126,7 +128,7 @@ class TensorRTEngine:
             spec.name: tuple(tensor.shape)
             for spec, tensor in zip(self.spec.tensors, tensors, strict=True)
         }
-        inputs = {spec.name: shapes[spec.name] for spec in self.spec.inputs}
+        inputs = {spec.name: shapes[spec.name] for spec in self.spec.all_inputs}
         profile = choose(self.spec.name, self._profiles, inputs)
         context = self._new_context(self._plan)
         stream = self._device.stream()

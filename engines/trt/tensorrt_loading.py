@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from torch import Tensor
 
 from engines.cuda.device import CudaDevice, numbered
 from engines.cuda.recordings import RecordingDevice
 from engines.folders.engine_folder import EngineError, EngineFolder
 from engines.folders.profiles import buckets, latent_sides, most_chunks
+from engines.lora_shelf import LoraShelf, named, new_bank
 from engines.trt.flavours import Flavour
 from engines.trt.tensorrt_engine import Scratch, TensorRTEngine
 from sdxl.engine import Engine, Engines
 from sdxl.slow import named_if_slow
+from sdxl.specs import plain_name
 
 TURNS = {
     "clip_l": "encode",
@@ -35,10 +39,13 @@ def load_tensorrt(folder: EngineFolder, flavour: Flavour) -> Engines:
     device = numbered()
     cuda = CudaDevice(device)
     deep = folder.plans["unet_deep"]
+    banked = [tensor for plan in folder.plans.values() for tensor in plan.spec.bank]
+    bank = new_bank(banked, device) if banked else {}
     return Engines(
         folder.arch,
-        open_plans(folder, flavour, flavour.load(), cuda),
+        open_plans(folder, flavour, flavour.load(), cuda, named(bank)),
         device=device,
+        adapters=LoraShelf(lambda: bank) if bank else None,
         cut=folder.cut,
         buckets=buckets(folder.max_batch),
         latent_sides=latent_sides(deep.spec, deep.profiles),
@@ -55,7 +62,11 @@ def load_tensorrt(folder: EngineFolder, flavour: Flavour) -> Engines:
 
 
 def open_plans(
-    folder: EngineFolder, flavour: Flavour, library: Any, device: RecordingDevice
+    folder: EngineFolder,
+    flavour: Flavour,
+    library: Any,
+    device: RecordingDevice,
+    bank: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Engine]:
     runtime = library.Runtime(library.Logger(library.Logger.WARNING))
     scratch = {turn: Scratch(device) for turn in set(TURNS.values())}
@@ -75,8 +86,9 @@ def open_plans(
             plan.profiles,
             new_context,
             device,
-            scratch[TURNS[name]],
-            captures=name in CAPTURED,
+            scratch[TURNS[plain_name(name)]],
+            captures=plain_name(name) in CAPTURED,
+            bank=bank,
         )
     return engines
 

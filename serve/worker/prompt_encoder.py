@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
+from sdxl.adapters import Adapters
 from sdxl.conditioning import Conditioning
 from sdxl.cost import smoothed
 from sdxl.editing import SourceLatents
@@ -76,11 +77,13 @@ class PromptEncoder:
             taken = self._most_urgent()
             for job in taken:
                 self._waiting.remove(job)
-        jobs = [job for job in taken if not job.is_cancelled]
+        adapters = {job: self._adapters(job) for job in taken if not job.is_cancelled}
+        loaded = {job: each for job, each in adapters.items() if each is not None}
+        jobs = list(loaded)
         if not jobs:
             return
         try:
-            conditionings = self._encode(jobs)
+            conditionings = self._encode(jobs, list(loaded.values()))
         except Exception as error:
             for job in jobs:
                 job.failed(error)
@@ -98,12 +101,20 @@ class PromptEncoder:
         most = ENCODE_BATCH if first is Priority.INTERACTIVE else LOW_PRIORITY_BATCH
         return [job for job in waiting if job.order.priority is first][:most]
 
-    def _encode(self, jobs: list[ImageJob]) -> list[Conditioning]:
+    def _adapters(self, job: ImageJob) -> Adapters | None:
+        """Load the job's LoRAs; None if that failed."""
+        try:
+            return self._beside(partial(self.pipeline.adapters, job.params))
+        except Exception as error:
+            job.failed(error)
+            return None
+
+    def _encode(self, jobs: list[ImageJob], adapters: list[Adapters]) -> list[Conditioning]:
         began = self.pipeline.clock()
         params, rows = [job.params for job in jobs], [job.rows for job in jobs]
         is_long = any(job.prompt_tokens > CHUNK for job in jobs)
         with self.calls.watch(is_long):
-            conditionings = self._beside(partial(self.pipeline.encode, params, rows))
+            conditionings = self._beside(partial(self.pipeline.encode, params, rows, adapters))
         for made in conditionings:
             self._stream.give(*made.tensors)
         costs = self.denoiser.loop.costs

@@ -262,7 +262,7 @@ class Worker:
         # Before the prompt is read: a refusal under overload must cost next to nothing.
         threads.denoiser.admission().check_queue(self._flight(order, params, threads))
         check_able(self.pipeline.engines, params)
-        self.pipeline.check_names(params)
+        uses, shelf = self.pipeline.uses(params), self.pipeline.engines.adapters
         check_schedules(params, self.pipeline.checkpoint.scheduler)
         images.check_metadata({**params.as_dict(), "model": self.pipeline.origin}, order.format)
         rows = self.pipeline.tokenize(params, self.max_prompt_tokens)
@@ -270,7 +270,11 @@ class Worker:
         chunks = len(rows[0][0].ids)
         is_edit = order.source is not None
         delay_s = self._image_s(params, threads) if is_edit else 0.0
-        flight = threads.denoiser.admit(self._flight(order, params, threads, chunks), delay_s)
+        flight = self._flight(order, params, threads, chunks)
+        if shelf is not None:
+            delay_s += shelf.delay_s(uses)
+            flight = flight.changed(variant=shelf.variant(uses))
+        flight = threads.denoiser.admit(flight, delay_s)
         writer, clock = threads.writer, self.pipeline.clock
         on_leg = partial(writer.enlarge, then=threads.encoder.begin_leg)
         return ImageJob(order, params, rows, flight, clock, writer.finish, writer.preview, on_leg)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sdxl.cost import MOST_TICKS, SHALLOW_SHARE, CostKey, Costs, project, smoothed
 from sdxl.deepcache import Step, plan
-from sdxl.flight import CallKey, Flight, Leg, Priority, State
+from sdxl.flight import PLAIN, CallKey, Flight, Leg, Priority, State, Variant
 from sdxl.policy import PATIENCE, Group, Limits, plan_tick
 from tests.fakes import axes
 
@@ -122,10 +122,25 @@ def test_plans() -> None:
     assert plan(2, 2, guided_steps=()) == (Step(True, False), Step(False, False))
 
 
-def test_images_of_different_graphs_share_no_call() -> None:
-    plain, other = flight(0), flight(1, variant="other")
-    calls = [group.call.variant for group in plan_tick([plain, other], LIMITS, 0.0).groups]
-    assert calls == ["plain", "other"]
+@pytest.mark.parametrize(
+    ("rides", "needed"),
+    [
+        (False, [PLAIN, Variant("lora", 2), Variant("locon", 1)]),
+        (True, [Variant("locon", 2)]),
+    ],
+)
+def test_images_with_other_loras_share_calls_only_if_they_ride(
+    rides: bool, needed: list[Variant]
+) -> None:
+    variants = (PLAIN, Variant("lora", 2), Variant("locon", 1))
+    flights = [flight(i, variant=each, rides=rides) for i, each in enumerate(variants)]
+    calls = [group.call.variant for group in plan_tick(flights, LIMITS, 0.0).groups]
+    assert calls == needed
+
+
+def test_a_shallow_step_needs_only_loras_of_its_own_layers() -> None:
+    assert Variant("lora", 2).of("unet_shallow") == PLAIN
+    assert Variant("locon", 2).of("unet_shallow") == Variant("locon", 2)
 
 
 def test_buckets_must_hold_a_guided_image() -> None:

@@ -1,0 +1,77 @@
+"""LoRAs of a request, as the networks read them: pages of a bank, and a scale for each page.
+
+A page holds PAGE_RANK ranks of every adapted layer. It does not know how files are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sdxl.catalogue import AdapterFile
+from sdxl.flight import PLAIN, Variant
+from sdxl.specs import PAGE_COUNTS
+
+Use = tuple[AdapterFile, float, float]
+"""A LoRA, its weight in the UNet, and in the text encoders."""
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Pages that each row of one image adds, each with its scale."""
+
+    numbers: tuple[int, ...] = ()
+    scales: tuple[float, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """Pages that a call needs room for."""
+        return next(count for count in (0, *PAGE_COUNTS) if count >= len(self.numbers))
+
+
+def lora_inputs(rows: Sequence[Pages], count: int) -> dict[str, Tensor]:
+    """Return the inputs of a network with LoRAs: each row's pages, and their scales. Page 0 adds
+    nothing."""
+    missing = [count - len(row.numbers) for row in rows]
+    pages = [(*row.numbers, *[0] * n) for row, n in zip(rows, missing, strict=True)]
+    scales = [(*row.scales, *[0.0] * n) for row, n in zip(rows, missing, strict=True)]
+    return {"pages": torch.tensor(pages), "scales": torch.tensor(scales)}
+
+
+@dataclass(frozen=True, eq=False)
+class Adapters:
+    """A request's LoRAs in a bank. Their pages stay there while this object lives."""
+
+    unet: Pages = Pages()
+    text: Pages = Pages()
+    variant: Variant = PLAIN
+    """of the UNet"""
+    leases: Sequence[object] = field(default=(), repr=False)
+
+
+NO_ADAPTERS = Adapters()
+
+
+class AdapterShelf(Protocol):
+    """Loads LoRAs into a bank of limited size when requests ask for them."""
+
+    def delay_s(self, uses: Sequence[Use]) -> float:
+        """The expected seconds to load those that are not loaded."""
+        ...
+
+    def variant(self, uses: Sequence[Use]) -> Variant:
+        """What they need of the UNet; a guess for those that are not loaded."""
+        ...
+
+    def lease(self, uses: Sequence[Use]) -> Adapters:
+        """Load them; raise InvalidParams for files that do not fit the model, NoRoom if other
+        requests use the bank."""
+        ...
+
+
+class NoRoom(RuntimeError):
+    """The bank is full of LoRAs that other requests use."""

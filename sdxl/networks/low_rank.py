@@ -1,0 +1,167 @@
+"""LoRAs in the networks' layers: each row of a call adds its own low-rank products.
+
+A layer's bank is two tensors: down [pages, rank, in], of a convolution [pages, rank, taps, in], and
+up [pages, rank, out]. Hooks on the layers
+add to their results while a call says which pages its rows use; other calls run the layers alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sdxl.specs import PAGE_RANK, VARIANTS, TensorSpec, layer_name
+
+Bank = Mapping[str, tuple[Tensor, Tensor]]
+"""Tensors down and up by the layer's name."""
+TRANSFORMERS = ".attentions."
+"""in the names of the UNet's layers that the variant `lora` adapts"""
+OF_PROMPT = (".attn2.to_k", ".attn2.to_v")
+"""ends of names of layers that only `unet_prompt` runs"""
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What the current call adds."""
+
+    bank: Bank
+    pages: Tensor
+    """[rows, pages]"""
+    scales: Tensor
+    """[rows, pages × rank]"""
+
+
+_rows: ContextVar[_Rows | None] = ContextVar("rows with LoRAs", default=None)
+
+
+@contextmanager
+def adapted(bank: Bank, pages: Tensor, scales: Tensor) -> Iterator[None]:
+    """The layers in `bank` add these pages, [rows, pages], with these scales while the block
+    runs."""
+    down, _ = next(iter(bank.values()))
+    every = scales.to(down.dtype)[:, :, None].expand(-1, -1, PAGE_RANK).flatten(1)
+    token = _rows.set(_Rows(bank, pages, every))
+    try:
+        yield
+    finally:
+        _rows.reset(token)
+
+
+def adapt(part: str, module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Name a part's layers and put the hooks on them; return their weights' shapes by name."""
+    shapes = {}
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            own = layer_name(part, name)
+            shapes[own] = tuple(layer.weight.shape)
+            put_hook(layer, (own,))
+    return shapes
+
+
+def put_hook(layer: nn.Module, names: tuple[str, ...]) -> None:
+    """Name a layer, or the layers that it joins, and let LoRAs add to its results."""
+    name_layer(layer, names)
+    layer.register_forward_hook(_add)
+
+
+def name_layer(layer: Any, names: tuple[str, ...]) -> None:
+    layer.bank_names = names
+
+
+def names_of(layer: Any) -> tuple[str, ...]:
+    """Return a layer's names in a bank."""
+    return getattr(layer, "bank_names", ())
+
+
+def bank_specs(shapes: Mapping[str, Sequence[int]], dtype: str) -> tuple[TensorSpec, ...]:
+    """Describe the bank of layers with weights of these shapes."""
+
+    def pair(name: str, outputs: int, inputs: int, *kernel: int) -> tuple[TensorSpec, TensorSpec]:
+        taps = (math.prod(kernel),) if kernel else ()
+        down = TensorSpec(f"{name}.down", dtype, ("bank", PAGE_RANK, *taps, inputs))
+        return down, TensorSpec(f"{name}.up", dtype, ("bank", PAGE_RANK, outputs))
+
+    return tuple(spec for name, shape in shapes.items() for spec in pair(name, *shape))
+
+
+def shifts(width: int) -> Tensor:
+    """The weights of a convolution that sums the maps of a kernel's taps, each shifted to its
+    place: a group of taps for each rank."""
+    taps = torch.eye(width * width).view(1, width * width, width, width)
+    return taps.repeat(PAGE_RANK, 1, 1, 1)
+
+
+def is_adapted(graph: str, layer: str) -> bool:
+    """Whether a network of VARIANTS adapts one of its layers."""
+    return graph != VARIANTS["lora"]["unet_deep"] or TRANSFORMERS in layer
+
+
+def layers_in(graph: str, network: nn.Module) -> list[str]:
+    """Return the names of the layers that a network of VARIANTS adapts."""
+    inside = dict.fromkeys(name for each in network.modules() for name in names_of(each))
+    is_prompt = graph.startswith("unet_prompt")
+    return [n for n in inside if is_adapted(graph, n) and (is_prompt or not n.endswith(OF_PROMPT))]
+
+
+def addition(layer: Any, x: Tensor) -> Tensor | None:
+    """Return what the current call's LoRAs add to a layer's result for x; None if nothing."""
+    rows = _rows.get()
+    if rows is None or not is_adapting(layer):
+        return None
+    stride = getattr(layer, "stride", (1, 1))
+    parts = [_product(x, rows, name, stride) for name in names_of(layer)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def is_adapting(layer: Any) -> bool:
+    """Whether the current call's LoRAs add to a layer's result."""
+    rows = _rows.get()
+    return rows is not None and any(name in rows.bank for name in names_of(layer))
+
+
+def _product(x: Tensor, rows: _Rows, name: str, stride: tuple[int, int]) -> Tensor:
+    down, up = (bank[rows.pages].flatten(1, 2) for bank in rows.bank[name])
+    if down.dim() == 4:
+        return _convolved(x, down, up, rows.scales, stride)
+    tokens = (x if x.dim() == 3 else x[:, None]).to(down.dtype)
+    ranks = torch.matmul(tokens, down.mT) * rows.scales[:, None]
+    added = torch.matmul(ranks, up)
+    return added if x.dim() == 3 else added[:, 0]
+
+
+def plus_loras(result: Tensor, layer: Any, x: Tensor) -> Tensor:
+    """Return a layer's result for x with what the current call's LoRAs add."""
+    added = addition(layer, x)
+    return result if added is None else result + added
+
+
+def _add(layer: nn.Module, inputs: Sequence[Tensor], result: Tensor) -> Tensor:
+    return plus_loras(result, layer, inputs[0])
+
+
+def _convolved(
+    x: Tensor, down: Tensor, up: Tensor, scales: Tensor, stride: tuple[int, int]
+) -> Tensor:
+    """`down` [rows, rank, taps, in] is a convolution of each row's own: a product for each tap,
+    then one convolution that is the same for all rows."""
+    taps, width = down.shape[2], math.isqrt(down.shape[2])
+    maps = torch.matmul(down.flatten(1, 2), x.flatten(2))
+    maps = maps.view(-1, PAGE_RANK * taps, *x.shape[2:])
+    weight = _shifts(width, maps.dtype, maps.device)
+    summed = F.conv2d(maps, weight, None, stride, width // 2, groups=PAGE_RANK)
+    ranks = summed.view(len(x), -1, summed.shape[2] * summed.shape[3]) * scales[:, :, None]
+    return torch.matmul(up.mT, ranks).unflatten(2, summed.shape[2:])
+
+
+@cache
+def _shifts(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return shifts(width).to(device, dtype)
