@@ -134,7 +134,7 @@ def test_rows_with_and_without_loras_may_share_calls() -> None:
 
 @pytest.fixture(scope="module")
 def eight_bit(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pipeline]:
-    from eval.speed.agreement import recorded
+    from eval.gpu.proof import recorded
 
     plain = pipeline("torch")
 
