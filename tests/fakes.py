@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from sdxl.adapters import NO_ADAPTERS, Adapters, Use
 from sdxl.conditioning import Conditioning
 from sdxl.engine import Engines, check_inputs
+from sdxl.flight import PLAIN, Variant
 from sdxl.specs import SDXL_1_0, Architecture, Axes, ModelSpec, network_specs
 
 ARCH = replace(
@@ -61,6 +63,19 @@ class FakeEngine:
 def fake_engines(buckets: tuple[int, ...] = (1, 2, 4, 8), arch: Architecture = ARCH) -> Engines:
     specs = network_specs(arch)
     return Engines(arch, {n: FakeEngine(s) for n, s in specs.items()}, buckets=buckets)
+
+
+class FakeShelf:
+    """Accepts any LoRA, and applies none."""
+
+    def delay_s(self, uses: Sequence[Use]) -> float:
+        return 0.0
+
+    def variant(self, uses: Sequence[Use]) -> Variant:
+        return PLAIN
+
+    def lease(self, uses: Sequence[Use]) -> Adapters:
+        return NO_ADAPTERS
 
 
 def axes(latent_h: int, latent_w: int, tokens: int = 77) -> Axes:

@@ -19,7 +19,7 @@ from sdxl.pipeline import Pipeline
 from serve.errors import Problem
 from serve.orders import Done, ImageOrder, Update
 from serve.worker.worker import Worker
-from tests.fakes import FakeEngine, fake_engines
+from tests.fakes import FakeEngine, FakeShelf, fake_engines
 
 
 def fake_pipeline(tick_s: float = 0.0, buckets: tuple[int, ...] = (1, 2, 4)) -> Pipeline:
@@ -33,7 +33,9 @@ def fake_pipeline(tick_s: float = 0.0, buckets: tuple[int, ...] = (1, 2, 4)) -> 
 
 def with_loras(*folders: Path) -> Pipeline:
     """A fake pipeline whose model has the LoRAs in these folders."""
-    return replace(fake_pipeline(), catalogue=Catalogue(folders))
+    plain = fake_pipeline()
+    engines = replace(plain.engines, adapters=FakeShelf())
+    return replace(plain, engines=engines, catalogue=Catalogue(folders))
 
 
 def fake(pipeline: Pipeline, network: str) -> FakeEngine:
