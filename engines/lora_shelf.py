@@ -150,7 +150,7 @@ class LoraShelf:
         try:
             layers = read_lora(file.path, shapes_of(self.bank))
         except LoraError as error:
-            raise InvalidParams("loras", file.name, f"names a file that {error}") from error
+            raise InvalidParams("loras", None, f"names {file.name!r}, which {error}") from error
         ranks = max(len(each.down) for each in layers.values())
         pages = self._take(-(-ranks // PAGE_RANK), file.name)
         with torch.inference_mode():
