@@ -30,7 +30,9 @@ from sdxl.params import InvalidParams
 from sdxl.specs import MOST_PAGES, PAGE_COUNTS, PAGE_RANK, TensorSpec
 
 BANK_BYTES = 2**30
-"""of one model's LoRAs at a time"""
+"""of one model's LoRAs at a time, on a CPU"""
+GPU_SHARE = 0.1
+"""of a GPU's memory for them"""
 START_S = 2.0
 """seconds to prepare the networks with LoRAs"""
 FIRST_BYTES_S = 1 / 2**29
@@ -43,13 +45,19 @@ def new_bank(specs: Iterable[TensorSpec], device: torch.device) -> Bank:
     """Allocate a bank of these tensors, whose pages add nothing. Page 0 stays so."""
     tensors = {spec.name: spec for spec in specs}.values()
     page_bytes = sum(math.prod(t.shape({"bank": 1})) * torch_dtype(t).itemsize for t in tensors)
-    pages = min(1 + max(BANK_BYTES // page_bytes, PAGE_COUNTS[-1]), MOST_PAGES)
+    pages = min(1 + max(_bank_bytes(device) // page_bytes, PAGE_COUNTS[-1]), MOST_PAGES)
     made = {
         t.name: torch.zeros(t.shape({"bank": pages}), dtype=torch_dtype(t), device=device)
         for t in tensors
     }
     names = [name.removesuffix(".down") for name in made if name.endswith(".down")]
     return {name: (made[f"{name}.down"], made[f"{name}.up"]) for name in names}
+
+
+def _bank_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return BANK_BYTES
+    return int(GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
 
 
 def shapes_of(bank: Bank) -> dict[str, tuple[int, ...]]:
@@ -134,6 +142,7 @@ class LoraShelf:
             leases: list[_Lease] = []
             for file, _, _ in uses:
                 leases.append(_Lease(self, self._get(file)))
+                _check_ranks(leases)
             return _adapters(leases, uses)
 
     def _get(self, file: AdapterFile) -> _Loaded:
@@ -198,6 +207,14 @@ def _release(shelf: LoraShelf, loaded: _Loaded) -> None:
         loaded.leases -= 1
 
 
+def _check_ranks(leases: Sequence[_Lease]) -> None:
+    """So a request alone always finds room in the bank."""
+    pages = sum(len(each.loaded.pages) for each in leases)
+    if pages > PAGE_COUNTS[-1]:
+        needed = f"must have at most {PAGE_COUNTS[-1] * PAGE_RANK} ranks together"
+        raise InvalidParams("loras", pages * PAGE_RANK, needed)
+
+
 def _adapters(leases: Sequence[_Lease], uses: Sequence[Use]) -> Adapters:
     unet, text, name = [], [], ""
     for lease, (_, weight, text_weight) in zip(leases, uses, strict=True):
@@ -207,11 +224,6 @@ def _adapters(leases: Sequence[_Lease], uses: Sequence[Use]) -> Adapters:
             name = Variant(name).joined(Variant(loaded.variant)).name
         if text_weight and loaded.has_text:
             text += [(page, text_weight) for page in loaded.pages]
-    for pages in (unet, text):
-        if len(pages) > PAGE_COUNTS[-1]:
-            most = PAGE_COUNTS[-1] * PAGE_RANK
-            ranks = f"must have at most {most} ranks together"
-            raise InvalidParams("loras", len(pages) * PAGE_RANK, ranks)
     in_unet = _pages(unet)
     return Adapters(in_unet, _pages(text), Variant(name, in_unet.count), leases)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-from sdxl.adapters import NoRoom
 from sdxl.admission import Refused
 from sdxl.images import BrokenImage
 from sdxl.inflight import DeadlineExceeded
@@ -26,8 +25,6 @@ def as_problem(error: Exception) -> Problem:
             return Problem(
                 429, f"Refused: {error}.", "deadline_s", "overloaded", error.retry_after_s
             )
-        case NoRoom():
-            return Problem(503, f"Refused: {error}.", "loras", "overloaded", 2.0)
         case DeadlineExceeded():
             return errors.late()
         case Unhealthy():

@@ -6,13 +6,14 @@ Orders that wait are encoded together, in the order of the queue. They were admi
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from sdxl.adapters import Adapters
+from sdxl.adapters import Adapters, NoRoom
 from sdxl.conditioning import Conditioning
 from sdxl.cost import smoothed
 from sdxl.editing import SourceLatents
@@ -30,6 +31,8 @@ T = TypeVar("T")
 
 LOW_PRIORITY_BATCH = 4
 """low-priority prompts in one call"""
+ROOM_S = 0.02
+"""until the next look for room, while LoRAs of other requests fill the bank"""
 
 
 class PromptEncoder:
@@ -38,6 +41,7 @@ class PromptEncoder:
         self.calls = Calls("encoding a prompt", pipeline.clock, stall_s)
         self._stream = SideStream(pipeline.engines)
         self._waiting: list[ImageJob] = []
+        self._looks_for_room = False
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "encode")
 
@@ -77,8 +81,7 @@ class PromptEncoder:
             taken = self._most_urgent()
             for job in taken:
                 self._waiting.remove(job)
-        adapters = {job: self._adapters(job) for job in taken if not job.is_cancelled}
-        loaded = {job: each for job, each in adapters.items() if each is not None}
+        loaded = {job: each for job in taken if (each := self._adapters(job)) is not None}
         jobs = list(loaded)
         if not jobs:
             return
@@ -102,12 +105,25 @@ class PromptEncoder:
         return [job for job in waiting if job.order.priority is first][:most]
 
     def _adapters(self, job: ImageJob) -> Adapters | None:
-        """Load the job's LoRAs; None if that failed."""
+        """Load the job's LoRAs; None if it was cancelled, fails or waits for room."""
+        if job.is_cancelled:
+            return None
         try:
             return self._beside(partial(self.pipeline.adapters, job.params))
+        except NoRoom:
+            with self._lock:
+                self._waiting.append(job)
+            if not self._looks_for_room:
+                self._looks_for_room = True
+                self._thread.submit(self._encode_later)
         except Exception as error:
             job.failed(error)
-            return None
+        return None
+
+    def _encode_later(self) -> None:
+        time.sleep(ROOM_S)
+        self._looks_for_room = False
+        self._encode_waiting()
 
     def _encode(self, jobs: list[ImageJob], adapters: list[Adapters]) -> list[Conditioning]:
         began = self.pipeline.clock()

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sdxl.adapters import Adapters, NoRoom
 from sdxl.flight import Priority
 from sdxl.images import read_parameters, to_pixels
+from sdxl.params import GenerationParams
 from sdxl.warmup import standard
 from serve.errors import Problem
 from serve.orders import ImageProgress, Preview
@@ -194,6 +196,22 @@ def test_an_impossible_order_is_a_400_with_its_field(given: dict[str, object], p
     with running() as worker, pytest.raises(Problem) as caught:
         asyncio.run(picture_of(worker, order(**given)))  # type: ignore[arg-type]
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+async def test_an_order_waits_while_loras_of_others_fill_the_bank() -> None:
+    full = iter([NoRoom("full")] * 3)
+    with running() as worker:
+        lease = worker.pipeline.adapters
+
+        def adapters(params: GenerationParams) -> Adapters:
+            if params.seed == 5 and (error := next(full, None)):
+                raise error
+            return lease(params)
+
+        worker.pipeline.adapters = adapters  # type: ignore[method-assign]
+        asked = [order(seed=5), order(seed=6)]
+        await asyncio.gather(*(picture_of(worker, each) for each in asked))
+    assert next(full, None) is None
 
 
 def test_a_worker_that_has_not_started_says_so() -> None:
