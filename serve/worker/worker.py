@@ -153,7 +153,7 @@ class Worker:
             at_once=2 * pipeline.engines.buckets[-1] // pipeline.plan(GenerationParams()).room[0],
             presets=pipeline.checkpoint.presets,
             embeds_guidance=pipeline.embeds_guidance,
-            loras=loras,
+            loras=loras if pipeline.engines.adapters else (),
             embeddings=embeddings,
         )
 
