@@ -17,7 +17,6 @@ export function makePicker({ name, label, help, fields }, form) {
   let names = [];
 
   function addChosen() {
-    if (!choice.value) return;
     put([...entries(), [choice.value, weight.default]]);
     rows.lastChild.querySelector("[type=number]").select();
   }
@@ -59,11 +58,13 @@ export function makePicker({ name, label, help, fields }, form) {
   function show() {
     if (textOf(entries()) !== textOf(read())) rows.replaceChildren(...read().map(rowOf));
     const used = entries().map(([title]) => title);
-    const left = names.filter((title) => !used.includes(title));
+    const left = ["", ...names.filter((title) => !used.includes(title))];
     if (left.join() !== [...choice.options].map((option) => option.value).join()) {
-      choice.replaceChildren(...left.map((title) => make("option", { value: title }, title)));
+      choice.replaceChildren(
+        ...left.map((title) => make("option", { value: title }, title || "choose one…")));
     }
-    choice.disabled = add.disabled = !left.length;
+    choice.disabled = left.length === 1;
+    add.disabled = !choice.value;
     field.hidden = !names.length && !used.length;
   }
 
