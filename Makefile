@@ -65,7 +65,7 @@ load: $(INSTALLED) ## measure the service under load: overhead, throughput, late
 	$(VENV)/bin/sdxl bench load
 
 screenshots: $(INSTALLED) ## renew the web page's pictures in docs/; needs Chromium
-	WEB_SCREENSHOTS=docs $(PYTHON_OF_VENV) -m pytest $(addprefix tests/serve/service/test_web_,page.py comparison.py animation.py) -k "how_it_looks or in_one_place or animation"
+	WEB_SCREENSHOTS=docs $(PYTHON_OF_VENV) -m pytest $(addprefix tests/serve/service/test_web_,page.py comparison.py animation.py) -k "accessible_in_every_state or in_one_place or animation"
 
 mini-onnx: $(INSTALLED) ## export the embedded model's graphs, after its weights changed
 	$(PYTHON_OF_VENV) -m training.mini.graphs
