@@ -54,10 +54,14 @@ def lora_folders(model: str, folder: Path, named: str = "") -> list[Path]:
         folder = MINI
     elif is_here(base):
         folder = Path(os.path.abspath(os.path.expanduser(base)))
-    if named and not Path(named).expanduser().is_dir():
-        raise InvalidParams("loras", named, "must be a folder")
+    check_lora_folder(named)
     chosen = [Path(named).expanduser()] if named else []
     return [*chosen, folder.parent / BESIDE, home() / BESIDE]
+
+
+def check_lora_folder(named: str) -> None:
+    if named and not Path(named).expanduser().is_dir():
+        raise InvalidParams("loras", named, "must be a folder")
 
 
 def is_here(model: str) -> bool:

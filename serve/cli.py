@@ -122,13 +122,16 @@ def start(settings: ServeSettings, watch: ClusterWatch) -> None:
     from ray import serve as ray_serve
 
     from sdxl.checkpoint import check_model
+    from sdxl.model_names import check_lora_folder
     from serve.app import application
     from serve.models import image_models
 
     check_port(settings.host, settings.port)
-    models = [model.settings.model_name for model in image_models(settings)]
-    for model in models:
-        check_model(model)
+    of_models = [model.settings for model in image_models(settings)]
+    models = [each.model_name for each in of_models]
+    for each in of_models:
+        check_model(each.model_name)
+        check_lora_folder(each.loras)
     # A certificate that cannot sign shows here.
     _ = settings.marks.sign
     if not settings_.is_loopback(settings.host):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sdxl.images import read_parameters
+from sdxl.places import LORAS
 from serve.errors import Problem
 from serve.front.keys import sha256
 from serve.llm.speaker import Speaker
 from serve.worker.worker import Worker
 from tests.serve.llm.texts import CHAT, SAID, WORDS, FakeLlm, asked_of, client, fake_speaker
 from tests.serve.servers import GENERATE, error_of
+from tests.serve.workers import running, with_loras
 from training.llm.grammar import parse
 
 CIRCLE: list[Any] = [{"role": "user", "content": "a red circle"}]
@@ -78,6 +82,15 @@ def test_a_picture_is_made_of_the_expanded_prompt(worker: Worker) -> None:
     body = {"prompt": "circle", "expand_prompt": True, "steps": 2, "n": 2, "seed": 4}
     answer = asked_of(worker, fake_speaker(), GENERATE, body).json()
     assert [data["revised_prompt"] for data in answer["data"]] == [SAID] * 2
+
+
+def test_an_expanded_prompt_keeps_the_loras_of_its_tags() -> None:
+    body = {"prompt": "circle <lora:hollow:0.5>", "expand_prompt": True, "steps": 2}
+    with running(with_loras(LORAS)) as worker:
+        (data,) = asked_of(worker, fake_speaker(), GENERATE, body).json()["data"]
+    stored = read_parameters(base64.b64decode(data["b64_json"]))
+    assert data["revised_prompt"] == stored["prompt"] == SAID
+    assert [(each["name"], each["weight"]) for each in stored["loras"]] == [("hollow", 0.5)]
 
 
 def test_a_stream_contains_the_expanded_prompt(worker: Worker) -> None:
