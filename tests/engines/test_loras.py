@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from diffusers import StableDiffusionXLPipeline
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from engines import load
@@ -33,6 +34,8 @@ from sdxl.pipeline import Pipeline
 from sdxl.places import LORAS
 from sdxl.specs import PAGE_RANK
 from tests.conftest import psnr
+from tests.onnx_export.test_lora import FORMATS, modules
+from tests.sdxl.test_pipeline import diffusers_image
 
 LEAST_DB = 60.0
 DOWN, PREFIX = ".lora_A.weight", re.compile(r"^(base_model\.model\.|unet\.)")
@@ -89,6 +92,34 @@ def test_each_picture_of_a_mixed_batch_is_that_of_its_fused_model(backend: str) 
         (expected,) = images_of(fused(params.loras or ()), [replace(params, loras=None)])
         measured = psnr(image, expected)
         assert measured >= LEAST_DB, f"{params.loras}: {measured:.1f} dB, at least {LEAST_DB}"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config`")
+@pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
+@pytest.mark.parametrize(
+    "weights", [{"diffusers": 0.7}, {"kohya": -0.4}, {"diffusers": 0.5, "kohya": 0.3}]
+)
+def test_pictures_are_those_of_diffusers(
+    backend: str, weights: dict[str, float], tmp_path: Path
+) -> None:
+    """With `load_lora_weights` and `set_adapters`; the files adapt the text encoders, too."""
+    plain = pipeline(backend)
+    pipe: Any = StableDiffusionXLPipeline.from_pretrained(
+        str(plain.checkpoint.folder), torch_dtype=torch.float32, add_watermarker=False
+    )
+    pipe.set_progress_bar_config(disable=True)
+    for seed, name in enumerate(weights):
+        file = tmp_path / f"{name}.safetensors"
+        save_file(FORMATS[name](modules(plain.checkpoint), seed), file)
+        pipe.load_lora_weights(str(file), adapter_name=name)
+    pipe.set_adapters(list(weights), list(weights.values()))
+    made = Pipeline(plain.checkpoint, plain.engines, Catalogue([tmp_path]))
+    loras = tuple(Lora(name, weight) for name, weight in weights.items())
+    params = replace(PICTURE, cache_interval=1, loras=loras)
+    (image,) = images_of(made, [params])
+    measured = psnr(image, diffusers_image(pipe, params))
+    assert measured >= LEAST_DB, f"{measured:.1f} dB, at least {LEAST_DB}"
 
 
 @pytest.mark.parametrize("backend", ["torch", "onnxruntime"])

@@ -22,7 +22,7 @@ RANK, ALPHA, SCALE = 4, 2.0, 0.7
 ENCODERS = {"text_encoder": "lora_te1_", "text_encoder_2": "lora_te2_"}
 ADAPTED = (*ENCODERS, "unet")
 UNET_LAYERS = ("attn1.to_q", "attn2.to_v", "to_out.0", "ff.net.2", "proj_in")
-ENCODER_LAYERS = ("self_attn.q_proj", "mlp.fc1")
+ENCODER_LAYERS = ("self_attn.q_proj", "self_attn.out_proj", "mlp.fc1")
 Tensors = dict[str, Tensor]
 
 
@@ -30,9 +30,11 @@ def modules(checkpoint: Checkpoint) -> dict[str, nn.Module]:
     return {part: checkpoint.part(part) for part in ADAPTED}
 
 
-def adapters(parts: Mapping[str, nn.Module]) -> dict[tuple[str, str], tuple[Tensor, Tensor]]:
-    """Return random down and up matrices by part and layer; a seed fixes them."""
-    generator = torch.Generator().manual_seed(0)
+def adapters(
+    parts: Mapping[str, nn.Module], seed: int = 0
+) -> dict[tuple[str, str], tuple[Tensor, Tensor]]:
+    """Return random down and up matrices by part and layer."""
+    generator = torch.Generator().manual_seed(seed)
     found = {}
     for part, module in parts.items():
         wanted = UNET_LAYERS if part == "unet" else ENCODER_LAYERS
@@ -48,19 +50,19 @@ def full_name(name: str) -> str:
     return name if name.startswith("text_model.") else f"text_model.{name}"
 
 
-def in_diffusers_format(parts: Mapping[str, nn.Module]) -> Tensors:
+def in_diffusers_format(parts: Mapping[str, nn.Module], seed: int = 0) -> Tensors:
     """Its names are peft's and it stores no alpha: the weights are already scaled by it."""
     tensors = {}
-    for (part, name), (down, up) in adapters(parts).items():
+    for (part, name), (down, up) in adapters(parts, seed).items():
         layer = f"{part}.{name if part == 'unet' else full_name(name)}"
         tensors[f"{layer}.lora_A.weight"] = down
         tensors[f"{layer}.lora_B.weight"] = up * (ALPHA / RANK)
     return tensors
 
 
-def in_kohya_format(parts: Mapping[str, nn.Module]) -> Tensors:
+def in_kohya_format(parts: Mapping[str, nn.Module], seed: int = 0) -> Tensors:
     tensors = {}
-    for (part, name), (down, up) in adapters(parts).items():
+    for (part, name), (down, up) in adapters(parts, seed).items():
         bare = name if part == "unet" else full_name(name)
         layer = ENCODERS.get(part, "lora_unet_") + bare.replace(".", "_")
         tensors[f"{layer}.lora_down.weight"] = down
