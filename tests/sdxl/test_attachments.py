@@ -115,6 +115,33 @@ loras = st.builds(
 )
 
 
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda each: st.lists(each, max_size=3) | st.dictionaries(st.text(max_size=8), each),
+    max_leaves=6,
+)
+keys = st.sampled_from(["name", "weight", "text_weight"])
+
+
+@given(st.lists(json_values | st.dictionaries(keys, json_values), max_size=3))
+def test_any_other_json_is_refused(loras: list[Any]) -> None:
+    try:
+        GenerationParams.from_dict({"loras": loras}).resolve(SIZES, lambda: 0)
+    except InvalidParams as error:
+        assert error.field == "loras" and str(error).encode()
+
+
+@given(st.text("<>:lora=x1. ", max_size=40))
+def test_any_prompt_is_read_or_refused(prompt: str) -> None:
+    try:
+        rest, loras = take_tags(prompt, "prompt")
+    except InvalidParams as error:
+        assert error.field == "prompt"
+    else:
+        assert loras or rest == prompt
+        assert take_tags(rest, "prompt") == (rest, [])
+
+
 @given(loras)
 def test_a_tag_gives_the_same_lora(lora: Lora) -> None:
     (read,) = take_tags(lora.tag, "prompt")[1]

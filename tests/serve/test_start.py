@@ -28,16 +28,21 @@ def test_the_process_that_starts_the_service_loads_no_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "code", "message"),
+    ("flags", "code", "message"),
     [
-        ("nosuch", 2, "sdxl: model must be 'mini', a folder in diffusers layout"),
-        ("no/such", 1, "sdxl: model 'no/such' is neither a folder here nor could be fetched: "),
+        ("--loras nowhere", 2, "sdxl: loras must be a folder, got 'nowhere'"),
+        ("--model nosuch", 2, "sdxl: model must be 'mini', a folder in diffusers layout"),
+        (
+            "--model no/such",
+            1,
+            "sdxl: model 'no/such' is neither a folder here nor could be fetched: ",
+        ),
     ],
 )
-def test_a_model_that_is_not_there_is_one_line_before_ray_starts(
+def test_a_file_that_is_not_there_is_one_line_before_ray_starts(
     refused: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
-    model: str,
+    flags: str,
     code: int,
     message: str,
 ) -> None:
@@ -46,7 +51,7 @@ def test_a_model_that_is_not_there_is_one_line_before_ray_starts(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("ray.init", lambda **_: pytest.fail("Ray was started"))
     monkeypatch.setattr(cli, "supervise", lambda run, *_: run())
-    command = ("serve", "--model", model, "--llm", "none", "--port", str(free_port()))
+    command = ("serve", *flags.split(), "--llm", "none", "--port", str(free_port()))
     assert refused(*command, code=code).startswith(message)
 
 
