@@ -114,8 +114,8 @@ class LoraShelf:
     """of the inputs of 8-bit layers, by which their banks are divided"""
     byte_s: float = FIRST_BYTES_S
     loads: int = 0
-    _loaded: OrderedDict[str, _Loaded] = field(default_factory=OrderedDict)
-    """by digest, the least recently used first"""
+    _loaded: OrderedDict[AdapterFile, _Loaded] = field(default_factory=OrderedDict)
+    """by the file as it was, the least recently used first; a digest would take a second"""
     _free: list[int] = field(default_factory=list)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -127,15 +127,15 @@ class LoraShelf:
         return bank
 
     def delay_s(self, uses: Sequence[Use]) -> float:
-        missing = {f.sha256: f.bytes for f, *_ in uses if f.sha256 not in self._loaded}
+        missing = {file: file.bytes for file, *_ in uses if file not in self._loaded}
         start_s = 0.0 if "bank" in vars(self) else START_S
         return bool(uses) * start_s + self.byte_s * sum(missing.values())
 
     def variant(self, uses: Sequence[Use]) -> Variant:
-        loaded = [self._loaded.get(file.sha256, USUAL) for file, *_ in uses]
+        loaded = [self._loaded.get(file, USUAL) for file, *_ in uses]
         pages = sum(len(each.pages) for each in loaded if each.variant)
-        names = [Variant(each.variant, min(pages, PAGE_COUNTS[-1])) for each in loaded]
-        return reduce(Variant.joined, names, PLAIN)
+        count = next((each for each in (0, *PAGE_COUNTS) if each >= pages), PAGE_COUNTS[-1])
+        return reduce(Variant.joined, (Variant(each.variant, count) for each in loaded), PLAIN)
 
     def lease(self, uses: Sequence[Use]) -> Adapters:
         with self._lock:
@@ -146,14 +146,14 @@ class LoraShelf:
             return _adapters(leases, uses)
 
     def _get(self, file: AdapterFile) -> _Loaded:
-        if file.sha256 not in self._loaded:
+        if file not in self._loaded:
             began = time.perf_counter()
-            self._loaded[file.sha256] = self._load(file)
+            self._loaded[file] = self._load(file)
             took = time.perf_counter() - began
             self.byte_s = smoothed(self.byte_s if self.loads else None, took / max(file.bytes, 1))
             self.loads += 1
-        self._loaded.move_to_end(file.sha256)
-        return self._loaded[file.sha256]
+        self._loaded.move_to_end(file)
+        return self._loaded[file]
 
     def _load(self, file: AdapterFile) -> _Loaded:
         try:
@@ -183,11 +183,11 @@ class LoraShelf:
 
     def _take(self, count: int, name: str) -> tuple[int, ...]:
         """Take free pages; drop unused LoRAs for them."""
-        for digest, loaded in list(self._loaded.items()):
+        for file, loaded in list(self._loaded.items()):
             if len(self._free) >= count:
                 break
             if not loaded.leases:
-                self._free += self._loaded.pop(digest).pages
+                self._free += self._loaded.pop(file).pages
         if len(self._free) < count:
             raise NoRoom(f"other requests' LoRAs leave no room for {name!r}; try again")
         return tuple(self._free.pop() for _ in range(count))

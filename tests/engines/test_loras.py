@@ -239,14 +239,8 @@ def shelf(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoraShelf]:
     yield LoraShelf(lambda: few)
 
 
-class FileOfRank(AdapterFile):
-    @property
-    def sha256(self) -> str:
-        return f"digest {self.name}"
-
-
 def use(rank: int, weight: float = 1.0) -> tuple[AdapterFile, float, float]:
-    return FileOfRank(str(rank), Path(str(rank)), "lora", 100, ()), weight, weight
+    return AdapterFile(str(rank), Path(str(rank)), "lora", 100, ()), weight, weight
 
 
 def test_a_rank_takes_as_many_pages_as_hold_it(shelf: LoraShelf) -> None:
