@@ -104,7 +104,9 @@ def load_torch(
                 is_compiled = options.compile and part == "unet"
                 runs: Any = torch.compile(network) if is_compiled else network
                 engines[name] = TorchEngine(specs[name], runs)
-    shelf = _add_loras(engines, specs, shapes, chosen) if shapes else None
+    deep: Any = engines["unet_deep"]
+    prepare = partial(_add_loras, engines, specs, shapes, chosen)
+    shelf = LoraShelf(prepare, steps_of(deep.module)) if shapes else None
     if is_cuda and options.graphs:
         # Its own pool: graphs of one pool must not run at once, and pictures are decoded while
         # others are denoised.
@@ -119,7 +121,6 @@ def load_torch(
         said["gpu"] = target.name
     if options != PLAIN:
         said["options"] = str(options)
-    deep: Any = engines["unet_deep"]
     has_slots = _has_slots(options, deep.module)
     standard = checkpoint.arch.sample_size
     ticks = Ticks(cuda) if cuda and options.graphs else None
@@ -145,16 +146,14 @@ def _add_loras(
     specs: Mapping[str, ModelSpec],
     shapes: Mapping[str, tuple[int, ...]],
     device: torch.device,
-) -> LoraShelf:
+) -> Bank:
     """Add the networks with LoRAs to the engines."""
     bank = new_bank(bank_specs(shapes, specs["unet_deep"].outputs[0].dtype), device)
-    steps: dict[str, Tensor] = {}
     for name, spec in with_loras(specs).items():
         plain: Any = engines[plain_name(name)]
         own = {each: bank[each] for each in layers_in(name, plain.module)}
         engines[name] = TorchEngine(spec, plain.module, own)
-        steps |= steps_of(plain.module)
-    return LoraShelf(lambda: bank, steps=steps)
+    return bank
 
 
 def _placed(
