@@ -246,8 +246,9 @@ class Stage:
             t.name: torch.stack([getattr(given, t.name)[row] for given, row in rows])
             for t in self._prompt.inputs
         }
-        pages = lora_inputs([given.adapters.unet for given, _ in rows], variant.pages)
-        inputs |= {name: each.to(self._engines.device) for name, each in pages.items()}
+        if variant.pages:
+            pages = lora_inputs([given.adapters.unet for given, _ in rows], variant.pages)
+            inputs |= {name: each.to(self._engines.device) for name, each in pages.items()}
         sizes = {ROWS: bucket, "tokens": images[0][1].tokens}
         texts = [self._new_text(own, sizes) for own in self._stacks]
         engine(inputs, self._named(texts))
