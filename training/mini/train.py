@@ -23,19 +23,17 @@ from training.fitting import load_fitted, save_adopted
 from training.mini.autoencoder import adopt_vae, load_vae, train_vae
 from training.mini.check import WEIGHTS
 from training.mini.decoder_training import train_decoder
-from training.mini.embedding import DUSK, train_embedding
 from training.mini.endings import train_endings
 from training.mini.export import Trained, export
 from training.mini.few_steps import train_few_steps
 from training.mini.latents import encode_pictures, fit_preview
-from training.mini.negative import NEGATIVE, train_negative
 from training.mini.own_courses import load_newest, train_own_courses
 from training.mini.plan import TrainingPlan
 from training.mini.scorer import Student, train_scorer
 from training.mini.styles import train_style
 from training.mini.unet_training import UNetWithText, train_contrasts, train_shapes, train_unet
 
-LORA_STAGES = ("few_steps", *STYLES, NEGATIVE, DUSK)
+LORA_STAGES = ("few_steps", *STYLES)
 UNET_STAGES = ("unet", "contrast", "shapes", "own_courses")
 STAGES = ("vae", *UNET_STAGES, "scorer", "decoder", "endings", "export", *LORA_STAGES)
 
@@ -95,8 +93,6 @@ def train(plan: TrainingPlan, work: Path, out: Path, device: str, names: Sequenc
         "endings": lambda: train_endings(plan, work, device),
         "export": lambda: export_all(plan, work, out, device),
         "few_steps": lambda: train_few_steps(plan, out, loras_of(out), work, device),
-        DUSK: lambda: train_embedding(plan, out, loras_of(out), work, device),
-        NEGATIVE: lambda: train_negative(plan, out, loras_of(out), work, device),
     }
     for style in STYLES:
         stages[style] = partial(train_style, style, plan, out, loras_of(out), work, device)
