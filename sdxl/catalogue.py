@@ -1,4 +1,4 @@
-"""The LoRAs and embeddings that requests may name: safetensors files in folders.
+"""The LoRAs that requests may name, and embeddings: safetensors files in folders.
 
 The folders are read for every list and for names not seen before, so files come and go without a
 restart. A request names a file as it is listed, never by a path. This module knows no tensors.

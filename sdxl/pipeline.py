@@ -101,7 +101,7 @@ class Pipeline:
     checkpoint: Checkpoint
     engines: Engines
     catalogue: Catalogue = field(default_factory=Catalogue)
-    """the LoRAs and embeddings that requests may name"""
+    """the LoRAs that requests may name"""
     is_deterministic: bool = False
     """UNet and encoders at one fixed shape, so that neighbours cannot change a picture's bytes"""
     clock: Callable[[], float] = time.perf_counter

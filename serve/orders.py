@@ -116,7 +116,7 @@ class ModelCard:
     loras: tuple[str, ...] = ()
     """names of the LoRAs that requests may use now"""
     embeddings: tuple[str, ...] = ()
-    """names of the embeddings that prompts may use now"""
+    """names of the embeddings in its folders; prompts do not use them yet"""
 
 
 @dataclass(frozen=True)

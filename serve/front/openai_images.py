@@ -325,8 +325,6 @@ class ImageLimits(Reply):
     schedulers: tuple[str, ...] = tuple(SCHEDULERS)
     loras: tuple[str, ...]
     """names that a request's `loras` and the tags of its prompts may have now"""
-    embeddings: tuple[str, ...]
-    """names that prompts may use as words now"""
     parameters: tuple[Control, ...]
 
     @classmethod
@@ -343,7 +341,6 @@ class ImageLimits(Reply):
             at_once=card.at_once,
             presets={name: preset.values() for name, preset in card.presets.items()},
             loras=card.loras,
-            embeddings=card.embeddings,
             parameters=tuple(controls_of(card)),
         )
 

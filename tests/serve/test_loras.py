@@ -134,8 +134,10 @@ def test_files_are_found_while_the_service_runs(tmp_path: Path) -> None:
         assert call(worker, "POST", "/sdapi/v1/refresh-loras", settings=SDAPI).status_code == 200
         assert names() == [["new"], ["new"]]
         assert post(worker, {**QUICK, "loras": ["new"]}).status_code == 200
+        (tmp_path / "embeddings").mkdir()
+        (tmp_path / "embeddings" / "neon.safetensors").touch()
         embeddings = call(worker, "GET", "/sdapi/v1/embeddings", settings=SDAPI).json()
-        assert embeddings == {"loaded": {}, "skipped": {}}
+        assert (embeddings["loaded"], list(embeddings["skipped"])) == ({}, ["neon"])
 
 
 def test_a_webui_s_request_has_tags_in_and_out(styled: Worker) -> None:

@@ -342,7 +342,7 @@ def loras(card: ModelCard) -> list[dict[str, Any]]:
 
 def embeddings(card: ModelCard) -> dict[str, dict[str, Any]]:
     facts = ("step", "sd_checkpoint", "sd_checkpoint_name", "shape", "vectors")
-    return {"loaded": {name: dict.fromkeys(facts) for name in card.embeddings}, "skipped": {}}
+    return {"loaded": {}, "skipped": {name: dict.fromkeys(facts) for name in card.embeddings}}
 
 
 def samplers() -> list[dict[str, Any]]:
