@@ -157,8 +157,10 @@ class _Tables:
             _fill(self.sides, torch.tensor(sides, dtype=torch.int32))
             _fill(self.member_of_row, torch.tensor(layout.member_of_row))
             _fill(self.negative_row, torch.tensor([rows[-1] for rows in layout.rows_of_members]))
-            for name, values in self._lora_rows(layout).items():
-                _fill(self.loras(layout.variant.pages)[name], values)
+            if count := layout.variant.pages:
+                pages = [layout.members[i].image.pages for i in layout.member_of_row]
+                for name, values in lora_inputs(pages, count).items():
+                    _fill(self.loras(count)[name], values)
 
     def loras(self, count: int) -> dict[str, Tensor]:
         """Each row's pages and their scales, for calls with this many."""
@@ -167,10 +169,6 @@ class _Tables:
             given = lora_inputs([NO_ADAPTERS.unet] * bucket, count)
             self._loras[count] = {name: each.to(device) for name, each in given.items()}
         return self._loras[count]
-
-    def _lora_rows(self, layout: Layout) -> dict[str, Tensor]:
-        images = [layout.members[i].image for i in layout.member_of_row]
-        return lora_inputs([image.pages for image in images], layout.variant.pages)
 
     @cached_property
     def coefficients(self) -> tuple[Tensor, ...]:
@@ -297,7 +295,8 @@ class Stage:
 
     def _run(self, network: str, layout: Layout, views: _Views, tables: _Tables) -> bool:
         engine = self._engines.of(network, layout.variant.name)
-        given = {**views.by_name, **tables.loras(layout.variant.pages)}
+        count = layout.variant.pages
+        given = {**views.by_name, **tables.loras(count)} if count else views.by_name
         inputs = {t.name: given[t.name] for t in engine.spec.inputs}
         if layout.members[0].image.slot is not None:
             inputs["sides"] = tables.sides

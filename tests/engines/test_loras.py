@@ -94,6 +94,30 @@ def test_each_picture_of_a_mixed_batch_is_that_of_its_fused_model(backend: str) 
         assert measured >= LEAST_DB, f"{params.loras}: {measured:.1f} dB, at least {LEAST_DB}"
 
 
+@pytest.mark.parametrize("rides", [False, True])
+def test_loras_of_transformers_share_plain_shallow_calls(rides: bool, tmp_path: Path) -> None:
+    """With none, one and two LoRAs in flight, of a shallow network that none of them adapts."""
+    plain = pipeline("torch")
+    unet = {"unet": plain.checkpoint.part("unet")}
+    for seed, name in enumerate(("a", "b")):
+        save_file(FORMATS["kohya"](unet, seed), tmp_path / f"{name}.safetensors")
+    made = Pipeline(plain.checkpoint, plain.engines, Catalogue([tmp_path]))
+    a, b = Lora("a", 0.5), Lora("b", -0.4)
+    asked = [made.check(replace(PICTURE, loras=each)) for each in (None, (a,), (a, b), (b,))]
+    alone = [images_of(made, [each])[0] for each in asked]
+    loop = made.in_flight()
+    loop.limits = replace(loop.limits, rides=rides)
+    adapters = [made.adapters(each) for each in asked]
+    assert [each.variant.name for each in adapters] == ["", "lora", "lora", "lora"]
+    given = zip(asked, made.encode(asked, adapters=adapters), strict=True)
+    ids = [loop.submit(made.request(*each)) for each in given]
+    events = loop.drain()
+    found = {e.id: made.decode(e.latents) for e in events if isinstance(e, Finished)}
+    assert len(found) == len(ids), events
+    for id_, expected in zip(ids, alone, strict=True):
+        assert psnr(found[id_], expected) >= LEAST_DB
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config`")
 @pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
