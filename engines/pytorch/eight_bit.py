@@ -76,7 +76,10 @@ class EightBit(nn.Module):
         return self.weight.dtype
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.product(self.stored(x), x.dtype)
+        stored = self.stored(x)
+        return self.product(
+            stored, x.dtype, addition(self, stored if self.weight.dim() == 2 else x)
+        )
 
     def stored(self, x: Tensor, added: Tensor | None = None) -> Tensor:
         """Round x, or its sum with `added`, to steps of the 8-bit number; a map or tokens."""

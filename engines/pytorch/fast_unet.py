@@ -202,17 +202,11 @@ class Upsampler(nn.Module):
         height, width = x.shape[2:]
         is_doubled = tuple(sides) == (2 * height, 2 * width) or sides_of(x) is not None
         if self.conv_quarters is None or not is_doubled:
-            return self.convolved(F.interpolate(x, size=sides, mode="nearest"))
-        doubled: Tensor = self.conv_quarters(x)
+            return self.conv(F.interpolate(x, size=sides, mode="nearest"))
+        doubled = self.conv_quarters(x)
         if is_adapting(self.conv):
             doubled = plus_loras(doubled, self.conv, F.interpolate(x, size=sides))
         return doubled
-
-    def convolved(self, x: Tensor) -> Tensor:
-        if not isinstance(self.conv, EightBit):
-            result: Tensor = self.conv(x)
-            return result
-        return apply(self.conv, self.conv.stored(x), x, exact=lambda: x)
 
 
 class Attention(nn.Module):
@@ -278,8 +272,7 @@ class Attention(nn.Module):
         if self.pair is not None:
             query, key = apply(self.pair, x, like).chunk(2, dim=-1)
             return query, key, apply(self.to_v, x, like)
-        query, key, value = (apply(each, x, x) for each in (self.to_q, self.to_k, self.to_v))
-        return query, key, value
+        return self.to_q(x), self.to_k(x), self.to_v(x)
 
 
 class FeedForward(nn.Module):
