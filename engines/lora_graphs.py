@@ -1,7 +1,8 @@
-"""Adds LoRAs to the ONNX graph of a network: each row's low-rank products, from banks that are
-inputs of the graph. The plain graph, with its weights and scales, stays as it is.
+"""Adds LoRAs and embeddings to the ONNX graph of a network: each row's low-rank products, and
+vectors for negative token ids, from banks that are inputs of the graph. The plain graph, with its
+weights and scales, stays as it is.
 
-It does what sdxl/networks/low_rank.py does to a module. It knows no runtime.
+It does what engines/low_rank.py does to a module. It knows no runtime.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from sdxl.networks.low_rank import bank_specs, is_adapted, shifts
-from sdxl.specs import PAGE_RANK, ModelSpec, TensorSpec, layer_name, plain_name
+from engines.low_rank import TOKENS, VECTORS, bank_specs, is_adapted, shifts
+from sdxl.specs import MOST_VECTORS, PAGE_RANK, ModelSpec, TensorSpec, layer_name, plain_name
 
 PARTS = {"clip_l": "text_encoder", "clip_g": "text_encoder_2"}
 """the part of a network's layers, if it is not the UNet"""
@@ -32,10 +33,16 @@ def add_loras(graph: bytes, spec: ModelSpec) -> tuple[bytes, ModelSpec]:
     the bank."""
     model = onnx.load_model_from_string(graph)
     part = PARTS.get(plain_name(spec.name), "unet")
+    weights = {t.name: tuple(t.dims) for t in model.graph.initializer}
     layers = {
         node.output[0]: (layer_name(part, key.removesuffix(WEIGHT)), shape)
         for node, key, shape in _layers(model.graph)
         if is_adapted(spec.name, key)
+    }
+    layers |= {
+        node.output[0]: (part + VECTORS, (MOST_VECTORS, weights[node.input[0]][1]))
+        for node in model.graph.node
+        if node.op_type == "Gather" and node.input[0].endswith(f"{TOKENS}{WEIGHT}")
     }
     dtype = spec.outputs[0].dtype
     bank = bank_specs(dict(layers.values()), dtype)
@@ -90,14 +97,19 @@ class _Writer:
         self.dtype = dtype
 
     def copy(self, node: onnx.NodeProto, layer: str, shape: Sequence[int]) -> None:
-        """Copy a node; a layer's result gets its LoRAs' products."""
+        """Copy a node; a layer's result gets its LoRAs' products, and the tokens' embeddings'
+        vectors."""
         copied = onnx.NodeProto()
         copied.CopyFrom(node)
-        self.nodes.append(copied)
         if not layer:
+            self.nodes.append(copied)
             return
         result = node.output[0]
         copied.output[0] = f"{result}.plain"
+        if node.op_type == "Gather":
+            self._embed(copied, layer, result)
+            return
+        self.nodes.append(copied)
         given = self._unrounded(node.input[0])
         if node.op_type == "Conv":
             added = self._convolved(given, layer, node, shape)
@@ -108,6 +120,16 @@ class _Writer:
         else:
             added = self._product(given, layer, shape)
         self.add("Add", copied.output[0], added, output=result)
+
+    def _embed(self, plain: onnx.NodeProto, vectors: str, result: str) -> None:
+        """Look up ids in the table, but negative ones among the vectors."""
+        ids, zero = plain.input[1], self.numbers(0)
+        plain.input[1] = self.add("Max", ids, zero)
+        self.nodes.append(plain)
+        places = self.add("Max", self.add("Sub", self.numbers(-1), ids), zero)
+        learned = self.add("Gather", vectors, places, axis=0)
+        is_learned = self.add("Unsqueeze", self.add("Less", ids, zero), self.numbers(-1))
+        self.add("Where", is_learned, learned, plain.output[0], output=result)
 
     def _product(self, x: str, layer: str, shape: Sequence[int]) -> str:
         """[rows, tokens, in] → [rows, tokens, out]"""

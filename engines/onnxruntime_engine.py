@@ -20,13 +20,13 @@ import onnxruntime
 import torch
 from torch import Tensor
 
+from engines.bank_shelf import BankShelf, new_bank
 from engines.cpu import rows_on_cpu
 from engines.folders.export_folder import ExportFolder
-from engines.lora_shelf import LoraShelf, named, new_bank
+from engines.low_rank import Bank
 from engines.trt.flavours import BackendFailed
 from sdxl.engine import Engine, Engines, check_inputs
 from sdxl.handover import WorkThread
-from sdxl.networks.low_rank import Bank
 from sdxl.slow import named_if_slow
 from sdxl.specs import ModelSpec, ShapeError, TensorSpec, plain_name, with_loras
 
@@ -109,7 +109,7 @@ def load_onnxruntime(export: ExportFolder) -> Engines:
         cut=export.cut,
         buckets=counts,
         decode_batch=min(2, counts[-1] // 2),
-        adapters=LoraShelf(partial(_add_loras, export, engines)),
+        adapters=BankShelf(partial(_add_loras, export, engines)),
         description={
             "backend": "onnxruntime",
             "precision": export.precision,
@@ -145,10 +145,7 @@ def _add_loras(export: ExportFolder, engines: dict[str, Engine]) -> Bank:
     bank = new_bank([t for _, _, spec in made for t in spec.bank], torch.device("cpu"))
 
     def open_all() -> dict[str, Engine]:
-        return {
-            spec.name: _opened(export, plain, spec, graph, named(bank))
-            for plain, graph, spec in made
-        }
+        return {spec.name: _opened(export, plain, spec, graph, bank) for plain, graph, spec in made}
 
     engines |= export.load_checked(open_all)
     return bank

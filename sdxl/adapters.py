@@ -1,23 +1,24 @@
-"""LoRAs of a request, as the networks read them: pages of a bank, and a scale for each page.
+"""LoRAs and embeddings of a request, as the networks read them: pages of a bank with a scale for
+each, and vectors for the text encoders.
 
 A page holds PAGE_RANK ranks of every adapted layer. It does not know how files are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from sdxl.catalogue import AdapterFile
+from sdxl.catalogue import FILE_KEYS, AdapterFile
 from sdxl.flight import PLAIN, Variant
 from sdxl.specs import PAGE_COUNTS
 
 Use = tuple[AdapterFile, float, float]
-"""A LoRA, its weight in the UNet, and in the text encoders."""
+"""A LoRA, its weight in the UNet, and in the text encoders. An embedding's weights are 1."""
 
 
 @dataclass(frozen=True)
@@ -44,20 +45,38 @@ def lora_inputs(rows: Sequence[Pages], count: int) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Adapters:
-    """A request's LoRAs in a bank. Their pages stay there while this object lives."""
+    """A request's LoRAs and embeddings in a bank. They stay there while this object lives."""
 
     unet: Pages = Pages()
     text: Pages = Pages()
     variant: Variant = PLAIN
     """of the UNet"""
+    vectors: tuple[int, ...] = ()
+    """of all embeddings, in the order of `files`"""
+    files: tuple[tuple[AdapterFile, Mapping[str, str]], ...] = ()
+    """with their digests"""
     leases: Sequence[object] = field(default=(), repr=False)
+
+    @property
+    def in_text(self) -> Pages:
+        """Pages for the text encoders; one that adds nothing, if only embeddings need their
+        networks with LoRAs."""
+        return self.text if self.text.numbers or not self.vectors else Pages((0,), (0.0,))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a picture's metadata says of the files."""
+        facts: dict[str, Any] = {}
+        for file, digests in self.files:
+            facts.setdefault(FILE_KEYS[file.kind], {})[file.name] = dict(digests)
+        return facts
 
 
 NO_ADAPTERS = Adapters()
 
 
 class AdapterShelf(Protocol):
-    """Loads LoRAs into a bank of limited size when requests ask for them."""
+    """Loads files into a bank of limited size when requests ask for them."""
 
     def delay_s(self, uses: Sequence[Use]) -> float:
         """The expected seconds to load those that are not loaded."""
@@ -74,4 +93,4 @@ class AdapterShelf(Protocol):
 
 
 class NoRoom(RuntimeError):
-    """The bank is full of LoRAs that other requests use."""
+    """The bank is full of what other requests use."""

@@ -12,7 +12,8 @@ from dataclasses import MISSING, dataclass
 from sdxl.parameter import Attachment, InvalidParams, parameter
 
 LORA_FILES = "lora_files"
-"""The key of a picture's metadata for the digests of its LoRAs' files, by name."""
+EMBEDDING_FILES = "embedding_files"
+"""The keys of a picture's metadata for the digests of files, by name."""
 MAX_WEIGHT = 2
 MAX_NAME = 200
 NAME = re.compile(r"[^:,<>\x00-\x1f\x7f\ud800-\udfff]+")

@@ -9,15 +9,17 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from sdxl.attachments import LORA_FILES, MAX_NAME, NAME, Lora
+from sdxl.attachments import EMBEDDING_FILES, LORA_FILES, MAX_NAME, NAME
 from sdxl.digests import Stamp, remembered_digest, sha256_of, stamps
 from sdxl.parameter import InvalidParams
+from sdxl.prompt import BODY, embeddings_in, words_of
 from sdxl.single_file.recognition import SAFETENSORS
 
 DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
@@ -29,9 +31,12 @@ LEARNED_FILE, LEARNED_FILE_2 = "learned_embeds.safetensors", "learned_embeds_2.s
 NAMED_BY_FOLDER = (DIFFUSERS_FILE, PEFT_FILE, LEARNED_FILE)
 COMPANIONS = {PEFT_FILE: PEFT_CONFIG, LEARNED_FILE: LEARNED_FILE_2}
 """second files, which lie beside the first"""
+SETTLED_NS = 10**9
 EMBEDDINGS = "embeddings"
 """the subfolder of embeddings"""
 Kind = Literal["lora", "embedding"]
+FILE_KEYS: Mapping[Kind, str] = {"lora": LORA_FILES, "embedding": EMBEDDING_FILES}
+"""keys of a picture's metadata"""
 
 
 @dataclass(frozen=True)
@@ -58,10 +63,17 @@ class AdapterFile:
             return False
 
     @property
-    def short_hash(self) -> str:
-        """The 12 digits by which stable-diffusion-webui and sites know a LoRA: of the sha256 of
-        all that follows the header (its AddNet hash)."""
-        return _tensors_digest(self.path, self.stamps)[:12]
+    def digests(self) -> dict[str, str]:
+        """The sha256, and the 12 digits by which stable-diffusion-webui and sites know a file: a
+        LoRA's are of the sha256 of all that follows the header (its AddNet hash)."""
+        is_lora = self.kind == "lora"
+        short = _tensors_digest(self.path, self.stamps) if is_lora else self.sha256
+        return {"sha256": self.sha256, "short": short[:12]}
+
+    @property
+    def vectors(self) -> int:
+        """An embedding's vectors; 1 if it cannot be read, of which loading it says more."""
+        return _vectors(self.path, self.stamps)
 
 
 @lru_cache(maxsize=4096)
@@ -69,6 +81,19 @@ def _tensors_digest(path: Path, stamps: tuple[Stamp, ...]) -> str:
     with path.open("rb") as file:
         file.seek(8 + int.from_bytes(file.read(8), "little"))
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@lru_cache(maxsize=4096)
+def _vectors(path: Path, stamps: tuple[Stamp, ...]) -> int:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
+    except (SafetensorError, OSError):
+        return 1
+    counts = [shape[0] if len(shape) > 1 else 1 for shape in shapes]
+    return min(max(counts, default=1), BODY)
 
 
 @lru_cache(maxsize=4096)
@@ -90,32 +115,34 @@ def files_of(path: Path) -> list[Path]:
     return [path, companion] if companion != path and companion.is_file() else [path]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Catalogue:
     """Of several files with one name, it lists the one of the first folder."""
 
     folders: Sequence[Path] = ()
-    _found: dict[str, AdapterFile] = field(default_factory=dict, repr=False, compare=False)
-    """the LoRAs of the last scan, which a look-up need not repeat"""
+    _loras: dict[str, AdapterFile] = field(default_factory=dict, repr=False, compare=False)
+    """of the last scan, which a look-up need not repeat"""
+    _words: dict[str, AdapterFile] = field(default_factory=dict, repr=False, compare=False)
+    """the embeddings of the last scan, by the words that name them"""
+    _scanned: dict[Path, int] | None = field(default=None, repr=False, compare=False)
+    """the folders of that scan, with the times of their last changes"""
 
     def loras(self) -> list[AdapterFile]:
         files = self._listed("lora")
-        self._found.clear()
-        self._found.update((each.name, each) for each in files)
+        self._loras = {each.name: each for each in files}
         return files
 
     def embeddings(self) -> list[AdapterFile]:
         return self._listed("embedding")
 
-    def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The names of the LoRAs and of the embeddings."""
-        lists = self.loras(), self.embeddings()
-        loras, embeddings = (tuple(each.name for each in files) for files in lists)
-        return loras, embeddings
+    def names(self) -> tuple[tuple[str, ...], dict[str, int]]:
+        """The names of the LoRAs, and those of the embeddings with their numbers of vectors."""
+        loras = tuple(each.name for each in self.loras())
+        return loras, {each.name: each.vectors for each in self.embeddings()}
 
     def lora(self, name: str, field: str = "loras") -> AdapterFile:
         """Find a LoRA, or raise InvalidParams with the nearest names."""
-        known = self._found.get(name)
+        known = self._loras.get(name)
         if known and known.is_unchanged:
             return known
         files = {each.name: each for each in self.loras()}
@@ -125,8 +152,30 @@ class Catalogue:
         needed = f"such as {', '.join(near)}" if near else "but the model has none"
         raise InvalidParams(field, name, f"must name LoRAs of the model, {needed}")
 
-    def embedding(self, name: str) -> AdapterFile | None:
-        return next((each for each in self.embeddings() if each.name == name), None)
+    def embeddings_in(self, texts: Mapping[str, str]) -> list[AdapterFile]:
+        """Return the embeddings that the texts of these fields name, by name. Raise InvalidParams
+        for an unknown embedding:NAME."""
+        for _ in range(2):
+            words = self._embeddings_by_word()
+            named = set().union(*(embeddings_in(text, words, n) for n, text in texts.items()))
+            found = sorted({words[word] for word in named}, key=_by_depth)
+            if all(each.is_unchanged for each in found):
+                break
+            self._scanned = None
+        return found
+
+    def _embeddings_by_word(self) -> dict[str, AdapterFile]:
+        """Scan again only if a folder has changed."""
+        if self._scanned is None or _changes(self._scanned) != self._scanned:
+            tops = [folder / EMBEDDINGS for folder in self.folders]
+            inside = (place for top in tops for place, _ in _walk(top))
+            scanned = _changes({*tops, *inside})
+            files = sorted(self.embeddings(), key=_by_depth, reverse=True)
+            self._words = {word: each for each in files for word in words_of(each.name)}
+            # A change just now may have the time of the next one.
+            is_settled = time.time_ns() - max(scanned.values(), default=0) > SETTLED_NS
+            self._scanned = scanned if is_settled else None
+        return self._words
 
     def _listed(self, kind: Kind) -> list[AdapterFile]:
         files: dict[str, AdapterFile] = {}
@@ -136,16 +185,14 @@ class Catalogue:
         return [files[name] for name in sorted(files)]
 
 
-def describe_files(loras: Sequence[Lora] | None, catalogue: Catalogue) -> dict[str, Any]:
-    """What a picture's metadata says of its LoRAs' files."""
-    files = [catalogue.lora(each.name) for each in loras or ()]
-    facts = {file.name: {"sha256": file.sha256, "short": file.short_hash} for file in files}
-    return {LORA_FILES: facts} if facts else {}
+def _changes(folders: Iterable[Path]) -> dict[Path, int]:
+    """Return when each folder was changed; 0 if there is none."""
+    return {path: path.stat().st_mtime_ns if path.is_dir() else 0 for path in folders}
 
 
 def _scan(folder: Path, kind: Kind) -> Iterator[AdapterFile]:
     top = folder / EMBEDDINGS if kind == "embedding" else folder
-    for path in _walk(top, skipped="" if kind == "embedding" else EMBEDDINGS):
+    for path in _files(top, skipped="" if kind == "embedding" else EMBEDDINGS):
         is_named_by_folder = path.name in NAMED_BY_FOLDER and path.parent != top
         named = path.parent if is_named_by_folder else path.with_suffix("")
         name = named.relative_to(top).as_posix()
@@ -159,8 +206,20 @@ def _scan(folder: Path, kind: Kind) -> Iterator[AdapterFile]:
             continue
 
 
-def _walk(top: Path, skipped: str) -> Iterator[Path]:
+def _by_depth(file: AdapterFile) -> tuple[int, str]:
+    return file.name.count("/"), file.name
+
+
+def _files(top: Path, skipped: str) -> Iterator[Path]:
     """Yield the safetensors files below a folder; `skipped` is a subfolder of it."""
+    for place, files in _walk(top, skipped):
+        for name in sorted(files):
+            if name[0] != "." and name.lower().endswith(SAFETENSORS):
+                yield place / name
+
+
+def _walk(top: Path, skipped: str = "") -> Iterator[tuple[Path, list[str]]]:
+    """Yield each folder with its files."""
     for place, folders, files in os.walk(top, followlinks=True):
         here = Path(place)
         folders[:] = [
@@ -171,6 +230,4 @@ def _walk(top: Path, skipped: str) -> Iterator[Path]:
             # A link to a folder above would be followed without end.
             and not here.resolve().is_relative_to((here / name).resolve())
         ]
-        for name in sorted(files):
-            if name[0] != "." and name.lower().endswith(SAFETENSORS):
-                yield here / name
+        yield here, files

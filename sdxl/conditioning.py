@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from sdxl.adapters import NO_ADAPTERS, Adapters, Pages, lora_inputs
 from sdxl.engine import Engine, Engines, call, torch_dtype
 from sdxl.params import GenerationParams
-from sdxl.prompt import MAX_TOKENS, Tokenizer, Tokens, tokenize
+from sdxl.prompt import MAX_TOKENS, Learned, Tokenizer, Tokens, tokenize
 from sdxl.specs import Architecture
 
 MAX_CHUNKS_PER_CALL = 32
@@ -66,15 +66,16 @@ def encode(
     fixed_chunks: int | None = None,
     max_chunks_per_call: int = MAX_CHUNKS_PER_CALL,
 ) -> list[Conditioning]:
-    """Encode resolved requests with their `tokenize_rows` and LoRAs; a chunk that requests with the
-    same LoRAs share is encoded once. `fixed_chunks` pads every call to that many chunks, so that a
-    prompt's bytes do not depend on other prompts."""
+    """Encode resolved requests with their `tokenize_rows` and adapters; a chunk that requests with
+    the same LoRAs share is encoded once. `fixed_chunks` pads every call to that many chunks, so
+    that a prompt's bytes do not depend on other prompts."""
     if not requests:
         return []
     adapters = adapters or [NO_ADAPTERS] * len(requests)
+    prompts = [_in_bank(rows, own) for rows, own in zip(prompts, adapters, strict=True)]
     by_pages: dict[Pages, list[tuple[Tokens, Tokens]]] = {}
     for prompt, own in zip(prompts, adapters, strict=True):
-        by_pages.setdefault(own.text, []).extend(row for row in prompt if row is not None)
+        by_pages.setdefault(own.in_text, []).extend(row for row in prompt if row is not None)
     size = fixed_chunks or max_chunks_per_call
 
     def encoded_by(name: str, index: int) -> dict[Pages, _Encoded]:
@@ -89,7 +90,7 @@ def encode(
     dtypes = {spec.name: torch_dtype(spec) for spec in engines["unet_prompt"].spec.inputs}
     return [
         replace(
-            _condition(request, prompt, by_l[own.text], by_g[own.text], dtypes, engines.arch),
+            _condition(request, prompt, by_l[own.in_text], by_g[own.in_text], dtypes, engines.arch),
             adapters=own,
         )
         for request, prompt, own in zip(requests, prompts, adapters, strict=True)
@@ -103,12 +104,13 @@ def tokenize_rows(
     most: int = MAX_TOKENS,
     *,
     embeds_guidance: bool = False,
+    learned: Learned | None = None,
 ) -> list[TokenRow]:
     """Return a request's rows, all of one length. What cannot be encoded, or has more than `most`
     tokens, is refused by field, so that a request can be checked before it joins a batch."""
 
     def both(text: str, field: str) -> TokenRow:
-        first, second = (tokenize(text, each, field, most) for each in tokenizers)
+        first, second = (tokenize(text, each, field, most, learned) for each in tokenizers)
         return first, second
 
     rows: list[TokenRow] = [both(request.prompt, "prompt")]
@@ -121,6 +123,18 @@ def tokenize_rows(
             rows.append(both(negative or "", "negative_prompt"))
     longest = max(len(tokens.ids) for row in rows if row for tokens in row)
     return [row and (row[0].pad_to(longest), row[1].pad_to(longest)) for row in rows]
+
+
+def _in_bank(rows: Sequence[TokenRow], adapters: Adapters) -> list[TokenRow]:
+    """Number the vectors of a request's embeddings as in the bank."""
+    if not adapters.vectors:
+        return list(rows)
+
+    def placed(tokens: Tokens) -> Tokens:
+        ids = [[i if i >= 0 else -1 - adapters.vectors[-1 - i] for i in c] for c in tokens.ids]
+        return replace(tokens, ids=tuple(map(tuple, ids)))
+
+    return [row and (placed(row[0]), placed(row[1])) for row in rows]
 
 
 def _unique(prompts: Iterable[Tokens]) -> list[Chunk]:

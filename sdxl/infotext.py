@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
-from sdxl.attachments import LORA_FILES, Lora, merged, take_tags, with_tags
+from sdxl.attachments import EMBEDDING_FILES, LORA_FILES, Lora, merged, take_tags, with_tags
 from sdxl.params import PARAMETERS, InvalidParams
 from sdxl.scheduler_names import OWN_SCHEDULES, SCHEDULE_LABELS, SCHEDULERS
 
@@ -25,7 +25,7 @@ FEWEST_FACTS = 3
 SAMPLER, SCHEDULE = "Sampler", "Schedule type"
 UPSCALE, HIRES_STRENGTH, HIRES_STEPS = "Hires upscale", "Hires strength", "Hires steps"
 STRENGTH = "Denoising strength"
-LORA_HASHES = "Lora hashes"
+LORA_HASHES, EMBEDDING_HASHES = "Lora hashes", "TI hashes"
 LORA_LOADERS = ("LoraLoader", "LoraLoaderModelOnly")
 AUTOMATIC, PLAIN = "automatic", ("", "normal", "simple")
 SCHEDULES = {label.lower(): levels for levels, label in SCHEDULE_LABELS.items()}
@@ -131,8 +131,9 @@ def _facts(params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if params.get("upscale_strength") is not None:
         schedule = params.get("upscale_steps") or params["steps"]
         yield HIRES_STEPS, str(int(schedule * params["upscale_strength"]))
-    if files := params.get(LORA_FILES):
-        yield LORA_HASHES, ", ".join(f"{name}: {file['short']}" for name, file in files.items())
+    for key, label in ((LORA_FILES, LORA_HASHES), (EMBEDDING_FILES, EMBEDDING_HASHES)):
+        if files := params.get(key):
+            yield label, ", ".join(f"{name}: {file['short']}" for name, file in files.items())
 
 
 def _fact(name: str, params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -13,13 +13,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Any
 
 from torch import Tensor
 
 from sdxl import schedulers
 from sdxl.abilities import can_edit, check_able, check_schedules
 from sdxl.adapters import NO_ADAPTERS, Adapters, NoRoom, Use
-from sdxl.catalogue import Catalogue
+from sdxl.catalogue import AdapterFile, Catalogue
 from sdxl.checkpoint import Checkpoint
 from sdxl.conditioning import Conditioning, TokenRow, encode, tokenize_rows
 from sdxl.cost import Costs
@@ -32,7 +33,7 @@ from sdxl.images import BrokenImage, Pixels, forming, load_preview_map
 from sdxl.inflight import Failed, InFlight, Request
 from sdxl.params import DRAWN_SEEDS, LATENT, GenerationParams, InvalidParams, Sizes
 from sdxl.policy import Limits
-from sdxl.prompt import BODY, MAX_TOKENS, count_tokens
+from sdxl.prompt import BODY, MAX_TOKENS, count_tokens, learned_ids
 from sdxl.rows import Stage
 from sdxl.source import SourceImage
 from sdxl.specs import CHUNK, Axes
@@ -67,9 +68,16 @@ class Result:
     shallow_steps: int = 0
     source: SourceImage | None = None
     """source that `image` will be pasted into"""
+    files: dict[str, Any] = field(default_factory=dict)
+    """what its metadata says of the files of LoRAs and embeddings"""
 
     def took(self, stage: str, seconds: float) -> None:
         self.timings[stage] = self.timings.get(stage, 0.0) + seconds
+
+
+def _learned(files: Iterable[AdapterFile]) -> dict[str, tuple[int, ...]]:
+    """Return the token ids of embeddings by the words that name them."""
+    return learned_ids((file.name, file.vectors) for file in files if file.kind == "embedding")
 
 
 _Numbered = tuple[int, tuple[GenerationParams, SourceImage | None]]
@@ -101,7 +109,7 @@ class Pipeline:
     checkpoint: Checkpoint
     engines: Engines
     catalogue: Catalogue = field(default_factory=Catalogue)
-    """the LoRAs that requests may name"""
+    """the LoRAs and embeddings that requests may name"""
     is_deterministic: bool = False
     """UNet and encoders at one fixed shape, so that neighbours cannot change a picture's bytes"""
     clock: Callable[[], float] = time.perf_counter
@@ -149,33 +157,40 @@ class Pipeline:
         resolved = self.resolve(params)
         check_able(self.engines, resolved)
         check_schedules(resolved, self.checkpoint.scheduler)
-        self.uses(resolved)
-        self.tokenize(resolved)
+        self.tokenize(resolved, [file for file, *_ in self.uses(resolved)])
         return resolved
 
     def uses(self, params: GenerationParams) -> list[Use]:
-        """Look up a request's LoRAs, or raise InvalidParams for an unknown name."""
-        loras = params.loras or ()
-        return [(self.catalogue.lora(each.name), each.weight, each.in_text) for each in loras]
+        """Look up a request's LoRAs and the embeddings in its prompts, or raise InvalidParams for
+        an unknown name, and for engines that cannot use them."""
+        loras = [(self.catalogue.lora(e.name), e.weight, e.in_text) for e in params.loras or ()]
+        texts = {"prompt": params.prompt, "negative_prompt": params.negative_prompt or ""}
+        embeddings = [(file, 1.0, 1.0) for file in self.catalogue.embeddings_in(texts)]
+        if embeddings and self.engines.adapters is None:
+            needed = "must not name embeddings: these engines have no networks that take them"
+            raise InvalidParams("prompt", embeddings[0][0].name, needed)
+        return loras + embeddings
 
-    def adapters(self, params: GenerationParams) -> Adapters:
-        """Load a request's LoRAs. They stay loaded while the result lives."""
-        uses, shelf = self.uses(params), self.engines.adapters
-        if not uses or shelf is None:
+    def adapters(self, uses: Sequence[Use]) -> Adapters:
+        """Load a request's LoRAs and embeddings. They stay loaded while the result lives."""
+        if not uses or self.engines.adapters is None:
             return NO_ADAPTERS
         with self.engines.on_stream():
-            return shelf.lease(uses)
+            return self.engines.adapters.lease(uses)
 
-    def tokenize(self, params: GenerationParams, most: int = MAX_TOKENS) -> list[TokenRow]:
-        """Return a resolved request's rows, or raise InvalidParams for text that cannot be encoded
-        or has more than `most` tokens."""
+    def tokenize(
+        self, params: GenerationParams, files: Iterable[AdapterFile] = (), most: int = MAX_TOKENS
+    ) -> list[TokenRow]:
+        """Return a resolved request's rows, with the embeddings among its files. Raise
+        InvalidParams for text that cannot be encoded or has more than `most` tokens."""
         known, how = self.checkpoint, self.embeds_guidance
-        found = known.tokenizers, known.force_zeros, min(most, self.most_tokens)
-        return tokenize_rows(params, *found, embeds_guidance=how)
+        given = known.tokenizers, known.force_zeros, min(most, self.most_tokens)
+        return tokenize_rows(params, *given, embeds_guidance=how, learned=_learned(files))
 
     def count_tokens(self, prompt: str) -> int:
         """Count tokens with both tokenizers and return the larger number."""
-        return max(count_tokens(prompt, each) for each in self.checkpoint.tokenizers)
+        learned = _learned(self.catalogue.embeddings_in({"prompt": prompt}))
+        return max(count_tokens(prompt, each, learned) for each in self.checkpoint.tokenizers)
 
     def axes(self, height: int, width: int, chunks: int = 1) -> Axes:
         """Return the axes that images must share to share calls, for this size and number of
@@ -253,9 +268,13 @@ class Pipeline:
         prompts: Sequence[list[TokenRow]] | None = None,
         adapters: Sequence[Adapters] = (),
     ) -> list[Conditioning]:
-        """Encode resolved requests with their LoRAs; `prompts` are their rows if already
+        """Encode resolved requests with their adapters; `prompts` are their rows if already
         tokenised."""
-        rows = [self.tokenize(each) for each in params] if prompts is None else prompts
+        adapters = adapters or [NO_ADAPTERS] * len(params)
+        rows = prompts or [
+            self.tokenize(each, [file for file, _ in own.files])
+            for each, own in zip(params, adapters, strict=True)
+        ]
         fixed = 2 if self.is_deterministic else None
         with self.engines.on_stream():
             return encode(params, rows, self.engines, adapters, fixed_chunks=fixed)
@@ -351,7 +370,7 @@ class Pipeline:
         numbered: Sequence[_Numbered],
         leased: Sequence[Adapters | Exception],
     ) -> tuple[dict[int, _Course], list[Result]]:
-        """Return the submitted pictures, and those whose LoRAs cannot be used."""
+        """Return the submitted pictures, and those whose adapters cannot be used."""
         made, failed, able = {}, [], []
         for (index, (params, source)), adapters in zip(numbered, leased, strict=True):
             if isinstance(adapters, Exception):
@@ -363,13 +382,16 @@ class Pipeline:
             [params for _, params, _, _ in able], adapters=[adapters for *_, adapters in able]
         )
         encode_s = (self.clock() - start) / max(len(able), 1)
-        for (index, params, source, _), conditioning in zip(able, conditionings, strict=True):
+        for (index, params, source, adapters), conditioning in zip(
+            able, conditionings, strict=True
+        ):
             start = self.clock()
             first, *later = params.legs
             latents = self.encode_image(first, source) if source else None
             request = self.request(first, conditioning, latents)
             deep = sum(deep_count(self.plan(leg)) for leg in params.legs)
-            result = Result(index, params, deep_steps=deep, source=source)
+            files = adapters.facts
+            result = Result(index, params, deep_steps=deep, source=source, files=files)
             result.shallow_steps = params.all_steps - deep
             result.took("encode_s", encode_s + self.clock() - start)
             course = _Course(result, conditioning, later, self.clock())
@@ -379,11 +401,11 @@ class Pipeline:
     def _leased(
         self, asked: Sequence[GenerationParams], *, is_idle: bool
     ) -> list[Adapters | Exception]:
-        """Load the LoRAs of the first requests, as many as the bank has room for."""
+        """Load the adapters of the first requests, as many as the bank has room for."""
         leased: list[Adapters | Exception] = []
         for params in asked:
             try:
-                leased.append(self.adapters(params))
+                leased.append(self.adapters(self.uses(params)))
             except InvalidParams as error:
                 leased.append(error)
             except NoRoom as error:

@@ -1,4 +1,5 @@
-"""Tokenizes prompts: CLIP's byte pairs, (weights:1.3), any number of 77-token chunks.
+"""Tokenizes prompts: CLIP's byte pairs, (weights:1.3), names of embeddings, any number of 77-token
+chunks.
 
 It does not know encoders or tensors. Importing it is cheap: `tokenizers` loads with the first
 folder. The ids equal those of `transformers.CLIPTokenizer` on any unweighted text. That includes a
@@ -8,11 +9,13 @@ only, and the second tokenizer's "!", which is its padding token.
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,11 +40,16 @@ WORDS = (
     r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d"
     r"|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 )
+EMBEDDING = "embedding:"
+"""ComfyUI's prefix of an embedding's name; stable-diffusion-webui has none"""
+Learned = Mapping[str, Sequence[int]]
+"""The token ids of embeddings, by the words that name them, in lower case."""
 Token = str | Mapping[str, Any]
 """A special token as the configs store one: its text, or that with flags."""
 
 NAMED: Mapping[str, str] = {"bos_token": BOS, "eos_token": EOS, "unk_token": EOS, "pad_token": EOS}
 
+UNKNOWN = re.compile(rf"{EMBEDDING}([^\s,<>]+)", re.IGNORECASE)
 MARKUP = re.compile(
     r"\\[()\[\]\\]"  # an escaped bracket or backslash
     r"|[(\[)\]]"
@@ -117,29 +125,104 @@ def whole_chunks(tokens: int) -> int:
     return min(math.ceil(tokens / BODY) * BODY, MAX_TOKENS)
 
 
-def count_tokens(text: str, tokenizer: Tokenizer) -> int:
+def count_tokens(text: str, tokenizer: Tokenizer, learned: Learned | None = None) -> int:
     """Count the tokens of any text, even one that is too long to encode; BOS and EOS do not
     count."""
-    return sum(len(tokenizer.encode(fragment.text)) for fragment in parse(text))
+    return _count(_split(text, tokenizer, learned or {}))
 
 
 def tokenize(
-    text: str, tokenizer: Tokenizer, field: str = "prompt", most: int = MAX_TOKENS
+    text: str,
+    tokenizer: Tokenizer,
+    field: str = "prompt",
+    most: int = MAX_TOKENS,
+    learned: Learned | None = None,
 ) -> Tokens:
     """Parse, encode and split into chunks; errors name `field`."""
-    ids: list[int] = []
-    weights: list[float] = []
-    for fragment in parse(text, field):
-        found = tokenizer.encode(fragment.text)
-        ids += found
-        weights += [fragment.weight] * len(found)
-    if len(ids) > most:
-        raise InvalidParams(field, len(ids), f"must have at most {most} tokens")
-    starts = range(0, max(len(ids), 1), BODY)
+    chunks = _split(text, tokenizer, learned or {}, field)
+    if (count := _count(chunks)) > most:
+        raise InvalidParams(field, count, f"must have at most {most} tokens")
     return Tokens(
-        ids=tuple(_chunk(ids[i : i + BODY], tokenizer) for i in starts),
-        weights=tuple(_chunk_weights(weights[i : i + BODY]) for i in starts),
+        ids=tuple(_chunk([id for id, _ in chunk], tokenizer) for chunk in chunks),
+        weights=tuple(_chunk_weights([weight for _, weight in chunk]) for chunk in chunks),
         empty=_chunk([], tokenizer),
+    )
+
+
+def _split(
+    text: str, tokenizer: Tokenizer, learned: Learned, field: str = "prompt"
+) -> list[list[tuple[int, float]]]:
+    """Return the tokens of each chunk with their weights."""
+    chunks: list[list[tuple[int, float]]] = [[]]
+    for fragment in parse(text, field):
+        for ids in _together(fragment.text, tokenizer, learned):
+            if len(chunks[-1]) + len(ids) > BODY:
+                chunks.append([])
+            chunks[-1] += [(id, fragment.weight) for id in ids]
+    return chunks
+
+
+def _count(chunks: Sequence[Sequence[Any]]) -> int:
+    return (len(chunks) - 1) * BODY + len(chunks[-1])
+
+
+def _together(text: str, tokenizer: Tokenizer, learned: Learned) -> Iterator[Sequence[int]]:
+    """Yield the ids that must not be split: each token alone, each embedding whole, as in
+    stable-diffusion-webui."""
+    start = 0
+    for match in _names(tuple(learned)).finditer(text) if learned else ():
+        if ids := learned.get(match["name"].lower()):
+            yield from ([id] for id in tokenizer.encode(text[start : match.start()]))
+            yield ids
+            start = match.end()
+    yield from ([id] for id in tokenizer.encode(text[start:]))
+
+
+def learned_ids(vectors: Iterable[tuple[str, int]]) -> dict[str, tuple[int, ...]]:
+    """Return ids for embeddings with these names and numbers of vectors: -1, -2 and so on, in
+    order. The part of a name behind its folders names it too."""
+    ids: dict[str, tuple[int, ...]] = {}
+    first = 0
+    for name, count in vectors:
+        own = tuple(-1 - vector for vector in range(first, first + count))
+        for word in words_of(name):
+            ids.setdefault(word, own)
+        first += count
+    return ids
+
+
+def words_of(name: str) -> tuple[str, str]:
+    """Return the words of a prompt that name an embedding."""
+    return name.lower(), name.lower().rpartition("/")[2]
+
+
+def embeddings_in(text: str, known: Collection[str], field: str = "prompt") -> set[str]:
+    """Return the words in a prompt that name embeddings; `known` are all such words. Raise
+    InvalidParams for embedding:NAME with an unknown name."""
+    if not known and EMBEDDING not in text.lower():
+        return set()
+    fragments = parse(text, field)
+    lower = " ".join(fragment.text for fragment in fragments).lower()
+    near = tuple(word for word in known if word in lower)
+    found: set[str] = set()
+    for fragment in fragments:
+        rest = _names(near).sub("", fragment.text) if near else fragment.text
+        if unknown := UNKNOWN.search(rest):
+            likely = difflib.get_close_matches(unknown[1].lower(), known, n=3, cutoff=0)
+            needed = f"such as {', '.join(likely)}" if likely else "but the model has none"
+            needed = f"must name embeddings of the model, {needed}"
+            raise InvalidParams(field, unknown[0], needed)
+        if near:
+            found |= {match["name"].lower() for match in _names(near).finditer(fragment.text)}
+    return found & {*known}
+
+
+@lru_cache
+def _names(words: tuple[str, ...]) -> re.Pattern[str]:
+    """Match the names of embeddings as whole words; <NAME> and embedding:NAME too."""
+    listed = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
+    return re.compile(
+        rf"(?:{EMBEDDING}|(?<!\w))(?P<open><)?(?P<name>{listed})(?(open)>|(?!\w))", re.IGNORECASE
     )
 
 

@@ -32,6 +32,8 @@ PAGE_COUNTS = (1, 2, 4, 8, 16)
 """Pages of a row in a call; fewer are padded."""
 MOST_PAGES = 129
 """Pages of a bank. Page 0 adds nothing."""
+MOST_VECTORS = 1024
+"""Vectors of embeddings in a bank, for each text encoder. The token id -1 - n is vector n."""
 VARIANTS: Mapping[str, Mapping[str, str]] = {
     "lora": {
         "clip_l": "clip_l+lora",

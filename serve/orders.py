@@ -7,7 +7,7 @@ restarts quickly.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -115,8 +115,8 @@ class ModelCard:
     """whether guidance needs no negative row"""
     loras: tuple[str, ...] = ()
     """names of the LoRAs that requests may use now"""
-    embeddings: tuple[str, ...] = ()
-    """names of the embeddings in its folders; prompts do not use them yet"""
+    embeddings: Mapping[str, int] = field(default_factory=dict)
+    """names of the embeddings that prompts may use now, with their numbers of vectors"""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from sdxl.adapters import NO_ADAPTERS, Adapters, Use
+from sdxl.adapters import Adapters, Use
 from sdxl.conditioning import Conditioning
 from sdxl.engine import Engines, check_inputs
 from sdxl.flight import PLAIN, Variant
@@ -66,7 +66,7 @@ def fake_engines(buckets: tuple[int, ...] = (1, 2, 4, 8), arch: Architecture = A
 
 
 class FakeShelf:
-    """Accepts any LoRA, and applies none."""
+    """Accepts any file, and applies none."""
 
     def delay_s(self, uses: Sequence[Use]) -> float:
         return 0.0
@@ -75,7 +75,7 @@ class FakeShelf:
         return PLAIN
 
     def lease(self, uses: Sequence[Use]) -> Adapters:
-        return NO_ADAPTERS
+        return Adapters(files=tuple((file, file.digests) for file, *_ in uses))
 
 
 def axes(latent_h: int, latent_w: int, tokens: int = 77) -> Axes:

@@ -23,8 +23,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from engines.folders.export_folder import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
+from engines.low_rank import addition, is_adapting, name_layer, names_of
 from engines.pytorch.launches import LARGEST, capability_of, has_kernels, triton_module
-from sdxl.networks.low_rank import addition, is_adapting, name_layer, names_of
 from sdxl.networks.vae import SIDES, summed
 
 log = logging.getLogger(__name__)

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from engines.low_rank import addition, is_adapting, plus_loras
 from engines.pytorch.eight_bit import (
     EightBit,
     all_eight_bit,
@@ -31,7 +32,6 @@ from engines.pytorch.launches import has_kernels, triton_module
 from engines.pytorch.slot_convolution import SlotConvolution
 from engines.pytorch.slots import sides_of
 from sdxl.networks.attention import Text, attend, ready
-from sdxl.networks.low_rank import addition, is_adapting, plus_loras
 
 ATTENTION = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,

@@ -32,10 +32,10 @@ from triton.runtime.cache import get_cache_key, get_cache_manager
 from triton.runtime.jit import create_function_from_signature
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from engines.low_rank import Bank, adapted, bank_of
 from engines.pytorch.launches import FUSION, Launch, meta_inputs, noted
 from engines.pytorch.slots import LINE, in_slots
 from engines.pytorch.tiles import Tile, TileProblem
-from sdxl.networks.low_rank import Bank, adapted, layers_in
 from sdxl.specs import CHUNK, VARIANTS, Architecture, ModelSpec, image_axes
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ def recorded_launches(
             return
         for graph in {each[name] for each in VARIANTS.values() if name in each}:
             pages, scales = torch.zeros(2, 2, 1, device="meta")
-            with adapted({n: bank[n] for n in layers_in(graph, network)}, pages.long(), scales):
+            with adapted(bank_of(graph, network, bank), pages.long(), scales):
                 network(*given)
 
     with torch.inference_mode(), noted() as launches:

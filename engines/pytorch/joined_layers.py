@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engines.low_rank import name_layer, names_of, put_hook
 from engines.pytorch.eight_bit import EightBit, rounded_lines
-from sdxl.networks.low_rank import name_layer, names_of, put_hook
 
 
 def joined(layers: Sequence[nn.Module]) -> nn.Module | None:

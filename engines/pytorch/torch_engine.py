@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engines.bank_shelf import BankShelf, new_bank
 from engines.cpu import rows_on_cpu
 from engines.cuda.device import CudaDevice, local_target, numbered
 from engines.cuda.recordings import RecordedEngine, Ticks
 from engines.folders.profiles import buckets
 from engines.lora import ADAPTED
-from engines.lora_shelf import LoraShelf, new_bank
+from engines.low_rank import Bank, adapt, adapted, bank_of, bank_specs
 from engines.pytorch.eight_bit import flagged, has_e4m3, put_decoder_layers, quantise, steps_of
 from engines.pytorch.launches import capability_of, like_a_gpu, triton_module
 from engines.pytorch.slots import in_slots, slot_of
@@ -30,7 +31,6 @@ from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint, quiet_loading
 from sdxl.checkpoint_checks import network_class
 from sdxl.engine import Engine, Engines, check_inputs
 from sdxl.networks.halves import fit_halves
-from sdxl.networks.low_rank import Bank, adapt, adapted, bank_specs, layers_in
 from sdxl.networks.parts import networks_of
 from sdxl.params import InvalidParams
 from sdxl.slow import named_if_slow
@@ -106,7 +106,7 @@ def load_torch(
                 engines[name] = TorchEngine(specs[name], runs)
     deep: Any = engines["unet_deep"]
     prepare = partial(_add_loras, engines, specs, shapes, chosen)
-    shelf = LoraShelf(prepare, steps_of(deep.module)) if shapes else None
+    shelf = BankShelf(prepare, steps_of(deep.module)) if shapes else None
     if is_cuda and options.graphs:
         # Its own pool: graphs of one pool must not run at once, and pictures are decoded while
         # others are denoised.
@@ -151,7 +151,7 @@ def _add_loras(
     bank = new_bank(bank_specs(shapes, specs["unet_deep"].outputs[0].dtype), device)
     for name, spec in with_loras(specs).items():
         plain: Any = engines[plain_name(name)]
-        own = {each: bank[each] for each in layers_in(name, plain.module)}
+        own = bank_of(name, plain.module, bank)
         engines[name] = TorchEngine(spec, plain.module, own)
     return bank
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
+from engines.bank_shelf import BankShelf, new_bank
 from engines.cuda.device import CudaDevice, numbered
 from engines.cuda.recordings import RecordingDevice
 from engines.folders.engine_folder import EngineError, EngineFolder
 from engines.folders.profiles import buckets, latent_sides, most_chunks
-from engines.lora_shelf import LoraShelf, named, new_bank
 from engines.trt.flavours import Flavour
 from engines.trt.tensorrt_engine import Scratch, TensorRTEngine
 from sdxl.engine import Engine, Engines
@@ -43,9 +43,9 @@ def load_tensorrt(folder: EngineFolder, flavour: Flavour) -> Engines:
     bank = new_bank(banked, device) if banked else {}
     return Engines(
         folder.arch,
-        open_plans(folder, flavour, flavour.load(), cuda, named(bank)),
+        open_plans(folder, flavour, flavour.load(), cuda, bank),
         device=device,
-        adapters=LoraShelf(lambda: bank) if bank else None,
+        adapters=BankShelf(lambda: bank) if bank else None,
         cut=folder.cut,
         buckets=buckets(folder.max_batch),
         latent_sides=latent_sides(deep.spec, deep.profiles),

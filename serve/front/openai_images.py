@@ -325,6 +325,8 @@ class ImageLimits(Reply):
     schedulers: tuple[str, ...] = tuple(SCHEDULERS)
     loras: tuple[str, ...]
     """names that a request's `loras` and the tags of its prompts may have now"""
+    embeddings: tuple[str, ...]
+    """words of a prompt that stand for embeddings now"""
     parameters: tuple[Control, ...]
 
     @classmethod
@@ -341,6 +343,7 @@ class ImageLimits(Reply):
             at_once=card.at_once,
             presets={name: preset.values() for name, preset in card.presets.items()},
             loras=card.loras,
+            embeddings=tuple(card.embeddings),
             parameters=tuple(controls_of(card)),
         )
 

@@ -9,7 +9,7 @@ import argparse
 import json
 import secrets
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,7 @@ from sdxl.arguments import (
     model_with,
     whole,
 )
-from sdxl.attachments import LORA_FILES
-from sdxl.catalogue import Catalogue, describe_files
+from sdxl.catalogue import FILE_KEYS, AdapterFile
 from sdxl.files import prepare_folder, write_atomic
 from sdxl.parameter import FEW_STEPS
 from sdxl.params import DRAWN_SEEDS, GenerationParams, InvalidParams
@@ -66,9 +65,8 @@ class RenderSpec:
     is_json: bool
     image: ImageToEdit | None = None
     preview: str = terminal.AUTO
-    catalogue: Catalogue = field(default_factory=Catalogue)
-    lora_files: Any = None
-    """of the picture to make again"""
+    files: Mapping[str, Any] = field(default_factory=dict)
+    """of LoRAs and embeddings of the picture to make again, by keys of its metadata"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -90,14 +88,13 @@ def main(argv: Sequence[str]) -> int:
         takes_unchecked=order.takes_unchecked,
         loras=order.lora_folder,
     )
-    origin, catalogue = pipeline.checkpoint.origin or order.model, pipeline.catalogue
-    order = replace(order, model=origin, catalogue=catalogue)
+    order = replace(order, model=pipeline.checkpoint.origin or order.model)
     image = order.image
     sized = [image.sized(each, pipeline) for each in order.requests] if image else order.requests
     requests = [pipeline.check(request) for request in sized]
-    print_changed_loras(order, requests)
+    print_changed_files(order, [file for each in requests for file, *_ in pipeline.uses(each)])
     for request in requests:
-        check_metadata(_metadata(order, request), order.destination.format)
+        check_metadata(_metadata(order, request, {}), order.destination.format)
     if any(map(spoils, requests)):
         hint = f"DeepCache hurts quality below {FEW_STEPS} steps; use --cache-interval 1"
         print(f"sdxl render: {hint}", file=sys.stderr)
@@ -124,13 +121,12 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def print_changed_loras(order: RenderSpec, requests: Sequence[GenerationParams]) -> None:
-    """Say which LoRAs differ from those of the picture to make again."""
-    stored = order.lora_files if isinstance(order.lora_files, dict) else {}
-    for name in {each.name for request in requests for each in request.loras or ()}:
-        match stored.get(name):
-            case {"sha256": str(digest)} if digest != order.catalogue.lora(name).sha256:
-                print(f"sdxl render: LoRA {name!r} is not the picture's file", file=sys.stderr)
+def print_changed_files(order: RenderSpec, files: Iterable[AdapterFile]) -> None:
+    """Say which LoRAs and embeddings differ from those of the picture to make again."""
+    for file in dict.fromkeys(files):
+        match order.files.get(FILE_KEYS[file.kind]):
+            case {file.name: {"sha256": str(digest)}} if digest != file.sha256:
+                print(f"sdxl render: {file.name!r} is not the picture's file", file=sys.stderr)
 
 
 def build_parser() -> Parser:
@@ -153,7 +149,8 @@ def build_parser() -> Parser:
 
 def read_order(options: argparse.Namespace) -> RenderSpec:
     stored = stored_params(options.source) if options.source else {}
-    stored_model, files = stored.pop("model", None), stored.pop(LORA_FILES, {})
+    stored_model = stored.pop("model", None)
+    files = {key: stored.pop(key, None) for key in FILE_KEYS.values()}
     image = ImageToEdit.read(options.image, options.mask)
     check_image(options.source, [stored.pop(name, None) for name in DIGESTS], image)
     if options.format not in (None, *SUFFIXES):
@@ -189,7 +186,7 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
         is_json=options.is_json,
         image=image,
         preview=terminal.check(options.preview),
-        lora_files=files,
+        files=files,
     )
 
 
@@ -321,7 +318,7 @@ def save(result: Result, order: RenderSpec) -> tuple[Pixels, Path]:
         pixels = pasted(pixels, result.source)
     format, marks = order.destination.format, order.provenance
     pixels = marks.mark(pixels)
-    metadata = _metadata(order, result.params)
+    metadata = _metadata(order, result.params, result.files)
     path = order.destination.path(result.params, metadata)
     file = marks.sign(encode(pixels, format, metadata, xmp=marks.xmp), format)
     if order.destination.is_stdout:
@@ -373,7 +370,8 @@ def save_sheet(path: Path, pictures: list[tuple[Pixels, str]]) -> None:
     write_atomic(path, file_of(sheet, format_of(path) or "PNG", quality=95))
 
 
-def _metadata(order: RenderSpec, params: GenerationParams) -> dict[str, Any]:
+def _metadata(
+    order: RenderSpec, params: GenerationParams, files: Mapping[str, Any]
+) -> dict[str, Any]:
     digests = order.image.digests if order.image else {}
-    files = describe_files(params.loras, order.catalogue)
     return {**params.as_dict(), "model": order.model, **digests, **files}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from sdxl.adapters import Use
 from sdxl.conditioning import Conditioning, TokenRow
 from sdxl.deepcache import deep_count
 from sdxl.flight import Flight
@@ -30,6 +31,8 @@ class ImageJob:
 
     order: ImageOrder
     params: GenerationParams
+    uses: list[Use]
+    """its LoRAs and embeddings"""
     rows: list[TokenRow]
     """its prompts, tokenised"""
     flight: Flight

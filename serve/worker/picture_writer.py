@@ -20,7 +20,6 @@ from PIL import Image
 from torch import Tensor
 
 from sdxl import images
-from sdxl.catalogue import describe_files
 from sdxl.cost import Costs, smoothed
 from sdxl.editing import SourceLatents
 from sdxl.flight import Priority
@@ -211,5 +210,5 @@ class PictureWriter:
     def _metadata(self, job: ImageJob) -> dict[str, Any]:
         source = job.order.source
         digests = {} if source is None else source.digests
-        files = describe_files(job.params.loras, self.pipeline.catalogue)
+        files = {} if job.conditioning is None else job.conditioning.adapters.facts
         return {**job.params.as_dict(), "model": self.pipeline.origin, **digests, **files}

@@ -32,7 +32,7 @@ T = TypeVar("T")
 LOW_PRIORITY_BATCH = 4
 """low-priority prompts in one call"""
 ROOM_S = 0.02
-"""until the next look for room, while LoRAs of other requests fill the bank"""
+"""until the next look for room, while adapters of other requests fill the bank"""
 
 
 class PromptEncoder:
@@ -105,11 +105,11 @@ class PromptEncoder:
         return [job for job in waiting if job.order.priority is first][:most]
 
     def _adapters(self, job: ImageJob) -> Adapters | None:
-        """Load the job's LoRAs; None if it was cancelled, fails or waits for room."""
+        """Load the job's adapters; None if it was cancelled, fails or waits for room."""
         if job.is_cancelled:
             return None
         try:
-            return self._beside(partial(self.pipeline.adapters, job.params))
+            return self._beside(partial(self.pipeline.adapters, job.uses))
         except NoRoom:
             with self._lock:
                 self._waiting.append(job)

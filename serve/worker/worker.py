@@ -26,7 +26,7 @@ from sdxl.model_names import MINI_NAME
 from sdxl.params import LATENT, GenerationParams, InvalidParams
 from sdxl.pipeline import ENCODE_BATCH, Pipeline
 from sdxl.policy import Group, Limits
-from sdxl.prompt import whole_chunks
+from sdxl.prompt import whole_chunks, words_of
 from sdxl.provenance import Provenance
 from serve import errors, tracing
 from serve.fleet.identity import labelled
@@ -154,7 +154,7 @@ class Worker:
             presets=pipeline.checkpoint.presets,
             embeds_guidance=pipeline.embeds_guidance,
             loras=loras if pipeline.engines.adapters else (),
-            embeddings=embeddings,
+            embeddings=embeddings if pipeline.engines.adapters else {},
         )
 
     async def ready(self) -> ModelCard:
@@ -166,9 +166,12 @@ class Worker:
             tokens = self.pipeline.count_tokens(prompt)
         except InvalidParams as error:
             raise errors.of_params(error) from None
-        is_mini = self.pipeline.model_id == MINI_NAME
-        unknown = vocabulary.unknown_words(prompt) if is_mini else ()
-        return PromptFacts(tokens, self.max_prompt_tokens, unknown)
+        if self.pipeline.model_id != MINI_NAME:
+            return PromptFacts(tokens, self.max_prompt_tokens)
+        files = self.pipeline.catalogue.embeddings()
+        learned = {word for file in files for word in words_of(file.name)}
+        unknown = [word for word in vocabulary.unknown_words(prompt) if word not in learned]
+        return PromptFacts(tokens, self.max_prompt_tokens, tuple(unknown))
 
     async def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
         threads = self._started()
@@ -265,7 +268,7 @@ class Worker:
         uses, shelf = self.pipeline.uses(params), self.pipeline.engines.adapters
         check_schedules(params, self.pipeline.checkpoint.scheduler)
         images.check_metadata({**params.as_dict(), "model": self.pipeline.origin}, order.format)
-        rows = self.pipeline.tokenize(params, self.max_prompt_tokens)
+        rows = self.pipeline.tokenize(params, [file for file, *_ in uses], self.max_prompt_tokens)
         assert rows[0] is not None
         chunks = len(rows[0][0].ids)
         is_edit = order.source is not None
@@ -277,7 +280,9 @@ class Worker:
         flight = threads.denoiser.admit(flight, delay_s)
         writer, clock = threads.writer, self.pipeline.clock
         on_leg = partial(writer.enlarge, then=threads.encoder.begin_leg)
-        return ImageJob(order, params, rows, flight, clock, writer.finish, writer.preview, on_leg)
+        return ImageJob(
+            order, params, uses, rows, flight, clock, writer.finish, writer.preview, on_leg
+        )
 
     def _image_s(self, params: GenerationParams, threads: _Threads) -> float:
         """Predict the time to encode the order's image."""

@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from engines import load
-from engines.lora_shelf import LoraShelf, new_bank
+from engines.bank_shelf import BankShelf, new_bank
 from engines.lora_weights import LowRank
+from engines.low_rank import bank_specs
 from engines.pytorch.torch_engine import load_torch
 from engines.pytorch.torch_options import TorchOptions
 from onnx_export.plain_maxima import write_numbers
@@ -26,8 +27,8 @@ from sdxl.adapters import NoRoom
 from sdxl.attachments import Lora
 from sdxl.catalogue import AdapterFile, Catalogue
 from sdxl.checkpoint import find
+from sdxl.digests import stamps
 from sdxl.inflight import Finished
-from sdxl.networks.low_rank import bank_specs
 from sdxl.networks.parts import networks_of
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.pipeline import Pipeline
@@ -107,7 +108,7 @@ def test_loras_of_transformers_share_plain_shallow_calls(rides: bool, tmp_path: 
     alone = [images_of(made, [each])[0] for each in asked]
     loop = made.in_flight()
     loop.limits = replace(loop.limits, rides=rides)
-    adapters = [made.adapters(each) for each in asked]
+    adapters = [made.adapters(made.uses(each)) for each in asked]
     assert [each.variant.name for each in adapters] == ["", "lora", "lora", "lora"]
     given = zip(asked, made.encode(asked, adapters=adapters), strict=True)
     ids = [loop.submit(made.request(*each)) for each in given]
@@ -157,7 +158,7 @@ def test_a_deterministic_picture_has_the_bytes_that_it_has_alone(backend: str) -
     ids: list[int] = []
     while len(found) < len(MIXED):
         for params in [each for each in [next(waiting, None)] if each]:
-            (conditioning,) = made.encode([params], adapters=[made.adapters(params)])
+            (conditioning,) = made.encode([params], adapters=[made.adapters(made.uses(params))])
             ids.append(loop.submit(made.request(params, conditioning)))
         for event in loop.tick():
             assert isinstance(event, Finished), event
@@ -173,7 +174,7 @@ def test_rows_with_and_without_loras_may_share_calls() -> None:
     loop.limits = replace(loop.limits, rides=True)
     alone = images_of(made, MIXED)
     resolved = [made.check(each) for each in MIXED]
-    adapters = [made.adapters(each) for each in resolved]
+    adapters = [made.adapters(made.uses(each)) for each in resolved]
     ids = [
         loop.submit(made.request(params, conditioning))
         for params, conditioning in zip(
@@ -249,36 +250,40 @@ def test_8_bit_layers_add_loras_to_what_they_rounded(
 
 
 @pytest.fixture
-def shelf(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoraShelf]:
+def shelf(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[BankShelf]:
     """Of seven pages for a model of one layer; a file's name says its rank."""
     layer = "unet.attentions.layer"
     bank = new_bank(bank_specs({layer: (4, 6)}, "float32"), torch.device("cpu"))
-    few = {name: (down[:8], up[:8]) for name, (down, up) in bank.items()}
+    few = {name: tensor[:8] for name, tensor in bank.items()}
 
     def read(path: Path, _: object) -> dict[str, LowRank]:
         rank = int(path.stem)
         return {layer: LowRank(torch.full((rank, 6), float(rank)), torch.ones(4, rank))}
 
-    monkeypatch.setattr("engines.lora_shelf.read_lora", read)
-    yield LoraShelf(lambda: few)
+    monkeypatch.setattr("engines.bank_shelf.read_lora", read)
+    monkeypatch.chdir(tmp_path)
+    yield BankShelf(lambda: few)
 
 
 def use(rank: int, weight: float = 1.0) -> tuple[AdapterFile, float, float]:
-    return AdapterFile(str(rank), Path(str(rank)), "lora", 100, ()), weight, weight
+    path = Path(f"{rank}.safetensors")
+    if not path.exists():
+        path.write_bytes(bytes(100))
+    return AdapterFile(str(rank), path, "lora", 100, tuple(stamps([path]))), weight, weight
 
 
-def test_a_rank_takes_as_many_pages_as_hold_it(shelf: LoraShelf) -> None:
+def test_a_rank_takes_as_many_pages_as_hold_it(shelf: BankShelf) -> None:
     for rank, pages, room in ((1, 1, 1), (16, 1, 1), (17, 2, 2), (40, 3, 4)):
         adapters = shelf.lease([use(rank)])
         assert (len(adapters.unet.numbers), adapters.variant.pages) == (pages, room)
         assert adapters.variant.name == "lora" and 0 not in adapters.unet.numbers
-        ((down, _),) = shelf.bank.values()
+        down, _ = shelf.bank.values()
         held = torch.cat([down[page] for page in adapters.unet.numbers])
         assert held.count_nonzero() == rank * 6
         del adapters
 
 
-def test_a_loaded_lora_stays_while_it_is_used(shelf: LoraShelf) -> None:
+def test_a_loaded_lora_stays_while_it_is_used(shelf: BankShelf) -> None:
     first = shelf.lease([use(3 * PAGE_RANK)])
     second = shelf.lease([use(4 * PAGE_RANK)])
     with pytest.raises(NoRoom, match="no room for '5'"):
@@ -291,12 +296,12 @@ def test_a_loaded_lora_stays_while_it_is_used(shelf: LoraShelf) -> None:
     assert shelf.lease([use(3 * PAGE_RANK)]).unet == first.unet and shelf.loads == 3
 
 
-def test_a_weight_of_zero_needs_no_pages(shelf: LoraShelf) -> None:
+def test_a_weight_of_zero_needs_no_pages(shelf: BankShelf) -> None:
     assert shelf.lease([use(4, 0.0)]).variant.pages == 0
     two = shelf.lease([use(4, 0.5), use(5, -1.0)])
     assert two.unet.scales == (0.5, -1.0) and two.variant.pages == 2
 
 
-def test_too_many_ranks_together_are_refused(shelf: LoraShelf) -> None:
+def test_too_many_ranks_together_are_refused(shelf: BankShelf) -> None:
     with pytest.raises(InvalidParams, match="at most 256 ranks together"):
         shelf.lease([use(4, 1.0)] * 17)

@@ -25,6 +25,7 @@ EMBEDDINGS = {
     "embeddings/more/dusk.safetensors": "more/dusk",
     "embeddings/dawn/learned_embeds.safetensors": "dawn",
 }
+NEON = {"prompt": "a street in neon, at night"}
 OTHERS = (
     *("ink.pt", "a:b.safetensors", "a,b.safetensors", "a<b.safetensors", "a\nb.safetensors"),
     *(".hidden.safetensors", ".cache/x.safetensors", f"{'n' * 190}/{'n' * 20}.safetensors"),
@@ -53,10 +54,11 @@ def test_files_are_listed_by_kind_and_name(tmp_path: Path) -> None:
 
 def test_files_come_and_go_at_run_time(tmp_path: Path) -> None:
     catalogue = write(tmp_path)
-    assert catalogue.loras() == [] and catalogue.embedding("neon") is None
+    assert catalogue.loras() == [] and catalogue.embeddings_in(NEON) == []
     write(tmp_path, "ink.safetensors", "embeddings/neon.safetensors")
     assert catalogue.lora("ink").kind == "lora"
-    assert (found := catalogue.embedding("neon")) is not None and found.kind == "embedding"
+    (found,) = catalogue.embeddings_in(NEON)
+    assert (found.name, found.kind) == ("neon", "embedding")
     (tmp_path / "ink.safetensors").unlink()
     with pytest.raises(InvalidParams):
         catalogue.lora("ink")
@@ -119,9 +121,37 @@ def test_nothing_outside_the_list_can_be_named(name: str, tmp_path: Path) -> Non
     catalogue = write(tmp_path / "top", "ink.safetensors", "embeddings/neon.safetensors")
     with pytest.raises(InvalidParams):
         catalogue.lora(name.format(tmp_path))
-    assert catalogue.embedding(name.format(tmp_path)) is None
+    with pytest.raises(InvalidParams):
+        catalogue.embeddings_in({"prompt": f"embedding:{name.format(tmp_path)}x"})
 
 
 def test_without_folders_every_name_is_refused() -> None:
     with pytest.raises(InvalidParams, match="the model has none"):
         Catalogue().lora("ink")
+
+
+def test_embeddings_are_found_in_prompts(tmp_path: Path) -> None:
+    names = ("dusk", "styles/dusk", "styles/ink", "styles/deep/Ink")
+    catalogue = write(tmp_path, *(f"embeddings/{name}.safetensors" for name in names))
+
+    def found(*texts: str) -> list[str]:
+        by_field = dict(zip(("prompt", "negative_prompt"), texts, strict=False))
+        return [each.name for each in catalogue.embeddings_in(by_field)]
+
+    assert found("at dusk", "Ink") == ["dusk", "styles/ink"]
+    assert found("styles/dusk, styles/deep/ink") == ["styles/dusk", "styles/deep/Ink"]
+    write(tmp_path, "embeddings/new/gold.safetensors")
+    assert found("gold", "dusk") == ["dusk", "new/gold"]
+    os.remove(tmp_path / "embeddings/dusk.safetensors")
+    assert found("dusk") == ["styles/dusk"]
+
+
+def test_a_replaced_embedding_is_read_again(tmp_path: Path) -> None:
+    catalogue = write(tmp_path, "embeddings/neon.safetensors")
+    old = tmp_path.stat().st_mtime_ns - 10**10
+    for place in (tmp_path, tmp_path / "embeddings"):
+        os.utime(place, ns=(old, old))
+    (before,) = catalogue.embeddings_in(NEON)
+    (tmp_path / "embeddings/neon.safetensors").write_bytes(b"other")
+    (after,) = catalogue.embeddings_in(NEON)
+    assert before != after and after.bytes == len(b"other")

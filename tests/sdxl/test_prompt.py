@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from transformers import CLIPTokenizer
 
 from sdxl.params import InvalidParams
-from sdxl.prompt import BODY, MAX_CHUNKS, Fragment, Tokenizer, parse, tokenize
+from sdxl.prompt import (
+    BODY,
+    MAX_CHUNKS,
+    Fragment,
+    Tokenizer,
+    count_tokens,
+    embeddings_in,
+    learned_ids,
+    parse,
+    tokenize,
+)
 from sdxl.specs import CHUNK
 
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
@@ -226,3 +236,59 @@ def test_loading_a_tokenizer_does_not_import_transformers(
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+# -- embeddings -------------------------------------------------------------------------------
+
+LEARNED = learned_ids([("dusk", 1), ("bad hands", 3), ("styles/Ink (v2)", 2), ("Dusk-2", 1)])
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("a ring at dusk", {"dusk"}),
+        ("DUSK,<dusk>, embedding:Dusk", {"dusk"}),
+        ("(bad hands:1.3) [dusk-2]", {"bad hands", "dusk-2"}),
+        ("dusky, adusk, dusk2, bad  hands", set()),
+        ("ink \\(v2\\), styles/ink \\(v2\\)", {"ink (v2)", "styles/ink (v2)"}),
+        ("d(us)k", set()),
+        ("embedding: dusk", {"dusk"}),
+        ("", set()),
+    ],
+)
+def test_names_of_embeddings_are_whole_words(text: str, names: set[str]) -> None:
+    assert embeddings_in(text, LEARNED) == names
+
+
+@pytest.mark.parametrize("text", ["embedding:none", "(Embedding:dusk3:1.2)"])
+def test_an_unknown_embedding_is_refused(text: str) -> None:
+    with pytest.raises(InvalidParams, match="^prompt must name embeddings of the model, such as "):
+        embeddings_in(text, LEARNED)
+    with pytest.raises(InvalidParams, match="the model has none"):
+        embeddings_in(text, ())
+
+
+def test_an_embedding_stands_for_its_vectors(tokenizer: Tokenizer) -> None:
+    def body(text: str) -> list[int]:
+        (ids,) = tokenize(text, tokenizer, learned=LEARNED).ids
+        return [id for id in ids[1:] if id not in (tokenizer.eos, tokenizer.pad)]
+
+    ring, at = (tokenizer.encode(word) for word in ("ring", "at"))
+    assert body("ring at dusk") == [*ring, *at, -1]
+    assert body("bad hands, ring") == [-2, -3, -4, *tokenizer.encode(","), *ring]
+    assert body("styles/ink \\(v2\\) dusk-2 <dusk>") == [-5, -6, -7, -1]
+    assert count_tokens("ring bad hands", tokenizer, LEARNED) == len(ring) + 3
+
+
+def test_an_embedding_is_not_split_between_chunks(tokenizer: Tokenizer) -> None:
+    (ring,) = tokenizer.encode("ring")
+    for before in (BODY - 3, BODY - 2):
+        text = f"{'ring ' * before}(bad hands:1.5) ring"
+        tokens = tokenize(text, tokenizer, learned=LEARNED)
+        first, second = tokens.ids
+        if before == BODY - 3:
+            assert first[1 + before : 1 + BODY] == (-2, -3, -4) and second[1] == ring
+            assert tokens.weights[0][before : 2 + BODY] == (1.0, 1.5, 1.5, 1.5, 1.0)
+        else:
+            assert first[1 + before] == tokenizer.eos and second[1:5] == (-2, -3, -4, ring)
+            assert tokens.weights[1][:5] == (1.0, 1.5, 1.5, 1.5, 1.0)

@@ -135,9 +135,13 @@ def test_files_are_found_while_the_service_runs(tmp_path: Path) -> None:
         assert names() == [["new"], ["new"]]
         assert post(worker, {**QUICK, "loras": ["new"]}).status_code == 200
         (tmp_path / "embeddings").mkdir()
-        (tmp_path / "embeddings" / "neon.safetensors").touch()
+        (tmp_path / "embeddings" / "neon.safetensors").write_bytes(bytes(8))
         embeddings = call(worker, "GET", "/sdapi/v1/embeddings", settings=SDAPI).json()
-        assert (embeddings["loaded"], list(embeddings["skipped"])) == ({}, ["neon"])
+        assert (list(embeddings["loaded"]), embeddings["skipped"]) == (["neon"], {})
+        file = file_in(post(worker, {**QUICK, "prompt": "a ring, neon"}))
+        digest = hashlib.sha256(bytes(8)).hexdigest()
+        assert f"TI hashes: neon: {digest[:12]}" in words_of(file)["parameters"].replace('"', "")
+        assert read_parameters(file)["embedding_files"]["neon"]["sha256"] == digest
 
 
 def test_a_webui_s_request_has_tags_in_and_out(styled: Worker) -> None:

@@ -19,12 +19,14 @@ from PIL import Image, PngImagePlugin
 
 import engines
 from sdxl import cli, images
+from sdxl.adapters import Use
 from sdxl.catalogue import DIFFUSERS_FILE, Catalogue
 from sdxl.checkpoint import find
 from sdxl.noise import NoiseSource
 from sdxl.params import GenerationParams, InvalidParams, Sizes
 from sdxl.pipeline import Forming, Result
 from sdxl.places import LORAS
+from tests.fakes import FakeShelf
 
 DEFAULTS = GenerationParams()
 Capture = pytest.CaptureFixture[str]
@@ -48,6 +50,9 @@ class FakePipeline:
             raise InvalidParams("prompt", "1300 tokens", "must be at most 225")
         return self.resolve(params)
 
+    def uses(self, params: GenerationParams) -> list[Use]:
+        return [(self.catalogue.lora(each.name), 1.0, 1.0) for each in params.loras or ()]
+
     def stream(
         self,
         requests: list[GenerationParams],
@@ -67,7 +72,9 @@ class FakePipeline:
         picture = torch.full_like(source.start(), torch.nan if params.prompt == "overflow" else 0.5)
         timings = {"encode_s": 0.1, "denoise_s": 1.0, "decode_s": 0.2}
         image = picture * torch.rand(3, 1, 1, generator=torch.Generator().manual_seed(params.seed))
-        return Result(index, params, image, picture[:, ::8, ::8], None, timings, 10, 10)
+        files = FakeShelf().lease(self.uses(params)).facts
+        latents = picture[:, ::8, ::8]
+        return Result(index, params, image, latents, None, timings, 10, 10, files=files)
 
 
 @pytest.fixture
@@ -196,7 +203,7 @@ def test_loras_are_flags_and_part_of_the_picture(
     pipeline.catalogue = Catalogue([tmp_path])
     assert cli.main(["render", "--from", "a.png", "--out", "c.png"]) == 0
     said = capsys.readouterr().err
-    assert "LoRA 'hollow' is not the picture's file" in said and "'few_steps'" not in said
+    assert "'hollow' is not the picture's file" in said and "'few_steps'" not in said
 
 
 def test_a_flag_overrides_the_picture_s_parameters(pipeline: FakePipeline, capsys: Capture) -> None:

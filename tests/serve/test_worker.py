@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import io
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from sdxl.adapters import Adapters, NoRoom
+from sdxl.adapters import Adapters, NoRoom, Use
 from sdxl.flight import Priority
 from sdxl.images import read_parameters, to_pixels
-from sdxl.params import GenerationParams
 from sdxl.warmup import standard
 from serve.errors import Problem
 from serve.orders import ImageProgress, Preview
@@ -104,7 +104,7 @@ async def test_an_image_cancelled_before_the_loop_starts_it_is_not_drawn() -> No
         flight = denoiser.admit(replace(standard(pipeline), id=denoiser.loop.new_id()))
         clock = pipeline.clock
         does = (print, print, print)
-        gone = ImageJob(order(), params, rows, flight, clock, *does, is_cancelled=True)
+        gone = ImageJob(order(), params, [], rows, flight, clock, *does, is_cancelled=True)
         denoiser.cancel(gone)
         denoiser.submit(request, flight, gone)
         before = worker.steps_taken
@@ -198,15 +198,15 @@ def test_an_impossible_order_is_a_400_with_its_field(given: dict[str, object], p
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
-async def test_an_order_waits_while_loras_of_others_fill_the_bank() -> None:
+async def test_orders_wait_while_adapters_of_others_fill_the_bank() -> None:
     full = iter([NoRoom("full")] * 3)
     with running() as worker:
         lease = worker.pipeline.adapters
 
-        def adapters(params: GenerationParams) -> Adapters:
-            if params.seed == 5 and (error := next(full, None)):
+        def adapters(uses: Sequence[Use]) -> Adapters:
+            if error := next(full, None):
                 raise error
-            return lease(params)
+            return lease(uses)
 
         worker.pipeline.adapters = adapters  # type: ignore[method-assign]
         asked = [order(seed=5), order(seed=6)]

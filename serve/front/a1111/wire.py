@@ -26,6 +26,7 @@ from sdxl.attachments import with_tags
 from sdxl.infotext import schedule_steps, scheduler_of
 from sdxl.params import LANCZOS, LATENT, MAX_UPSCALE, PARAMETERS, UPSCALERS
 from sdxl.scheduler_names import SCHEDULE_LABELS, SCHEDULERS
+from sdxl.specs import SDXL_1_0
 from serve.errors import Problem, invalid, of_schema
 from serve.front.openai_images import NEEDED_UNICODE, ImageRequest, bounds_of, has_surrogate
 from serve.models import ImageModel, M, choose
@@ -341,8 +342,13 @@ def loras(card: ModelCard) -> list[dict[str, Any]]:
 
 
 def embeddings(card: ModelCard) -> dict[str, dict[str, Any]]:
-    facts = ("step", "sd_checkpoint", "sd_checkpoint_name", "shape", "vectors")
-    return {"loaded": {}, "skipped": {name: dict.fromkeys(facts) for name in card.embeddings}}
+    unknown = dict.fromkeys(("step", "sd_checkpoint", "sd_checkpoint_name"))
+    width = SDXL_1_0.context_width
+    loaded = {
+        name: {**unknown, "shape": width, "vectors": vectors}
+        for name, vectors in card.embeddings.items()
+    }
+    return {"loaded": loaded, "skipped": {}}
 
 
 def samplers() -> list[dict[str, Any]]:

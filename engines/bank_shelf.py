@@ -1,7 +1,7 @@
 """LoRAs of requests in a bank of limited size: loaded when a request asks for them, kept while it
 runs, and dropped for others when the bank is full, the least recently used first.
 
-The bank is the backend's: tensors at fixed addresses that calls read (sdxl/networks/low_rank.py).
+The bank is the backend's: tensors at fixed addresses that calls read (engines/low_rank.py).
 """
 
 from __future__ import annotations
@@ -11,23 +11,24 @@ import re
 import threading
 import time
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 
 import torch
 from torch import Tensor
 
+from engines.embeddings import read_embedding
 from engines.lora_weights import LoraError, LowRank, read_lora
+from engines.low_rank import TRANSFORMERS, VECTORS, Bank
 from sdxl.adapters import Adapters, NoRoom, Pages, Use
-from sdxl.catalogue import AdapterFile
+from sdxl.catalogue import AdapterFile, Kind
 from sdxl.cost import smoothed
 from sdxl.engine import torch_dtype
 from sdxl.flight import PLAIN, Variant
-from sdxl.networks.low_rank import TRANSFORMERS, Bank
 from sdxl.params import InvalidParams
-from sdxl.specs import MOST_PAGES, PAGE_COUNTS, PAGE_RANK, TensorSpec
+from sdxl.specs import MOST_PAGES, MOST_VECTORS, PAGE_COUNTS, PAGE_RANK, TensorSpec
 
 BANK_BYTES = 2**30
 """of one model's LoRAs at a time, on a CPU"""
@@ -38,20 +39,21 @@ START_S = 2.0
 FIRST_BYTES_S = 1 / 2**29
 """seconds to load a byte, until it is measured"""
 UNET = "unet."
+TEXT_PARTS = ("text_encoder", "text_encoder_2")
+FIELDS: Mapping[Kind, str] = {"lora": "loras", "embedding": "prompt"}
 TEXT_LAYER = re.compile(r"(?P<before>text_encoder\..*layers\.)(?P<number>\d+)(?P<after>\..*)")
 
 
 def new_bank(specs: Iterable[TensorSpec], device: torch.device) -> Bank:
     """Allocate a bank of these tensors, whose pages add nothing. Page 0 stays so."""
     tensors = {spec.name: spec for spec in specs}.values()
-    page_bytes = sum(math.prod(t.shape({"bank": 1})) * torch_dtype(t).itemsize for t in tensors)
+    paged = [t for t in tensors if t.free_axes]
+    page_bytes = sum(math.prod(t.shape({"bank": 1})) * torch_dtype(t).itemsize for t in paged)
     pages = min(1 + max(_bank_bytes(device) // page_bytes, PAGE_COUNTS[-1]), MOST_PAGES)
-    made = {
+    return {
         t.name: torch.zeros(t.shape({"bank": pages}), dtype=torch_dtype(t), device=device)
         for t in tensors
     }
-    names = [name.removesuffix(".down") for name in made if name.endswith(".down")]
-    return {name: (made[f"{name}.down"], made[f"{name}.up"]) for name in names}
 
 
 def _bank_bytes(device: torch.device) -> int:
@@ -60,10 +62,16 @@ def _bank_bytes(device: torch.device) -> int:
     return int(GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
 
 
+def layers_of(bank: Bank) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return each layer's tensors."""
+    names = [name.removesuffix(".down") for name in bank if name.endswith(".down")]
+    return {name: (bank[f"{name}.down"], bank[f"{name}.up"]) for name in names}
+
+
 def shapes_of(bank: Bank) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the weights that LoRAs may adapt: those of the bank, and of the first
     text encoder's last layer, which no graph runs."""
-    shapes = {name: weight_shape(*pair) for name, pair in bank.items()}
+    shapes = {name: weight_shape(*pair) for name, pair in layers_of(bank).items()}
     layers = [match for name in shapes if (match := TEXT_LAYER.fullmatch(name))]
     last = 1 + max((int(match["number"]) for match in layers), default=-1)
     unused = {
@@ -80,60 +88,75 @@ def weight_shape(down: Tensor, up: Tensor) -> tuple[int, ...]:
     return (up.shape[2], down.shape[-1], *[side] * 2) if side else (up.shape[2], down.shape[-1])
 
 
-def named(bank: Bank) -> dict[str, Tensor]:
-    """Return a bank's tensors by the names of a graph's inputs."""
-    return {
-        f"{name}.{side}": tensor
-        for name, pair in bank.items()
-        for side, tensor in zip(("down", "up"), pair, strict=True)
-    }
-
-
 @dataclass(eq=False)
 class _Loaded:
-    """A LoRA in the bank."""
+    """A file in the bank."""
 
-    pages: tuple[int, ...]
-    has_text: bool
-    variant: str
+    slots: tuple[int, ...]
+    """a LoRA's pages; an embedding's vectors"""
+    has_text: bool = True
+    variant: str = ""
     """of the UNet; empty if only text encoders are adapted"""
+    digests: Mapping[str, str] = field(default_factory=dict)
     leases: int = 0
 
 
-USUAL = _Loaded((1, 2), has_text=True, variant="lora")
+USUAL = _Loaded((1, 2), variant="lora")
 """A LoRA that is not loaded counts as this: rank 32 of the transformers."""
 
 
 @dataclass
-class LoraShelf:
+class _Slots:
+    """Numbered slots of the bank, and the files in them, the least recently used first."""
+
+    free: list[int] = field(default_factory=list)
+    loaded: OrderedDict[AdapterFile, _Loaded] = field(default_factory=OrderedDict)
+    """by the file as it was when it was read"""
+
+    def take(self, count: int, file: AdapterFile) -> tuple[int, ...]:
+        """Take free slots; drop unused files for them."""
+        for each, loaded in list(self.loaded.items()):
+            if len(self.free) >= count:
+                break
+            if not loaded.leases:
+                self.free += self.loaded.pop(each).slots
+        if len(self.free) < count:
+            raise NoRoom(f"other requests leave no room for {file.name!r}; try again")
+        return tuple(self.free.pop() for _ in range(count))
+
+
+@dataclass
+class BankShelf:
     """Implements sdxl.adapters.AdapterShelf."""
 
     new_bank: Callable[[], Bank]
-    """prepares the networks with LoRAs; called when the first LoRA is loaded"""
+    """prepares the networks with LoRAs; called when the first file is loaded"""
     steps: Mapping[str, Tensor] = field(default_factory=dict)
     """of the inputs of 8-bit layers, by which their banks are divided"""
     byte_s: float = FIRST_BYTES_S
     loads: int = 0
-    _loaded: OrderedDict[AdapterFile, _Loaded] = field(default_factory=OrderedDict)
-    """by the file as it was, the least recently used first; a digest would take a second"""
-    _free: list[int] = field(default_factory=list)
+    _slots: Mapping[Kind, _Slots] = field(
+        default_factory=lambda: {"lora": _Slots(), "embedding": _Slots()}
+    )
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @cached_property
     def bank(self) -> Bank:
         bank = self.new_bank()
-        first, _ = next(iter(bank.values()))
-        self._free = list(range(len(first) - 1, 0, -1))
+        pages = next(len(tensor) for name, tensor in bank.items() if name.endswith(".down"))
+        self._slots["lora"].free = list(range(pages - 1, 0, -1))
+        self._slots["embedding"].free = list(range(MOST_VECTORS - 1, -1, -1))
         return bank
 
     def delay_s(self, uses: Sequence[Use]) -> float:
-        missing = {file: file.bytes for file, *_ in uses if file not in self._loaded}
+        missing = {f: f.bytes for f, *_ in uses if f not in self._slots[f.kind].loaded}
         start_s = 0.0 if "bank" in vars(self) else START_S
         return bool(uses) * start_s + self.byte_s * sum(missing.values())
 
     def variant(self, uses: Sequence[Use]) -> Variant:
-        loaded = [self._loaded.get(file, USUAL) for file, *_ in uses]
-        pages = sum(len(each.pages) for each in loaded if each.variant)
+        loras = self._slots["lora"].loaded
+        loaded = [loras.get(file, USUAL) for file, *_ in uses if file.kind == "lora"]
+        pages = sum(len(each.slots) for each in loaded if each.variant)
         count = next((each for each in (0, *PAGE_COUNTS) if each >= pages), PAGE_COUNTS[-1])
         return reduce(Variant.joined, (Variant(each.variant, count) for each in loaded), PLAIN)
 
@@ -141,36 +164,56 @@ class LoraShelf:
         with self._lock:
             leases: list[_Lease] = []
             for file, _, _ in uses:
-                leases.append(_Lease(self, self._get(file)))
-                _check_ranks(leases)
+                leases.append(_Lease(self, file, self._get(file)))
+                _check_room(leases)
             return _adapters(leases, uses)
 
     def _get(self, file: AdapterFile) -> _Loaded:
-        if file not in self._loaded:
+        loaded = self._slots[file.kind].loaded
+        if file not in loaded:
             began = time.perf_counter()
-            self._loaded[file] = self._load(file)
+            loaded[file] = self._load(file)
             took = time.perf_counter() - began
             self.byte_s = smoothed(self.byte_s if self.loads else None, took / max(file.bytes, 1))
             self.loads += 1
-        self._loaded.move_to_end(file)
-        return self._loaded[file]
+        loaded.move_to_end(file)
+        return loaded[file]
 
     def _load(self, file: AdapterFile) -> _Loaded:
         try:
-            layers = read_lora(file.path, shapes_of(self.bank))
-        except LoraError as error:
-            raise InvalidParams("loras", None, f"names {file.name!r}, which {error}") from error
+            load = self._load_lora if file.kind == "lora" else self._load_embedding
+            with torch.inference_mode():
+                loaded = load(file)
+            digests = file.digests
+            if not file.is_unchanged:
+                raise LoraError("changed while it was read; try again")
+        except (LoraError, OSError) as error:
+            said = f"cannot be read ({error})" if isinstance(error, OSError) else str(error)
+            raise InvalidParams(
+                FIELDS[file.kind], None, f"names {file.name!r}, which {said}"
+            ) from error
+        return replace(loaded, digests=digests)
+
+    def _load_embedding(self, file: AdapterFile) -> _Loaded:
+        first, second = (self.bank[part + VECTORS] for part in TEXT_PARTS)
+        read = read_embedding(file.path, (first.shape[1], second.shape[1]))
+        slots = self._slots["embedding"].take(len(read.clip_l), file)
+        for vectors, own in ((first, read.clip_l), (second, read.clip_g)):
+            vectors[list(slots)] = own.to(vectors)
+        return _Loaded(slots)
+
+    def _load_lora(self, file: AdapterFile) -> _Loaded:
+        layers = read_lora(file.path, shapes_of(self.bank))
         ranks = max(len(each.down) for each in layers.values())
-        pages = self._take(-(-ranks // PAGE_RANK), file.name)
-        with torch.inference_mode():
-            for index, page in enumerate(pages):
-                self._write(page, layers, slice(index * PAGE_RANK, (index + 1) * PAGE_RANK))
+        pages = self._slots["lora"].take(-(-ranks // PAGE_RANK), file)
+        for index, page in enumerate(pages):
+            self._write(page, layers, slice(index * PAGE_RANK, (index + 1) * PAGE_RANK))
         unet = [name for name in layers if name.startswith(UNET)]
         variant = "locon" if any(TRANSFORMERS not in name for name in unet) else "lora"
         return _Loaded(pages, len(unet) < len(layers), variant if unet else "")
 
     def _write(self, page: int, layers: Mapping[str, LowRank], ranks: slice) -> None:
-        for name, (downs, ups) in self.bank.items():
+        for name, (downs, ups) in layers_of(self.bank).items():
             down, up = downs[page].zero_(), ups[page].zero_()
             if name in layers:
                 rows, columns = layers[name].down[ranks], layers[name].up[:, ranks]
@@ -181,51 +224,51 @@ class LoraShelf:
                 down[: len(rows)] = kernel.to(down.dtype)
                 up[: len(rows)] = columns.t().to(up.dtype)
 
-    def _take(self, count: int, name: str) -> tuple[int, ...]:
-        """Take free pages; drop unused LoRAs for them."""
-        for file, loaded in list(self._loaded.items()):
-            if len(self._free) >= count:
-                break
-            if not loaded.leases:
-                self._free += self._loaded.pop(file).pages
-        if len(self._free) < count:
-            raise NoRoom(f"other requests' LoRAs leave no room for {name!r}; try again")
-        return tuple(self._free.pop() for _ in range(count))
-
 
 class _Lease:
-    """Keeps a LoRA in the bank while it lives."""
+    """Keeps a file in the bank while it lives."""
 
-    def __init__(self, shelf: LoraShelf, loaded: _Loaded) -> None:
-        self.loaded = loaded
+    def __init__(self, shelf: BankShelf, file: AdapterFile, loaded: _Loaded) -> None:
+        self.file, self.loaded = file, loaded
         loaded.leases += 1
         weakref.finalize(self, _release, shelf, loaded)
 
 
-def _release(shelf: LoraShelf, loaded: _Loaded) -> None:
+def _release(shelf: BankShelf, loaded: _Loaded) -> None:
     with shelf._lock:
         loaded.leases -= 1
 
 
-def _check_ranks(leases: Sequence[_Lease]) -> None:
+def _check_room(leases: Sequence[_Lease]) -> None:
     """So a request alone always finds room in the bank."""
-    pages = sum(len(each.loaded.pages) for each in leases)
-    if pages > PAGE_COUNTS[-1]:
+    slots = Counter[Kind]()
+    for each in leases:
+        slots[each.file.kind] += len(each.loaded.slots)
+    if slots["lora"] > PAGE_COUNTS[-1]:
         needed = f"must have at most {PAGE_COUNTS[-1] * PAGE_RANK} ranks together"
-        raise InvalidParams("loras", pages * PAGE_RANK, needed)
+        raise InvalidParams("loras", slots["lora"] * PAGE_RANK, needed)
+    if slots["embedding"] > MOST_VECTORS:
+        needed = f"must name embeddings of at most {MOST_VECTORS} vectors together"
+        raise InvalidParams("prompt", slots["embedding"], needed)
 
 
 def _adapters(leases: Sequence[_Lease], uses: Sequence[Use]) -> Adapters:
     unet, text, name = [], [], ""
-    for lease, (_, weight, text_weight) in zip(leases, uses, strict=True):
+    vectors: list[int] = []
+    for lease, (file, weight, text_weight) in zip(leases, uses, strict=True):
         loaded = lease.loaded
+        if file.kind == "embedding":
+            vectors += loaded.slots
+            continue
         if weight and loaded.variant:
-            unet += [(page, weight) for page in loaded.pages]
+            unet += [(page, weight) for page in loaded.slots]
             name = Variant(name).joined(Variant(loaded.variant)).name
         if text_weight and loaded.has_text:
-            text += [(page, text_weight) for page in loaded.pages]
+            text += [(page, text_weight) for page in loaded.slots]
     in_unet = _pages(unet)
-    return Adapters(in_unet, _pages(text), Variant(name, in_unet.count), leases)
+    files = tuple((each.file, each.loaded.digests) for each in leases)
+    variant = Variant(name, in_unet.count)
+    return Adapters(in_unet, _pages(text), variant, tuple(vectors), files, leases)
 
 
 def _pages(used: Sequence[tuple[int, float]]) -> Pages:

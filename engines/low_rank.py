@@ -1,28 +1,32 @@
-"""LoRAs in the networks' layers: each row of a call adds its own low-rank products.
+"""LoRAs and embeddings in the networks' layers: each row of a call adds its own low-rank products,
+and negative token ids are vectors of embeddings.
 
-A layer's bank is two tensors: down [pages, rank, in], of a convolution [pages, rank, taps, in], and
-up [pages, rank, out]. Hooks on the layers
-add to their results while a call says which pages its rows use; other calls run the layers alone.
+The bank has two tensors for each layer: down [pages, rank, in], of a convolution
+[pages, rank, taps, in], and up [pages, rank, out]; and one for each text encoder: vectors. Hooks
+add to the layers' results while a call says which pages its rows use; other calls run the layers
+alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sdxl.specs import PAGE_RANK, VARIANTS, TensorSpec, layer_name
+from sdxl.specs import MOST_VECTORS, PAGE_RANK, VARIANTS, TensorSpec, layer_name
 
-Bank = Mapping[str, tuple[Tensor, Tensor]]
-"""Tensors down and up by the layer's name."""
+Bank = Mapping[str, Tensor]
+"""by the names of `bank_specs`"""
+VECTORS = ".vectors"
+TOKENS = "embeddings.token_embedding"
 TRANSFORMERS = ".attentions."
 """in the names of the UNet's layers that the variant `lora` adapts"""
 OF_PROMPT = (".attn2.to_k", ".attn2.to_v")
@@ -47,8 +51,8 @@ _rows: ContextVar[_Rows | None] = ContextVar("rows with LoRAs", default=None)
 def adapted(bank: Bank, pages: Tensor, scales: Tensor) -> Iterator[None]:
     """The layers in `bank` add these pages, [rows, pages], with these scales while the block
     runs."""
-    down, _ = next(iter(bank.values()))
-    every = scales.to(down.dtype)[:, :, None].expand(-1, -1, PAGE_RANK).flatten(1)
+    dtype = next(iter(bank.values())).dtype
+    every = scales.to(dtype)[:, :, None].expand(-1, -1, PAGE_RANK).flatten(1)
     token = _rows.set(_Rows(bank, pages, every))
     try:
         yield
@@ -64,7 +68,21 @@ def adapt(part: str, module: nn.Module) -> dict[str, tuple[int, ...]]:
             own = layer_name(part, name)
             shapes[own] = tuple(layer.weight.shape)
             put_hook(layer, (own,))
+        elif name.endswith(TOKENS):
+            own = part + VECTORS
+            shapes[own] = (MOST_VECTORS, layer.embedding_dim)
+            name_layer(layer, (own,))
+            layer.forward = partial(_embed, layer, layer.forward)
     return shapes
+
+
+def _embed(layer: nn.Module, plain: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
+    rows = _rows.get()
+    if rows is None:
+        return plain(ids)
+    (name,) = names_of(layer)
+    vectors = rows.bank[name][(-1 - ids).clamp(min=0)]
+    return torch.where((ids < 0)[..., None], vectors, plain(ids.clamp(min=0)))
 
 
 def put_hook(layer: nn.Module, names: tuple[str, ...]) -> None:
@@ -83,9 +101,11 @@ def names_of(layer: Any) -> tuple[str, ...]:
 
 
 def bank_specs(shapes: Mapping[str, Sequence[int]], dtype: str) -> tuple[TensorSpec, ...]:
-    """Describe the bank of layers with weights of these shapes."""
+    """Describe the bank of layers with weights of these shapes, and of embeddings' vectors."""
 
-    def pair(name: str, outputs: int, inputs: int, *kernel: int) -> tuple[TensorSpec, TensorSpec]:
+    def pair(name: str, outputs: int, inputs: int, *kernel: int) -> tuple[TensorSpec, ...]:
+        if name.endswith(VECTORS):
+            return (TensorSpec(name, dtype, (outputs, inputs)),)
         taps = (math.prod(kernel),) if kernel else ()
         down = TensorSpec(f"{name}.down", dtype, ("bank", PAGE_RANK, *taps, inputs))
         return down, TensorSpec(f"{name}.up", dtype, ("bank", PAGE_RANK, outputs))
@@ -105,11 +125,13 @@ def is_adapted(graph: str, layer: str) -> bool:
     return graph != VARIANTS["lora"]["unet_deep"] or TRANSFORMERS in layer
 
 
-def layers_in(graph: str, network: nn.Module) -> list[str]:
-    """Return the names of the layers that a network of VARIANTS adapts."""
+def bank_of(graph: str, network: nn.Module, bank: Bank) -> Bank:
+    """Return what a network of VARIANTS reads of the bank."""
     inside = dict.fromkeys(name for each in network.modules() for name in names_of(each))
     is_prompt = graph.startswith("unet_prompt")
-    return [n for n in inside if is_adapted(graph, n) and (is_prompt or not n.endswith(OF_PROMPT))]
+    names = [n for n in inside if is_adapted(graph, n) and (is_prompt or not n.endswith(OF_PROMPT))]
+    tensors = (spec.name for name in names for spec in bank_specs({name: (0, 0)}, ""))
+    return {name: bank[name] for name in tensors}
 
 
 def addition(layer: Any, x: Tensor) -> Tensor | None:
@@ -125,11 +147,11 @@ def addition(layer: Any, x: Tensor) -> Tensor | None:
 def is_adapting(layer: Any) -> bool:
     """Whether the current call's LoRAs add to a layer's result."""
     rows = _rows.get()
-    return rows is not None and any(name in rows.bank for name in names_of(layer))
+    return rows is not None and any(f"{name}.down" in rows.bank for name in names_of(layer))
 
 
 def _product(x: Tensor, rows: _Rows, name: str, stride: tuple[int, int]) -> Tensor:
-    down, up = (bank[rows.pages].flatten(1, 2) for bank in rows.bank[name])
+    down, up = (rows.bank[f"{name}.{side}"][rows.pages].flatten(1, 2) for side in ("down", "up"))
     if down.dim() == 4:
         return _convolved(x, down, up, rows.scales, stride)
     tokens = (x if x.dim() == 3 else x[:, None]).to(down.dtype)
