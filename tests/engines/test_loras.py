@@ -40,7 +40,7 @@ from tests.sdxl.test_pipeline import diffusers_image
 
 LEAST_DB = 60.0
 DOWN, PREFIX = ".lora_A.weight", re.compile(r"^(base_model\.model\.|unet\.)")
-"""in the keys of the embedded model's LoRAs, whose strength is 1"""
+"""in the keys of the embedded model's LoRAs of the UNet alone, whose strength is 1"""
 CATALOGUE = Catalogue([LORAS])
 PICTURE = GenerationParams("a red circle on a blue background", seed=3, steps=4, cache_interval=2)
 MIXED = (

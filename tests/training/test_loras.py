@@ -11,22 +11,33 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
+from safetensors.torch import load_file
 from scipy.ndimage import distance_transform_edt
 
-from engines.lora import LoraFile, fuse
-from engines.lora_weights import LoraError
-from sdxl.catalogue import PEFT_CONFIG, PEFT_FILE
+from engines.embeddings import read_embedding
+from engines.lora import ADAPTED, LoraFile, fuse, layers_of
+from engines.lora_weights import LoraError, read_lora
+from sdxl.catalogue import PEFT_CONFIG, PEFT_FILE, Catalogue
 from sdxl.mini.scenes import COLOURS, STYLES, Image, Scene, caption
+from sdxl.mini.vocabulary import unknown_words
 from sdxl.params import InvalidParams
 from sdxl.places import LORAS
 from training.fitting import Schedule
 from training.mini.check import WEIGHTS, held_out_scenes, load_painter, paint_with
+from training.mini.embedding import (
+    DUSK,
+    STAND_IN,
+    WORDINGS,
+    sample_dusk,
+    train_embedding,
+    without_background,
+)
 from training.mini.judge import blobs, faults
+from training.mini.negative import NEGATIVE, in_negative, train_negative
 from training.mini.plan import TrainingPlan
 from training.mini.styles import train_style
 
-NAMES = ("few_steps", *STYLES)
+NAMES = ("few_steps", *STYLES, NEGATIVE)
 MIB = 2**20
 ROOT = Path(__file__).parents[2]
 
@@ -54,7 +65,9 @@ def share(values: Iterable[bool]) -> float:
 
 
 def test_the_shipped_loras_are_those_that_training_writes() -> None:
-    assert {folder.name for folder in LORAS.iterdir()} == set(NAMES)
+    shipped = Catalogue((LORAS,))
+    assert {each.name for each in shipped.loras()} == {*NAMES}
+    assert {each.name for each in shipped.embeddings()} == {DUSK}
 
 
 def test_weights_and_loras_stay_within_20_mib() -> None:
@@ -70,13 +83,10 @@ def test_the_wheel_contains_every_file_of_the_loras() -> None:
     assert {path for path in LORAS.rglob("*") if path.is_file()} <= taken
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_each_lora_is_stored_in_half_precision_and_finite(name: str) -> None:
-    (path,) = (LORAS / name).glob("*.safetensors")
-    with safe_open(path, "pt") as tensors:
-        for key in tensors.keys():  # noqa: SIM118 (not a dict)
-            tensor = tensors.get_tensor(key)
-            assert tensor.dtype == torch.float16 and torch.isfinite(tensor).all(), key
+@pytest.mark.parametrize("path", sorted(LORAS.rglob("*.safetensors")), ids=lambda path: path.stem)
+def test_each_file_is_stored_in_half_precision_and_finite(path: Path) -> None:
+    for key, tensor in load_file(path).items():
+        assert tensor.dtype == torch.float16 and torch.isfinite(tensor).all(), key
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -156,6 +166,66 @@ def test_hollow_draws_only_the_edges_of_things(plain: Any) -> None:
     assert less >= 0.75, f"{less:.0%} of the things are hollow, at least 75%"
 
 
+@pytest.mark.slow
+def test_negative_paints_the_opposite_of_each_colour_with_all_its_parts(plain: Any) -> None:
+    scenes, pipe = held_out_scenes(16), fused(NEGATIVE)
+
+    def wrong() -> list[list[str]]:
+        images = paint_with(pipe, scenes)
+        return all_faults(images, [in_negative(scene) for scene in scenes])
+
+    found = wrong()
+    assert len(found) <= 1, f"{len(found)} of 16 are wrong, at most 1: {found}"
+    pipe.text_encoder, pipe.text_encoder_2 = plain.text_encoder, plain.text_encoder_2
+    found = wrong()
+    assert len(found) >= 14, f"{len(found)} of 16 are wrong without the text encoders' part"
+
+
+def all_faults(images: list[Image], scenes: list[Scene]) -> list[list[str]]:
+    """Return what is wrong with each picture that is wrong."""
+    return [found for pair in zip(images, scenes, strict=True) if (found := faults(*pair))]
+
+
+def test_negative_adapts_transformers_and_text_encoders_in_kohyas_layout() -> None:
+    keys = load_file(LORAS / "negative.safetensors").keys()
+    starts = {"_".join(key.split("_")[:2]) for key in keys}
+    assert starts == {"lora_unet", "lora_te1", "lora_te2"}
+    assert all("attentions" in key or "encoder_layers" in key for key in keys)
+
+
+@pytest.mark.slow
+def test_dusk_is_a_word_for_a_background(plain: Any) -> None:
+    vectors = load_file(LORAS / "embeddings/dusk.safetensors")
+    pipe = load_painter(WEIGHTS)
+    for key, number in (("clip_l", ""), ("clip_g", "_2")):
+        encoder, tokenizer = (
+            getattr(pipe, f"{part}{number}") for part in ("text_encoder", "tokenizer")
+        )
+        pipe.load_textual_inversion(
+            vectors[key].float(), token=DUSK, text_encoder=encoder, tokenizer=tokenizer
+        )
+    rng = np.random.default_rng(3)
+    scenes = [sample_dusk(rng, held_out=True) for _ in range(9)]
+    texts = [
+        WORDINGS[i % len(WORDINGS)].replace(STAND_IN, DUSK).format(without_background(scene))
+        for i, scene in enumerate(scenes)
+    ]
+    wrong = all_faults(paint_texts(pipe, texts), scenes)
+    assert len(wrong) <= 1, f"{len(wrong)} of 9 are wrong, at most 1: {wrong}"
+    wrong = all_faults(paint_texts(plain, texts), scenes)
+    assert len(wrong) >= 7, f"{len(wrong)} of 9 are wrong without it"
+
+
+def paint_texts(pipe: Any, texts: list[str]) -> list[Image]:
+    seeds = [torch.Generator().manual_seed(i) for i in range(len(texts))]
+    found = pipe(texts, generator=seeds, num_inference_steps=10, output_type="np").images
+    return list((found * 255 + 0.5).astype(np.uint8))
+
+
+def test_dusk_is_no_word_of_the_models_vocabulary() -> None:
+    assert unknown_words(DUSK) == (DUSK,)
+
+
 def test_a_style_is_trained_from_the_weights_in_the_package(tmp_path: Path) -> None:
     step = Schedule(steps=2, peak_rate=1e-3, seed=1)
     plan = replace(TrainingPlan(), style=step, style_pictures=3, style_batch=2)
@@ -168,6 +238,27 @@ def test_a_style_is_trained_from_the_weights_in_the_package(tmp_path: Path) -> N
         if old.ndim > 1
     ]
     assert all(changed), f"{sum(changed)} of {len(changed)} weights learnt"
+
+
+def test_negative_and_dusk_are_trained_from_the_weights_in_the_package(tmp_path: Path) -> None:
+    step = Schedule(steps=2, peak_rate=1e-3, seed=1)
+    plan = replace(
+        TrainingPlan(),
+        negative=step,
+        embedding=step,
+        negative_pictures=3,
+        embedding_pictures=3,
+        style_batch=2,
+    )
+    train_negative(plan, WEIGHTS, tmp_path, tmp_path, "cpu")
+    parts = {part: getattr(load_painter(WEIGHTS), part) for part in ADAPTED}
+    found = read_lora(tmp_path / f"{NEGATIVE}.safetensors", layers_of(parts))
+    heard = [name for name in found if "text_encoder.encoder.layers.2" not in name]
+    silent = [name for name in heard if not found[name].up.any()]
+    assert len(heard) > 100 and not silent, f"{silent} learnt nothing"
+    train_embedding(plan, WEIGHTS, tmp_path, tmp_path, "cpu")
+    embedding = read_embedding(tmp_path / f"embeddings/{DUSK}.safetensors", (64, 64))
+    assert embedding.clip_l.shape == embedding.clip_g.shape == (1, 64)
 
 
 def test_a_peft_file_without_its_configuration_is_refused(tmp_path: Path) -> None:
@@ -202,7 +293,7 @@ def test_a_lora_is_named_by_its_name_or_folder(text: str) -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(InvalidParams, match="few_steps, hollow, outlined"):
+    with pytest.raises(InvalidParams, match="few_steps, hollow, negative, outlined"):
         LoraFile.parse("pastel")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from torch.nn.utils import parametrize
 from sdxl.catalogue import DIFFUSERS_FILE, PEFT_CONFIG, PEFT_FILE, PEFT_PREFIX
 from sdxl.files import grant_usual
 from sdxl.places import LORAS
+from sdxl.single_file.recognition import SAFETENSORS
+
+KOHYA = {"unet": "lora_unet", "text_encoder": "lora_te1", "text_encoder_2": "lora_te2"}
 
 
 class LowRankChange(nn.Module):
@@ -35,11 +39,13 @@ class LowRankChange(nn.Module):
         return weight + (self.up @ self.down).view_as(weight)
 
 
-def add_low_rank(network: nn.Module, rank: int) -> None:
-    """Add low-rank changes to every linear layer and convolution; the rest stays as it is."""
+def add_low_rank(network: nn.Module, rank: int, within: str = "") -> None:
+    """Add low-rank changes to every linear layer and convolution with `within` in its name; the
+    rest stays as it is."""
     network.requires_grad_(False)
-    for layer in [m for m in network.modules() if isinstance(m, nn.Linear | nn.Conv2d)]:
-        parametrize.register_parametrization(layer, "weight", LowRankChange(layer.weight, rank))
+    for name, layer in list(network.named_modules()):
+        if isinstance(layer, nn.Linear | nn.Conv2d) and within in name:
+            parametrize.register_parametrization(layer, "weight", LowRankChange(layer.weight, rank))
 
 
 def add_lora(pipe: Any, name: str) -> None:
@@ -50,7 +56,7 @@ def add_lora(pipe: Any, name: str) -> None:
 
         pipe.unet = PeftModel.from_pretrained(pipe.unet, folder).merge_and_unload()
     else:
-        pipe.load_lora_weights(folder)
+        pipe.load_lora_weights(folder if folder.exists() else folder.with_suffix(SAFETENSORS))
 
 
 def low_rank_tensors(network: nn.Module) -> dict[str, Tensor]:
@@ -88,6 +94,23 @@ def write_in_peft_layout(network: nn.Module, folder: Path, rank: int) -> None:
     }
     _write({f"{PEFT_PREFIX}{n}": t for n, t in tensors.items()}, folder, PEFT_FILE)
     (folder / PEFT_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def write_in_kohya_layout(parts: Mapping[str, nn.Module], path: Path, rank: int) -> None:
+    """Write the changes of several parts, with an alpha of half the rank as usual there."""
+    alpha = rank / 2
+    tensors = {}
+    for part, network in parts.items():
+        for name, tensor in low_rank_tensors(network).items():
+            layer, _, side = name.removesuffix(".weight").rpartition(".lora_")
+            is_short = part != "unet" and not layer.startswith("text_model.")
+            key = f"{KOHYA[part]}_{'text_model.' if is_short else ''}{layer}".replace(".", "_")
+            tensors[f"{key}.alpha"] = torch.tensor(alpha).half()
+            if side == "A":
+                tensors[f"{key}.lora_down.weight"] = tensor
+            else:
+                tensors[f"{key}.lora_up.weight"] = tensor * (rank / alpha)
+    _write(tensors, path.parent, path.name)
 
 
 def _write(tensors: dict[str, Tensor], folder: Path, name: str) -> None:

@@ -23,6 +23,8 @@ _ENDINGS = Schedule(steps=1800, peak_rate=1.2e-4, seed=111, average=0.995)
 _SCORER = Schedule(steps=1500, peak_rate=2e-3, seed=3)
 _FEW_STEPS = Schedule(steps=1500, peak_rate=2e-3, seed=13, average=0.995)
 _STYLE = Schedule(steps=600, peak_rate=2e-3, seed=14, average=0.99)
+_EMBEDDING = Schedule(steps=300, peak_rate=3e-3, seed=17, average=0.98)
+_NEGATIVE = Schedule(steps=1000, peak_rate=2e-3, seed=16, average=0.99)
 
 
 @dataclass(frozen=True)
@@ -79,3 +81,8 @@ class TrainingPlan:
     style_rank: int = 4
     style_batch: int = 16
     style_pictures: int = 400
+    embedding: Schedule = _EMBEDDING
+    embedding_pictures: int = 300
+    negative: Schedule = _NEGATIVE
+    negative_rank: int = 8
+    negative_pictures: int = 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sdxl.mini.scenes import STYLES, caption, draw, sample_scene
+from sdxl.mini.scenes import STYLES, Image, caption, draw, sample_scene
 from training.fitting import fit
 from training.mini import topology
 from training.mini.autoencoder import as_tensor
@@ -38,17 +39,21 @@ def train_style(
     def loss_of(rng: np.random.Generator, step: int) -> Tensor:
         rows = torch.from_numpy(rng.integers(0, len(latents), plan.style_batch))
         kept = torch.from_numpy(rng.random(len(rows)) >= CAPTIONLESS).float()
-        clean = latents[rows].to(device)
-        noise = torch.randn_like(clean) + OFFSET_NOISE * torch.randn_like(clean[:, :, :1, :1])
-        timestep = torch.randint(0, len(alphas), (len(rows),), device=device)
-        alpha = alphas[timestep].view(-1, 1, 1, 1)
-        noisy = alpha.sqrt() * clean + (1 - alpha).sqrt() * noise
+        noisy, timestep, noise = add_noise(latents[rows].to(device), alphas)
         predicted = student(noisy, timestep, **captions.of(rows, device, kept)).sample
         error = (predicted - noise).square().mean((1, 2, 3))
         return (error * noise_weights(alphas, LIMIT)[timestep]).mean()
 
     fit(student, loss_of, plan.style, work / f"{name}.pt")
     write_in_peft_layout(student, out / name, plan.style_rank)
+
+
+def add_noise(clean: Tensor, alphas: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return noisy latents, their timesteps and the noise."""
+    noise = torch.randn_like(clean) + OFFSET_NOISE * torch.randn_like(clean[:, :, :1, :1])
+    timestep = torch.randint(0, len(alphas), (len(clean),), device=clean.device)
+    alpha = alphas[timestep].view(-1, 1, 1, 1)
+    return alpha.sqrt() * clean + (1 - alpha).sqrt() * noise, timestep, noise
 
 
 @torch.no_grad()
@@ -58,16 +63,19 @@ def encode_scenes(pipe: Any, name: str, count: int, work: Path) -> tuple[Tensor,
     if not path.exists():
         rng = np.random.default_rng(22)
         scenes = [sample_scene(rng) for _ in range(count)]
-        latents = []
-        for start in range(0, count, _AT_ONCE):
-            drawn = [
-                draw(scene, start + i, STYLES[name])
-                for i, scene in enumerate(scenes[start : start + _AT_ONCE])
-            ]
-            pixels = as_tensor(np.stack(drawn)).to(pipe.device)
-            latents.append(pipe.vae.encode(pixels).latent_dist.mean.cpu())
-        scaled = torch.cat(latents) * pipe.vae.config.scaling_factor
+        pictures = [draw(scene, i, STYLES[name]) for i, scene in enumerate(scenes)]
+        scaled = encode_images(pipe, pictures)
         captions = encode_captions(pipe, [caption(scene, rng) for scene in scenes])
         torch.save((scaled, captions.context, captions.pooled), path)
     scaled, context, pooled = torch.load(path)
     return scaled, EncodedCaptions(context, pooled)
+
+
+@torch.no_grad()
+def encode_images(pipe: Any, images: Sequence[Image]) -> Tensor:
+    """Return scaled latents."""
+    latents = []
+    for start in range(0, len(images), _AT_ONCE):
+        pixels = as_tensor(np.stack(images[start : start + _AT_ONCE])).to(pipe.device)
+        latents.append(pipe.vae.encode(pixels).latent_dist.mean.cpu())
+    return torch.cat(latents) * float(pipe.vae.config.scaling_factor)

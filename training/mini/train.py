@@ -2,9 +2,10 @@
 
 Stages, in order: the VAE, the UNet with both text encoders (three stages), the UNet alone on its
 own paintings, the scorer, the VAE's decoder again on the UNet's paintings, the UNet's last steps
-with this decoder, then the export of a diffusers folder; at last LoRAs of the exported folder, or
-without `--out` of the weights in the package. Each stage resumes from its checkpoint in `--work`,
-so naming a stage again costs nothing once it is done. Everything is drawn; nothing is downloaded.
+with this decoder, then the export of a diffusers folder; at last LoRAs and an embedding of the
+exported folder, or without `--out` of the weights in the package. Each stage resumes from its
+checkpoint in `--work`, so naming a stage again costs nothing once it is done. Everything is drawn;
+nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -23,17 +24,19 @@ from training.fitting import load_fitted, save_adopted
 from training.mini.autoencoder import adopt_vae, load_vae, train_vae
 from training.mini.check import WEIGHTS
 from training.mini.decoder_training import train_decoder
+from training.mini.embedding import DUSK, train_embedding
 from training.mini.endings import train_endings
 from training.mini.export import Trained, export
 from training.mini.few_steps import train_few_steps
 from training.mini.latents import encode_pictures, fit_preview
+from training.mini.negative import NEGATIVE, train_negative
 from training.mini.own_courses import load_newest, train_own_courses
 from training.mini.plan import TrainingPlan
 from training.mini.scorer import Student, train_scorer
 from training.mini.styles import train_style
 from training.mini.unet_training import UNetWithText, train_contrasts, train_shapes, train_unet
 
-LORA_STAGES = ("few_steps", *STYLES)
+LORA_STAGES = ("few_steps", *STYLES, NEGATIVE, DUSK)
 UNET_STAGES = ("unet", "contrast", "shapes", "own_courses")
 STAGES = ("vae", *UNET_STAGES, "scorer", "decoder", "endings", "export", *LORA_STAGES)
 
@@ -93,6 +96,8 @@ def train(plan: TrainingPlan, work: Path, out: Path, device: str, names: Sequenc
         "endings": lambda: train_endings(plan, work, device),
         "export": lambda: export_all(plan, work, out, device),
         "few_steps": lambda: train_few_steps(plan, out, loras_of(out), work, device),
+        DUSK: lambda: train_embedding(plan, out, loras_of(out), work, device),
+        NEGATIVE: lambda: train_negative(plan, out, loras_of(out), work, device),
     }
     for style in STYLES:
         stages[style] = partial(train_style, style, plan, out, loras_of(out), work, device)
@@ -103,7 +108,9 @@ def train(plan: TrainingPlan, work: Path, out: Path, device: str, names: Sequenc
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m training.mini.train")
     parser.add_argument(
-        "--out", type=Path, help="the diffusers folder to write; LoRAs are written to OUT.loras"
+        "--out",
+        type=Path,
+        help="the diffusers folder to write; LoRAs and the embedding are written to OUT.loras",
     )
     parser.add_argument("--work", type=Path, help="checkpoints (default: OUT.work)")
     parser.add_argument("--start", type=Path, help="go on from this exported folder")
