@@ -23,6 +23,7 @@ from sdxl.arguments import (
     model_with,
     whole,
 )
+from sdxl.attachments import with_tags
 from sdxl.catalogue import FILE_KEYS, AdapterFile
 from sdxl.files import prepare_folder, write_atomic
 from sdxl.parameter import FEW_STEPS
@@ -110,7 +111,8 @@ def main(argv: Sequence[str]) -> int:
             pixels, path = save(result, order)
             display.finished(pixels)
             report(result, path, order)
-            pictures[result.index] = pixels, result.params.prompt
+            caption = with_tags(result.params.prompt, result.params.loras or ())
+            pictures[result.index] = pixels, caption
     if order.sheet is not None and pictures:
         save_sheet(order.sheet, [pictures[index] for index in sorted(pictures)])
     if failures:
