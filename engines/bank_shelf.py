@@ -1,5 +1,5 @@
-"""LoRAs of requests in a bank of limited size: loaded when a request asks for them, kept while it
-runs, and dropped for others when the bank is full, the least recently used first.
+"""LoRAs and embeddings of requests in a bank of limited size: loaded when a request asks for them,
+kept while it runs, and dropped for others when the bank is full, the least recently used first.
 
 The bank is the backend's: tensors at fixed addresses that calls read (engines/low_rank.py).
 """
@@ -19,7 +19,7 @@ from functools import cached_property, reduce
 import torch
 from torch import Tensor
 
-from engines.embeddings import read_embedding
+from engines.embeddings import Embedding, read_embedding
 from engines.lora_weights import LoraError, LowRank, read_lora
 from engines.low_rank import TRANSFORMERS, VECTORS, Bank
 from sdxl.adapters import Adapters, NoRoom, Pages, Use
@@ -180,30 +180,35 @@ class BankShelf:
         return loaded[file]
 
     def _load(self, file: AdapterFile) -> _Loaded:
+        """Nothing can fail once slots are taken, so none are lost."""
         try:
-            load = self._load_lora if file.kind == "lora" else self._load_embedding
-            with torch.inference_mode():
-                loaded = load(file)
+            read = self._read(file)
             digests = file.digests
             if not file.is_unchanged:
                 raise LoraError("changed while it was read; try again")
         except (LoraError, OSError) as error:
             said = f"cannot be read ({error})" if isinstance(error, OSError) else str(error)
-            raise InvalidParams(
-                FIELDS[file.kind], None, f"names {file.name!r}, which {said}"
-            ) from error
-        return replace(loaded, digests=digests)
+            needed = f"names {file.name!r}, which {said}"
+            raise InvalidParams(FIELDS[file.kind], None, needed) from error
+        with torch.inference_mode():
+            if isinstance(read, Embedding):
+                return replace(self._put_embedding(file, read), digests=digests)
+            return replace(self._put_lora(file, read), digests=digests)
 
-    def _load_embedding(self, file: AdapterFile) -> _Loaded:
-        first, second = (self.bank[part + VECTORS] for part in TEXT_PARTS)
-        read = read_embedding(file.path, (first.shape[1], second.shape[1]))
+    def _read(self, file: AdapterFile) -> Embedding | dict[str, LowRank]:
+        if file.kind == "lora":
+            return read_lora(file.path, shapes_of(self.bank))
+        first, second = (self.bank[part + VECTORS].shape[1] for part in TEXT_PARTS)
+        return read_embedding(file.path, (first, second))
+
+    def _put_embedding(self, file: AdapterFile, read: Embedding) -> _Loaded:
         slots = self._slots["embedding"].take(len(read.clip_l), file)
-        for vectors, own in ((first, read.clip_l), (second, read.clip_g)):
-            vectors[list(slots)] = own.to(vectors)
+        for part, vectors in zip(TEXT_PARTS, (read.clip_l, read.clip_g), strict=True):
+            bank = self.bank[part + VECTORS]
+            bank[list(slots)] = vectors.to(bank)
         return _Loaded(slots)
 
-    def _load_lora(self, file: AdapterFile) -> _Loaded:
-        layers = read_lora(file.path, shapes_of(self.bank))
+    def _put_lora(self, file: AdapterFile, layers: Mapping[str, LowRank]) -> _Loaded:
         ranks = max(len(each.down) for each in layers.values())
         pages = self._slots["lora"].take(-(-ranks // PAGE_RANK), file)
         for index, page in enumerate(pages):

@@ -97,8 +97,8 @@ class _Writer:
         self.dtype = dtype
 
     def copy(self, node: onnx.NodeProto, layer: str, shape: Sequence[int]) -> None:
-        """Copy a node; a layer's result gets its LoRAs' products, and the tokens' embeddings'
-        vectors."""
+        """Copy a node. Behind a layer, add its LoRAs' products; behind the table of tokens, take
+        embeddings' vectors."""
         copied = onnx.NodeProto()
         copied.CopyFrom(node)
         if not layer:

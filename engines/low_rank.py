@@ -2,7 +2,7 @@
 and negative token ids are vectors of embeddings.
 
 The bank has two tensors for each layer: down [pages, rank, in], of a convolution
-[pages, rank, taps, in], and up [pages, rank, out]; and one for each text encoder: vectors. Hooks
+[pages, rank, taps, in], and up [pages, rank, out]. It has one for each text encoder: vectors. Hooks
 add to the layers' results while a call says which pages its rows use; other calls run the layers
 alone.
 """
@@ -26,7 +26,9 @@ from sdxl.specs import MOST_VECTORS, PAGE_RANK, VARIANTS, TensorSpec, layer_name
 Bank = Mapping[str, Tensor]
 """by the names of `bank_specs`"""
 VECTORS = ".vectors"
+"""the end of the names of embeddings' vectors in the bank, behind a text encoder's"""
 TOKENS = "embeddings.token_embedding"
+"""the end of the name of a text encoder's table of tokens"""
 TRANSFORMERS = ".attentions."
 """in the names of the UNet's layers that the variant `lora` adapts"""
 OF_PROMPT = (".attn2.to_k", ".attn2.to_v")
@@ -77,6 +79,7 @@ def adapt(part: str, module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def _embed(layer: nn.Module, plain: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
+    """Look up ids in the table, but negative ones among the vectors."""
     rows = _rows.get()
     if rows is None:
         return plain(ids)

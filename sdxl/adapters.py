@@ -59,8 +59,8 @@ class Adapters:
 
     @property
     def in_text(self) -> Pages:
-        """Pages for the text encoders; one that adds nothing, if only embeddings need their
-        networks with LoRAs."""
+        """Pages for the text encoders. With embeddings alone it is page 0, since only the networks
+        with LoRAs read vectors."""
         return self.text if self.text.numbers or not self.vectors else Pages((0,), (0.0,))
 
     @property

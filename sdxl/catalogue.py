@@ -6,7 +6,6 @@ restart. A request names a file as it is listed, never by a path. This module kn
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 import time
@@ -16,10 +15,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from sdxl.attachments import EMBEDDING_FILES, LORA_FILES, MAX_NAME, NAME
+from sdxl.attachments import EMBEDDING_FILES, LORA_FILES, MAX_NAME, NAME, unknown_name
 from sdxl.digests import Stamp, remembered_digest, sha256_of, stamps
-from sdxl.parameter import InvalidParams
-from sdxl.prompt import BODY, embeddings_in, words_of
+from sdxl.prompt import BODY, embedding_words, words_of
 from sdxl.single_file.recognition import SAFETENSORS
 
 DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
@@ -148,16 +146,14 @@ class Catalogue:
         files = {each.name: each for each in self.loras()}
         if name in files:
             return files[name]
-        near = difflib.get_close_matches(name[:MAX_NAME], files, n=3, cutoff=0)
-        needed = f"such as {', '.join(near)}" if near else "but the model has none"
-        raise InvalidParams(field, name, f"must name LoRAs of the model, {needed}")
+        raise unknown_name(field, name, files, "LoRAs")
 
     def embeddings_in(self, texts: Mapping[str, str]) -> list[AdapterFile]:
         """Return the embeddings that the texts of these fields name, by name. Raise InvalidParams
         for an unknown embedding:NAME."""
         for _ in range(2):
             words = self._embeddings_by_word()
-            named = set().union(*(embeddings_in(text, words, n) for n, text in texts.items()))
+            named = set().union(*(embedding_words(text, words, n) for n, text in texts.items()))
             found = sorted({words[word] for word in named}, key=_by_depth)
             if all(each.is_unchanged for each in found):
                 break
@@ -187,7 +183,14 @@ class Catalogue:
 
 def _changes(folders: Iterable[Path]) -> dict[Path, int]:
     """Return when each folder was changed; 0 if there is none."""
-    return {path: path.stat().st_mtime_ns if path.is_dir() else 0 for path in folders}
+    return {path: _changed_ns(path) for path in folders}
+
+
+def _changed_ns(folder: Path) -> int:
+    try:
+        return folder.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _scan(folder: Path, kind: Kind) -> Iterator[AdapterFile]:

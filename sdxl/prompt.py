@@ -9,7 +9,6 @@ only, and the second tokenizer's "!", which is its padding token.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
@@ -19,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sdxl.attachments import unknown_name
 from sdxl.params import InvalidParams
 from sdxl.specs import CHUNK
 
@@ -196,7 +196,7 @@ def words_of(name: str) -> tuple[str, str]:
     return name.lower(), name.lower().rpartition("/")[2]
 
 
-def embeddings_in(text: str, known: Collection[str], field: str = "prompt") -> set[str]:
+def embedding_words(text: str, known: Collection[str], field: str = "prompt") -> set[str]:
     """Return the words in a prompt that name embeddings; `known` are all such words. Raise
     InvalidParams for embedding:NAME with an unknown name."""
     if not known and EMBEDDING not in text.lower():
@@ -208,10 +208,7 @@ def embeddings_in(text: str, known: Collection[str], field: str = "prompt") -> s
     for fragment in fragments:
         rest = _names(near).sub("", fragment.text) if near else fragment.text
         if unknown := UNKNOWN.search(rest):
-            likely = difflib.get_close_matches(unknown[1].lower(), known, n=3, cutoff=0)
-            needed = f"such as {', '.join(likely)}" if likely else "but the model has none"
-            needed = f"must name embeddings of the model, {needed}"
-            raise InvalidParams(field, unknown[0], needed)
+            raise unknown_name(field, unknown[1], known, "embeddings")
         if near:
             found |= {match["name"].lower() for match in _names(near).finditer(fragment.text)}
     return found & {*known}

@@ -1,150 +1,108 @@
-"""Embeddings (textual inversion) in prompts, against words of the model and diffusers."""
+"""Embeddings of SDXL are read in both layouts; others are refused in one line."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from diffusers import StableDiffusionXLPipeline
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engines import load
-from engines.bank_shelf import BankShelf
-from sdxl.attachments import Lora
-from sdxl.catalogue import Catalogue
-from sdxl.checkpoint import Checkpoint, find
-from sdxl.params import GenerationParams, InvalidParams
-from sdxl.pipeline import Pipeline
-from sdxl.places import LORAS
-from sdxl.specs import MOST_VECTORS
-from tests.conftest import psnr
-from tests.engines.test_loras import LEAST_DB, images_of
-from tests.sdxl.test_pipeline import diffusers_image
+from engines.embeddings import read_embedding
+from engines.lora_weights import LoraError
 
-PICTURE = GenerationParams("", seed=3, steps=4, cache_interval=2)
-WORDS = {"dusk": ("red",), "night": ("blue", "ring")}
-"""embeddings, and the words of the model whose vectors they take"""
-ALIKE = {
-    "dusk": "red",
-    "a (dusk:1.4) circle on a night background": "a (red:1.4) circle on a blue ring background",
-    f"{'a ' * 75}night circle, <DUSK>": f"{'a ' * 75}blue ring circle, red",
-    "embedding:dusk and embedding:night": "red and blue ring",
+WIDTHS = (768, 1280)
+
+
+def vectors(count: int = 2, dtype: torch.dtype = torch.float16) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(count)
+    clip_l, clip_g = (torch.randn(count, w, generator=generator).to(dtype) for w in WIDTHS)
+    return clip_l, clip_g
+
+
+def one_file(folder: Path, clip_l: Tensor, clip_g: Tensor) -> Path:
+    path = folder / "neon.safetensors"
+    save_file({"clip_l": clip_l, "clip_g": clip_g}, path)
+    return path
+
+
+def two_files(folder: Path, clip_l: Tensor, clip_g: Tensor) -> Path:
+    path = folder / "learned_embeds.safetensors"
+    save_file({"<neon>": clip_l}, path)
+    save_file({"<neon>": clip_g}, folder / "learned_embeds_2.safetensors")
+    return path
+
+
+@pytest.mark.parametrize("layout", [one_file, two_files])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("count", [1, 75])
+def test_vectors_are_read_as_they_are(
+    layout: Any, count: int, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    stored = vectors(count, dtype)
+    found = read_embedding(layout(tmp_path, *stored), WIDTHS)
+    for ours, theirs in zip((found.clip_l, found.clip_g), stored, strict=True):
+        assert ours.dtype == torch.float32 and torch.equal(ours, theirs.float())
+
+
+def test_a_single_vector_may_lack_the_dimension_of_the_count(tmp_path: Path) -> None:
+    clip_l, clip_g = vectors(1)
+    found = read_embedding(two_files(tmp_path, clip_l[0], clip_g[0]), WIDTHS)
+    assert torch.equal(found.clip_g, clip_g.float())
+
+
+L, G = vectors()
+WRONG = {
+    "of SD 1.5": ({"emb_params": L}, r"has the keys \['emb_params'\]; expected clip_g and clip_l"),
+    "empty": ({}, r"has the keys \[\]"),
+    "with more": ({"clip_l": L, "clip_g": G, "t5": G}, "has the keys"),
+    "swapped": (
+        {"clip_l": G, "clip_g": L},
+        r"is for another model: clip_l has shape \(2, 1280\), expected \(1 to 75, 768\)",
+    ),
+    "unequal": ({"clip_l": L, "clip_g": G[:1]}, "has 2 vectors for CLIP-L and 1 for CLIP-G"),
+    "76 vectors": ({"clip_l": torch.ones(76, 768), "clip_g": G}, r"shape \(76, 768\)"),
+    "no vectors": ({"clip_l": L[:0], "clip_g": G[:0]}, r"shape \(0, 768\)"),
+    "of three dimensions": ({"clip_l": L[None], "clip_g": G}, r"shape \(1, 2, 768\)"),
+    "a number": ({"clip_l": L[0, 0], "clip_g": G}, r"shape \(\), expected"),
+    "NaN": ({"clip_l": L, "clip_g": G * torch.nan}, "has numbers in clip_g that are not finite"),
+    "whole numbers": ({"clip_l": L.to(torch.int8), "clip_g": G}, "has clip_l in I8; expected F32"),
 }
-"""prompts with embeddings, and with the words"""
-PARTS = {"clip_l": "text_encoder", "clip_g": "text_encoder_2"}
 
 
-def vectors(checkpoint: Checkpoint, words: tuple[str, ...]) -> dict[str, Tensor]:
-    """Take words' vectors from the text encoders."""
-    tensors = {}
-    for (key, part), tokenizer in zip(PARTS.items(), checkpoint.tokenizers, strict=True):
-        table: Any = checkpoint.part(part).get_input_embeddings()  # type: ignore[operator]
-        tensors[key] = table.weight[tokenizer.encode(" ".join(words))].clone()
-        assert len(tensors[key]) == len(words)
-    return tensors
+@pytest.mark.parametrize("case", WRONG)
+def test_what_does_not_fit_is_refused_in_one_line(case: str, tmp_path: Path) -> None:
+    tensors, message = WRONG[case]
+    path = tmp_path / "neon.safetensors"
+    save_file({key: tensor.clone() for key, tensor in tensors.items()}, path)
+    with pytest.raises(LoraError, match=message) as caught:
+        read_embedding(path, WIDTHS)
+    assert "\n" not in str(caught.value)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    top = tmp_path_factory.mktemp("loras")
-    (top / "embeddings").mkdir()
-    for name, words in WORDS.items():
-        save_file(vectors(find("mini"), words), top / "embeddings" / f"{name}.safetensors")
-    return top
+def test_a_pair_of_files_is_needed_whole(tmp_path: Path) -> None:
+    path = two_files(tmp_path, L, G)
+    save_file({"<a>": L, "<b>": L.clone()}, path)
+    with pytest.raises(LoraError, match=r"has the keys .*; expected one tensor"):
+        read_embedding(path, WIDTHS)
+    save_file({"<a>": L}, path)
+    (tmp_path / "learned_embeds_2.safetensors").unlink()
+    with pytest.raises(LoraError, match="No such file or directory: learned_embeds_2.safetensors"):
+        read_embedding(path, WIDTHS)
 
 
-def pipeline(backend: str, folder: Path, *, is_deterministic: bool = False) -> Pipeline:
-    made = load("mini", backend, device="cpu", is_deterministic=is_deterministic)
-    made.catalogue = Catalogue([folder, LORAS])
-    return made
+class _Touch:
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path("ran"),)
 
 
-@pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
-def test_an_embedding_is_as_the_words_whose_vectors_it_has(backend: str, folder: Path) -> None:
-    """In both prompts, weighted, in a later chunk, and beside requests with others and with
-    LoRAs."""
-    made = pipeline(backend, folder)
-    asked = [replace(PICTURE, prompt=prompt) for prompt in ALIKE]
-    asked += [replace(PICTURE, prompt="a red circle", negative_prompt="night")]
-    asked += [replace(each, loras=(Lora("outlined"),)) for each in asked[:2]]
-    expected = [
-        replace(each, prompt=ALIKE.get(each.prompt, each.prompt), negative_prompt=negative)
-        for each in asked
-        for negative in [each.negative_prompt and "blue ring"]
-    ]
-    pairs = zip(asked, images_of(made, asked), images_of(made, expected), strict=True)
-    for params, image, other in pairs:
-        measured = psnr(image, other)
-        assert measured >= LEAST_DB, f"{params.prompt}: {measured:.1f} dB, at least {LEAST_DB}"
-
-
-def test_a_deterministic_picture_has_the_bytes_that_it_has_alone(folder: Path) -> None:
-    made = pipeline("onnxruntime", folder, is_deterministic=True)
-    asked = [replace(PICTURE, prompt=prompt) for prompt in (*ALIKE, "a red circle")]
-    together = images_of(made, asked)
-    for params, image in zip(asked, together, strict=True):
-        assert torch.equal(image, images_of(made, [params])[0]), params.prompt
-
-
-@pytest.mark.slow
-def test_pictures_are_those_of_diffusers(folder: Path, tmp_path: Path) -> None:
-    """With random vectors that `load_textual_inversion` reads, of one and of several."""
-    plain = pipeline("torch", folder)
-    pipe: Any = StableDiffusionXLPipeline.from_pretrained(
-        str(plain.checkpoint.folder), torch_dtype=torch.float32, add_watermarker=False
-    )
-    pipe.set_progress_bar_config(disable=True)
-    (tmp_path / "embeddings").mkdir()
-    for seed, (name, words) in enumerate({"one": ("red",), "three": ("red", "ring", "a")}.items()):
-        noise = torch.Generator().manual_seed(seed)
-        found = {
-            key: tensor + tensor.std() * torch.randn(tensor.shape, generator=noise)
-            for key, tensor in vectors(plain.checkpoint, words).items()
-        }
-        save_file(found, tmp_path / "embeddings" / f"{name}.safetensors")
-        for key, encoder, tokenizer in (
-            ("clip_l", pipe.text_encoder, pipe.tokenizer),
-            ("clip_g", pipe.text_encoder_2, pipe.tokenizer_2),
-        ):
-            pipe.load_textual_inversion(
-                {name: found[key]}, token=f"<{name}>", text_encoder=encoder, tokenizer=tokenizer
-            )
-    made = Pipeline(plain.checkpoint, plain.engines, Catalogue([tmp_path]))
-    prompt = "a <one> circle on a <three> background"
-    params = replace(PICTURE, prompt=prompt, negative_prompt="<three>", cache_interval=1)
-    (image,) = images_of(made, [params])
-    measured = psnr(image, diffusers_image(pipe, params))
-    assert measured >= LEAST_DB, f"{measured:.1f} dB, at least {LEAST_DB}"
-
-
-@pytest.mark.parametrize(
-    ("prompt", "reason"),
-    [("embedding:nihgt", "such as night"), ("long", "of shape|has shape"), ("torn", "which")],
-)
-def test_what_cannot_be_used_is_refused(folder: Path, prompt: str, reason: str) -> None:
-    long = {key: tensor.repeat(76, 1) for key, tensor in vectors(find("mini"), ("red",)).items()}
-    save_file(long, folder / "embeddings" / "long.safetensors")
-    (folder / "embeddings" / "torn.safetensors").write_bytes(b"torn")
-    made = pipeline("onnxruntime", folder)
-    with pytest.raises(InvalidParams, match=rf"^prompt .*{reason}"):
-        made.adapters(made.uses(replace(PICTURE, prompt=prompt)))
-
-
-def test_the_bank_keeps_what_is_used_and_drops_the_rest(folder: Path) -> None:
-    made = pipeline("torch", folder)
-    shelf: Any = made.engines.adapters
-    assert isinstance(shelf, BankShelf)
-    uses = made.uses(replace(PICTURE, prompt="night"))
-    kept = made.adapters(uses)
-    tensors = {key: tensor.repeat(75, 1) for key, tensor in vectors(find("mini"), ("red",)).items()}
-    for number in range(MOST_VECTORS // 75 + 1):
-        name = f"wide{number}"
-        save_file(tensors, folder / "embeddings" / f"{name}.safetensors")
-        adapters = made.adapters(made.uses(replace(PICTURE, prompt=name)))
-        assert not {*adapters.vectors} & {*kept.vectors}
-    loads = shelf.loads
-    assert made.adapters(uses).vectors == kept.vectors and shelf.loads == loads
+@pytest.mark.parametrize("name", ["a.pt", "a.bin", "a.safetensors"])
+def test_a_pickle_is_never_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(pickle.dumps(_Touch()))
+    with pytest.raises(LoraError, match="is not a whole safetensors file"):
+        read_embedding(Path(name), WIDTHS)
+    assert not Path("ran").exists()

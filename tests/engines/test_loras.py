@@ -296,6 +296,23 @@ def test_a_loaded_lora_stays_while_it_is_used(shelf: BankShelf) -> None:
     assert shelf.lease([use(3 * PAGE_RANK)]).unet == first.unet and shelf.loads == 3
 
 
+def test_a_file_that_changes_while_it_is_read_takes_no_room(
+    shelf: BankShelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, whole = "unet.attentions.layer", use(7 * PAGE_RANK)
+
+    def change(path: Path, _: object) -> dict[str, LowRank]:
+        path.write_bytes(path.read_bytes() + b"more")
+        return {layer: LowRank(torch.ones(1, 6), torch.ones(4, 1))}
+
+    with monkeypatch.context() as patch:
+        patch.setattr("engines.bank_shelf.read_lora", change)
+        for rank in range(1, 9):
+            with pytest.raises(InvalidParams, match=f"names '{rank}', which changed while"):
+                shelf.lease([use(rank)])
+    assert len(shelf.lease([whole]).unet.numbers) == 7
+
+
 def test_a_weight_of_zero_needs_no_pages(shelf: BankShelf) -> None:
     assert shelf.lease([use(4, 0.0)]).variant.pages == 0
     two = shelf.lease([use(4, 0.5), use(5, -1.0)])

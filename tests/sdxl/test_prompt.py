@@ -19,7 +19,7 @@ from sdxl.prompt import (
     Fragment,
     Tokenizer,
     count_tokens,
-    embeddings_in,
+    embedding_words,
     learned_ids,
     parse,
     tokenize,
@@ -257,15 +257,15 @@ LEARNED = learned_ids([("dusk", 1), ("bad hands", 3), ("styles/Ink (v2)", 2), ("
     ],
 )
 def test_names_of_embeddings_are_whole_words(text: str, names: set[str]) -> None:
-    assert embeddings_in(text, LEARNED) == names
+    assert embedding_words(text, LEARNED) == names
 
 
 @pytest.mark.parametrize("text", ["embedding:none", "(Embedding:dusk3:1.2)"])
 def test_an_unknown_embedding_is_refused(text: str) -> None:
     with pytest.raises(InvalidParams, match="^prompt must name embeddings of the model, such as "):
-        embeddings_in(text, LEARNED)
+        embedding_words(text, LEARNED)
     with pytest.raises(InvalidParams, match="the model has none"):
-        embeddings_in(text, ())
+        embedding_words(text, ())
 
 
 def test_an_embedding_stands_for_its_vectors(tokenizer: Tokenizer) -> None:

@@ -13,8 +13,10 @@ import pytest
 from PIL import Image
 
 from sdxl.adapters import Adapters, NoRoom, Use
+from sdxl.attachments import Lora
 from sdxl.flight import Priority
 from sdxl.images import read_parameters, to_pixels
+from sdxl.places import LORAS
 from sdxl.warmup import standard
 from serve.errors import Problem
 from serve.orders import ImageProgress, Preview
@@ -32,6 +34,7 @@ from tests.serve.workers import (
     running,
     updates_of,
     widen,
+    with_loras,
 )
 
 
@@ -198,18 +201,19 @@ def test_an_impossible_order_is_a_400_with_its_field(given: dict[str, object], p
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
-async def test_orders_wait_while_adapters_of_others_fill_the_bank() -> None:
+async def test_an_order_waits_while_loras_of_others_fill_the_bank() -> None:
     full = iter([NoRoom("full")] * 3)
-    with running() as worker:
+    with running(with_loras(LORAS)) as worker:
         lease = worker.pipeline.adapters
 
         def adapters(uses: Sequence[Use]) -> Adapters:
-            if error := next(full, None):
+            if uses and (error := next(full, None)):
                 raise error
             return lease(uses)
 
         worker.pipeline.adapters = adapters  # type: ignore[method-assign]
-        asked = [order(seed=5), order(seed=6)]
+        plain = order()
+        asked = [replace(plain, params=replace(plain.params, loras=(Lora("hollow"),))), plain]
         await asyncio.gather(*(picture_of(worker, each) for each in asked))
     assert next(full, None) is None
 
