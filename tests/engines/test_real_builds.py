@@ -15,10 +15,12 @@ import pytest
 
 from engines.folders.export_folder import ExportFolder
 from engines.folders.publishing import Busy
+from engines.folders.shipped import open_mini
 from engines.trt import build as build_module
 from engines.trt.build import build
-from engines.trt.plan_worker import BuildError
+from engines.trt.plan_worker import BuildError, run_worker
 from sdxl.files import OutputError
+from sdxl.specs import VARIANTS
 from tests.engines.fake_builds import FakeWorker, order_of
 from tests.engines.tiny_export import rewrite_locations, sign, write_export
 
@@ -45,6 +47,15 @@ def test_all_networks_build_for_an_l40s(export: ExportFolder, tmp_path: Path) ->
         assert content[:4] == PLAN_MAGIC and plan.seconds > 0 and plan.peak_bytes > 1 << 20
         told = shares[name]
         assert told == sorted(told) and len(told) > 2 and told[-1] == 1.0, f"{name}: {told}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIANTS["locon"].values())
+def test_the_embedded_models_networks_with_loras_build(name: str, tmp_path: Path) -> None:
+    """With LoRAs of all layers, and embeddings."""
+    order = order_of(open_mini(), tmp_path, has_loras=True)
+    run_worker(order.job(name, tmp_path / "plan"), tmp_path / "log", lambda _: None)
+    assert (tmp_path / "plan").read_bytes()[:4] == PLAN_MAGIC
 
 
 def test_a_graph_that_tensorrt_cannot_read_is_named(tmp_path: Path) -> None:
