@@ -65,9 +65,9 @@ def post(worker: Worker, body: Any, path: str = GENERATE, **settings: Any) -> ht
     return call(worker, "POST", path, settings, json=body)
 
 
-def leave_midway(http: httpx.Client, path: str, **request: Any) -> None:
+def leave_midway(http: httpx.Client, path: str, pictures: int, **request: Any) -> None:
     """Send the request twice to measure its duration on this machine, then a third time and leave
-    after a third of it. Return when as many pictures were cancelled as one such request makes."""
+    after a third of it. Return when its pictures were cancelled."""
 
     def whole() -> float:
         begin = time.monotonic()
@@ -75,13 +75,12 @@ def leave_midway(http: httpx.Client, path: str, **request: Any) -> None:
         assert answer.status_code == 200, answer.text[:300]
         return time.monotonic() - begin
 
-    done, cancelled = ended(http, "done"), ended(http, "cancelled")
+    cancelled = ended(http, "cancelled")
     took = min(whole(), whole())
-    made = ended(http, "done") - done
     with pytest.raises(httpx.ReadTimeout):
         http.post(path, **request, timeout=took / 3)
-    needed = cancelled + made / 2
-    wait_until(lambda: ended(http, "cancelled") >= needed, 5 + took, 0.1, lambda: needed)
+    needed = cancelled + pictures
+    wait_until(lambda: ended(http, "cancelled") >= needed, pause_s=0.1, details=lambda: needed)
 
 
 def ended(http: httpx.Client, outcome: str) -> float:

@@ -196,5 +196,5 @@ def test_a_checkpoint_made_for_inpainting_edits_and_paints_through_the_service(
 def test_a_client_that_leaves_an_edit_frees_its_slot(http: httpx.Client) -> None:
     files = {"image": png(), "mask": hole()}
     fields = {"prompt": PROMPT, "steps": "100", "n": "4", "deadline_s": "100"}
-    leave_midway(http, EDIT, data=fields, files=files)
+    leave_midway(http, EDIT, 4, data=fields, files=files)
     assert not measured(http, "sdxl_images_running") + measured(http, "sdxl_images_queued")

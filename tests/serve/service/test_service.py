@@ -119,7 +119,7 @@ def test_refusals_of_the_proxy_itself_have_our_envelope_and_cost_nothing(
 
 def test_a_client_that_leaves_frees_its_slot(http: httpx.Client) -> None:
     body = {"prompt": PROMPT, "n": 4, "steps": 100, "deadline_s": 100}
-    leave_midway(http, GENERATE, json=body)
+    leave_midway(http, GENERATE, 4, json=body)
     assert not measured(http, "sdxl_images_running") + measured(http, "sdxl_images_queued")
 
 
