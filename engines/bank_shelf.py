@@ -38,6 +38,8 @@ START_S = 2.0
 """seconds to prepare the networks with LoRAs"""
 FIRST_BYTES_S = 1 / 2**29
 """seconds to load a byte, until it is measured"""
+LEAST_BYTES = 2**20
+"""A smaller file takes as long as this one."""
 UNET = "unet."
 TEXT_PARTS = ("text_encoder", "text_encoder_2")
 FIELDS: Mapping[Kind, str] = {"lora": "loras", "embedding": "prompt"}
@@ -149,7 +151,7 @@ class BankShelf:
         return bank
 
     def delay_s(self, uses: Sequence[Use]) -> float:
-        missing = {f: f.bytes for f, *_ in uses if f not in self._slots[f.kind].loaded}
+        missing = {f: _weighed(f) for f, *_ in uses if f not in self._slots[f.kind].loaded}
         start_s = 0.0 if "bank" in vars(self) else START_S
         return bool(uses) * start_s + self.byte_s * sum(missing.values())
 
@@ -169,12 +171,13 @@ class BankShelf:
             return _adapters(leases, uses)
 
     def _get(self, file: AdapterFile) -> _Loaded:
-        loaded = self._slots[file.kind].loaded
+        # Prepared before the clock starts: START_S counts it.
+        _, loaded = self.bank, self._slots[file.kind].loaded
         if file not in loaded:
             began = time.perf_counter()
             loaded[file] = self._load(file)
-            took = time.perf_counter() - began
-            self.byte_s = smoothed(self.byte_s if self.loads else None, took / max(file.bytes, 1))
+            byte_s = (time.perf_counter() - began) / _weighed(file)
+            self.byte_s = smoothed(self.byte_s if self.loads else None, byte_s)
             self.loads += 1
         loaded.move_to_end(file)
         return loaded[file]
@@ -228,6 +231,10 @@ class BankShelf:
                 kernel = rows.unflatten(1, (-1, down.shape[1])).mT if down.dim() == 3 else rows
                 down[: len(rows)] = kernel.to(down.dtype)
                 up[: len(rows)] = columns.t().to(up.dtype)
+
+
+def _weighed(file: AdapterFile) -> int:
+    return max(file.bytes, LEAST_BYTES)
 
 
 class _Lease:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from engines import load
 from engines.bank_shelf import BankShelf, new_bank
 from engines.lora_weights import LowRank
-from engines.low_rank import bank_specs
+from engines.low_rank import Bank, bank_specs
 from engines.pytorch.torch_engine import load_torch
 from engines.pytorch.torch_options import TorchOptions
 from onnx_export.plain_maxima import write_numbers
@@ -294,6 +294,25 @@ def test_a_loaded_lora_stays_while_it_is_used(shelf: BankShelf) -> None:
     assert not set(third.unet.numbers) & set(first.unet.numbers)
     assert shelf.loads == 3
     assert shelf.lease([use(3 * PAGE_RANK)]).unet == first.unet and shelf.loads == 3
+
+
+def test_a_small_file_does_not_make_larger_ones_seem_slow(
+    shelf: BankShelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock on which each load takes one second, and preparing the bank fifty."""
+    now, prepare = iter(range(100)), shelf.new_bank
+
+    def prepare_slowly() -> Bank:
+        for _ in range(50):
+            next(now)
+        return prepare()
+
+    monkeypatch.setattr("engines.bank_shelf.time.perf_counter", lambda: float(next(now)))
+    shelf.new_bank = prepare_slowly
+    shelf.lease([use(4)])
+    file, _, _ = use(5)
+    assert shelf.delay_s([(replace(file, bytes=3 * 2**20), 1.0, 1.0)]) == 3.0
+    assert shelf.delay_s([(file, 1.0, 1.0)]) == 1.0
 
 
 def test_a_file_that_changes_while_it_is_read_takes_no_room(
