@@ -52,6 +52,12 @@ VARIANTS: Mapping[str, Mapping[str, str]] = {
 """Networks with LoRAs, and the plain networks that they replace: `lora` adapts the UNet's
 transformers, `locon` all its layers."""
 
+CONTROL = "control"
+"""The ending of networks that take the residuals of ControlNets."""
+CONTROLLED = ("unet_deep", "unet_shallow")
+LEVEL_AXES = (("latent_h", "latent_w"), ("half_h", "half_w"), ("quarter_h", "quarter_w"))
+"""height and width of the maps at each level of the UNet"""
+
 VAE = ("vae_decoder", "vae_encoder")
 OPTIONAL = ("vae_encoder",)
 """Networks that an older export may lack: without them it makes pictures from text alone."""
@@ -233,8 +239,24 @@ class Architecture:
         return self.clip_l_width + self.clip_g_width
 
     @property
+    def deepest_channels(self) -> int:
+        """block_out_channels[2]: attention is on the second level and on this one."""
+        others = (width for width in self.attention_widths if width != self.cache_channels)
+        return next(others, self.cache_channels)
+
+    @property
     def default_side(self) -> int:
         return self.sample_size * self.vae_scale
+
+
+@dataclass(frozen=True)
+class ControlArchitecture:
+    """What differs among the ControlNets of one model."""
+
+    attention_widths: tuple[int, ...]
+    """of every cross-attention, in the order they run; small ones have fewer or none"""
+    types: int = 0
+    """of a union: how many types of hints it knows"""
 
 
 SDXL_1_0 = Architecture(
@@ -308,11 +330,7 @@ def network_specs(
     latents = tensor("latents", "batch", arch.latent_channels, "latent_h", "latent_w")
     deviation = replace(latents, name="deviation")
     image = tensor("image", "batch", arch.image_channels, "image_h", "image_w")
-    text = [
-        tensor(f"{what}_{layer}", "rows", "tokens", width)
-        for layer, width in enumerate(arch.attention_widths)
-        for what in ("keys", "values")
-    ]
+    text = text_specs(arch.attention_widths, dtype)
     models = (
         ModelSpec(
             "clip_l", (token_ids,), (tensor("hidden_l", "chunks", CHUNK, arch.clip_l_width),)
@@ -358,6 +376,79 @@ def with_loras(specs: Mapping[str, ModelSpec]) -> dict[str, ModelSpec]:
     return made
 
 
+def text_specs(widths: tuple[int, ...], dtype: str, prefix: str = "") -> tuple[TensorSpec, ...]:
+    """A prompt's keys and values of cross-attentions of these widths."""
+    return tuple(
+        TensorSpec(f"{prefix}{what}_{layer}", dtype, ("rows", "tokens", width))
+        for layer, width in enumerate(widths)
+        for what in ("keys", "values")
+    )
+
+
+def residual_specs(arch: Architecture, dtype: str) -> tuple[TensorSpec, ...]:
+    """What ControlNets add to the UNet: to each skip from conv_in's on, and to the middle block's
+    output."""
+    stem, cache, deepest = arch.stem_channels, arch.cache_channels, arch.deepest_channels
+    layers = arch.stem_layers
+    first = [(0, stem)] * (1 + layers) + [(1, stem)]
+    second = [(1, cache)] * layers + [(2, cache)]
+    places = [*first, *second, *[(2, deepest)] * (layers + 1)]
+    return tuple(
+        TensorSpec(f"residual_{index}", dtype, ("rows", channels, *LEVEL_AXES[level]))
+        for index, (level, channels) in enumerate(places)
+    )
+
+
+def with_residuals(specs: Mapping[str, ModelSpec], arch: Architecture) -> dict[str, ModelSpec]:
+    """The networks in `specs` that take the sum of ControlNets' residuals: Deep all of them,
+    Shallow those of the skips that it makes itself."""
+    made = {}
+    for name, spec in specs.items():
+        plain = plain_name(name)
+        if plain in CONTROLLED:
+            kept = len(specs[plain].inputs)
+            residuals = residual_specs(arch, specs[plain].outputs[0].dtype)
+            if plain == "unet_shallow":
+                _, *cache = specs["unet_deep"].outputs
+                residuals = residuals[: 1 + arch.stem_layers if len(cache) == 1 else 1]
+            inputs = (*spec.inputs[:kept], *residuals, *spec.inputs[kept:])
+            made[f"{name}+{CONTROL}"] = replace(spec, name=f"{name}+{CONTROL}", inputs=inputs)
+    return made
+
+
+def control_specs(
+    arch: Architecture, control: ControlArchitecture, dtype: str = "float32"
+) -> dict[str, ModelSpec]:
+    """A ControlNet's two networks by name."""
+
+    def tensor(name: str, *dims: Dim) -> TensorSpec:
+        return TensorSpec(name, dtype, dims)
+
+    unet = network_specs(arch, dtype)
+    _, timestep, added, *_ = unet["unet_deep"].inputs
+    prompt = unet["unet_prompt"].inputs[:3]
+    image = (arch.image_channels, "image_h", "image_w")
+    hints = [tensor("hint", "rows", *image)]
+    if control.types:
+        scales = TensorSpec("hint_scales", "float32", ("rows", "hints"))
+        types = tensor("hint_types", "rows", "hints", control.types)
+        hints = [tensor("hints", "rows", "hints", *image), types, scales]
+    ready = (
+        tensor("control_hint", "rows", arch.stem_channels, *LEVEL_AXES[0]),
+        replace(added, name="control_added"),
+        *text_specs(control.attention_widths, dtype, "control_"),
+    )
+    # The latents alone, also of a model for inpainting.
+    sample = tensor("sample", "rows", arch.latent_channels, *LEVEL_AXES[0])
+    residuals = residual_specs(arch, dtype)
+    strengths = TensorSpec("strengths", "float32", ("rows", len(residuals)))
+    models = (
+        ModelSpec("control_prompt", (*prompt, *hints), ready),
+        ModelSpec("control_deep", (sample, timestep, strengths, *ready), residuals),
+    )
+    return {model.name: model for model in models}
+
+
 def cache_specs(arch: Architecture, dtype: str, cut: Cut) -> tuple[TensorSpec, ...]:
     """The tensors that a deep step caches for shallow ones; they define the cut."""
 
@@ -369,6 +460,16 @@ def cache_specs(arch: Architecture, dtype: str, cut: Cut) -> tuple[TensorSpec, .
     skips = (f"cache_skip{i}" for i in range(arch.stem_layers - 1))
     names = ("cache_hidden", "cache_past", *skips)
     return tuple(tensor(name, arch.stem_channels) for name in names)
+
+
+def level_axes(latent_h: int, latent_w: int) -> dict[str, int]:
+    """Return the axes of the maps at each level from those of latents."""
+    sides = (latent_h, latent_w)
+    return {
+        axis: -(-side // 2**level)
+        for level, axes in enumerate(LEVEL_AXES)
+        for axis, side in zip(axes, sides, strict=True)
+    }
 
 
 def image_axes(arch: Architecture, latent_h: int, latent_w: int) -> dict[str, int]:

@@ -58,8 +58,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
 
 
 def cross_attentions(unet: Any) -> Iterator[Any]:
-    """Return the cross-attentions in the order they run."""
-    for block in (*unet.down_blocks, unet.mid_block, *unet.up_blocks):
+    """Return the cross-attentions of a UNet or a ControlNet in the order they run."""
+    for block in (*unet.down_blocks, unet.mid_block, *getattr(unet, "up_blocks", ())):
         for transformer in getattr(block, "attentions", None) or ():
             for each in transformer.transformer_blocks:
                 yield each.attn2

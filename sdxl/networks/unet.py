@@ -95,18 +95,21 @@ class FirstSkips(nn.Module):
         return skips
 
 
-class Core(nn.Module):
-    """Everything between down_blocks.0's ResBlocks and the last up block: 95% of the arithmetic."""
+class Descent(nn.Module):
+    """From down_blocks.0's ResBlocks down to the middle block and through it. A ControlNet has
+    the same."""
 
-    def __init__(self, unet: Any) -> None:
+    def __init__(self, network: Any) -> None:
         super().__init__()
-        self.downsamplers: Any = unet.down_blocks[0].downsamplers
-        self.down_blocks = nn.ModuleList(unet.down_blocks[1:])
-        self.mid_block: Any = unet.mid_block
-        self.up_blocks = nn.ModuleList(unet.up_blocks[:-1])
+        self.downsamplers: Any = network.down_blocks[0].downsamplers
+        self.down_blocks = nn.ModuleList(network.down_blocks[1:])
+        self.mid_block: Any = network.mid_block
 
-    def forward(self, skips: Sequence[Tensor], embedding: Tensor, text: Text) -> Tensor:
-        """`skips` are conv_in's output and FirstSkips'; the result has their height and width."""
+    def descend(
+        self, skips: Sequence[Tensor], embedding: Tensor, text: Text
+    ) -> tuple[Tensor, list[Tensor]]:
+        """`skips` are conv_in's output and FirstSkips'. Return the middle block's output, and all
+        skips."""
         hidden = self.downsamplers[0](skips[-1])
         stack = [*skips, hidden]
         for block in self.down_blocks:
@@ -115,6 +118,30 @@ class Core(nn.Module):
         hidden = mid.resnets[0](hidden, embedding)
         for attention, resnet in zip(mid.attentions, mid.resnets[1:], strict=True):
             hidden = resnet(_attend(attention, hidden, text), embedding)
+        return hidden, stack
+
+
+class Core(Descent):
+    """Everything between down_blocks.0's ResBlocks and the last up block: 95% of the arithmetic."""
+
+    def __init__(self, unet: Any) -> None:
+        super().__init__(unet)
+        self.up_blocks = nn.ModuleList(unet.up_blocks[:-1])
+
+    def forward(
+        self,
+        skips: Sequence[Tensor],
+        embedding: Tensor,
+        text: Text,
+        residuals: Sequence[Tensor] = (),
+    ) -> Tensor:
+        """`residuals` are for the skips that are made here, and for the middle block; the result
+        has the height and width of `skips`."""
+        hidden, stack = self.descend(skips, embedding, text)
+        if residuals:
+            *others, middle = residuals
+            stack = [*skips, *_plus(stack[len(skips) :], others)]
+            hidden = hidden + middle
         for block in self.up_blocks:
             hidden = _up(block, hidden, embedding, text, stack)
         return hidden
@@ -145,22 +172,27 @@ class Tail(nn.Module):
 
 
 class DeepUNet(nn.Module):
-    """The whole UNet of a step; it also returns the inputs of the Shallow one."""
+    """The whole UNet of a step; it also returns the inputs of the Shallow one. The residuals of
+    ControlNets may follow its other inputs."""
 
     def __init__(self, unet: Any, cut: Cut = "reference") -> None:
         super().__init__()
         take_ready_text(unet)
         self.cut = cut
+        self.texts = 2 * sum(1 for _ in cross_attentions(unet))
         self.stem, self.first_skips = Stem(unet), FirstSkips(unet)
         self.core, self.tail = Core(unet), Tail(unet)
 
     def forward(
         self, sample: Tensor, timestep: Tensor, added: Tensor, *rest: Tensor
     ) -> tuple[Tensor, ...]:
-        hidden, embedding, text = self.stem(sample, timestep, added, rest)
+        hidden, embedding, others = self.stem(sample, timestep, added, rest)
+        text, residuals = others[: self.texts], others[self.texts :]
         skips = [hidden, *self.first_skips(hidden, embedding)]
+        up = self.core(skips, embedding, text, residuals[len(skips) :])
+        # The caches that Shallow reads have the residuals in them.
+        skips = _plus(skips, residuals)
         last = skips.pop()
-        up = self.core([*skips, last], embedding, text)
         begun = self.tail.begin(up, last)
         noise = self.tail.end(*begun, skips, embedding)
         return (noise, *begun, *skips[1:]) if self.cut == "reference" else (noise, up)
@@ -168,7 +200,8 @@ class DeepUNet(nn.Module):
 
 class ShallowUNet(nn.Module):
     """Stem and tail around a cached core. If the skips are cached too, the output of the tail's
-    first half block is cached instead of its input."""
+    first half block is cached instead of its input. The residuals for the skips that it makes
+    itself may follow its other inputs."""
 
     def __init__(self, unet: Any, cut: Cut = "reference") -> None:
         super().__init__()
@@ -178,13 +211,23 @@ class ShallowUNet(nn.Module):
     def forward(
         self, sample: Tensor, timestep: Tensor, added: Tensor, *rest: Tensor
     ) -> tuple[Tensor]:
-        hidden, embedding, cache = self.stem(sample, timestep, added, rest)
+        hidden, embedding, others = self.stem(sample, timestep, added, rest)
         if self.first_skips is None:
-            half, past, *others = cache
-            return (self.tail.end(half, past, [hidden, *others], embedding),)
-        (up,), skips = cache, [hidden, *self.first_skips(hidden, embedding)]
+            count = len(self.tail.resnets)
+            (half, past, *cached), residuals = others[:count], others[count:]
+            skips = [*_plus([hidden], residuals), *cached]
+            return (self.tail.end(half, past, skips, embedding),)
+        up, *residuals = others
+        skips = _plus([hidden, *self.first_skips(hidden, embedding)], residuals)
         begun = self.tail.begin(up, skips.pop())
         return (self.tail.end(*begun, skips, embedding),)
+
+
+def _plus(skips: list[Tensor], residuals: Sequence[Tensor]) -> list[Tensor]:
+    """Add the first residuals, if there are any."""
+    if not residuals:
+        return skips
+    return [skip + residual for skip, residual in zip(skips, residuals, strict=False)]
 
 
 def _reading(block: Any, hidden: Tensor, skip: Tensor, embedding: Tensor) -> Tensor:
@@ -220,8 +263,12 @@ def _attend(attention: Any, hidden: Tensor, text: Text) -> Tensor:
 
 
 def _down(block: Any, hidden: Tensor, embedding: Tensor, text: Text, stack: list[Tensor]) -> Tensor:
-    for resnet, attention in zip(block.resnets, block.attentions, strict=True):
-        hidden = _attend(attention, resnet(hidden, embedding), text)
+    # Small ControlNets have blocks without attention.
+    attentions = getattr(block, "attentions", None) or [None] * len(block.resnets)
+    for resnet, attention in zip(block.resnets, attentions, strict=True):
+        hidden = resnet(hidden, embedding)
+        if attention is not None:
+            hidden = _attend(attention, hidden, text)
         stack.append(hidden)
     for downsampler in block.downsamplers or ():
         hidden = downsampler(hidden)
