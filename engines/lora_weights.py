@@ -122,9 +122,9 @@ def _by_layer(keys: Iterable[str], layers: Shapes) -> dict[str, dict[str, str]]:
         flat, side = _parsed(key)
         layer = names.get(flat)
         if layer is None:
-            raise LoraError(f"is for another model: no layer here for {_shown(key)}")
+            raise LoraError(f"is for another model: no layer here for {shown(key)}")
         if side in found[layer]:
-            raise LoraError(f"has {_shown(key)} and {_shown(found[layer][side])} for one matrix")
+            raise LoraError(f"has {shown(key)} and {shown(found[layer][side])} for one matrix")
         found[layer][side] = key
     if not found:
         raise LoraError("has nothing in it; expected a LoRA or LoCon")
@@ -136,20 +136,20 @@ def _parsed(key: str) -> tuple[tuple[str, str], str]:
     for mark, kind in OTHER_KINDS.items():
         if mark in key:
             raise LoraError(
-                f"is {kind}, which is not supported ({_shown(key)}); expected a LoRA or LoCon"
+                f"is {kind}, which is not supported ({shown(key)}); expected a LoRA or LoCon"
             )
     if key.endswith(ALPHA):
         name, side = key.removesuffix(ALPHA), "alpha"
     elif (match := MATRIX.search(key)) and match.end() == len(key):
         name, side = key[: match.start()], SIDES[match[1]]
     else:
-        raise LoraError(f"has the key {_shown(key)}; expected names of LoRA matrices or alphas")
+        raise LoraError(f"has the key {shown(key)}; expected names of LoRA matrices or alphas")
     flat = name.replace(".", "_").replace("_processor_", "_")
     prefix = next(each for each in PREFIXES if flat.startswith(each))
     return (PREFIXES[prefix], flat.removeprefix(prefix)), side
 
 
-def _shown(key: str) -> str:
+def shown(key: str) -> str:
     return repr(key[:100])
 
 
@@ -199,7 +199,7 @@ def _check(layer: str, keys: Mapping[str, str], found: Mapping[str, Any], layers
         types = ALPHA_TYPES if side == "alpha" else FLOATS
         if each.get_dtype() not in types:
             expected = f"expected one of {', '.join(types)}"
-            raise LoraError(f"has {_shown(keys[side])} in {each.get_dtype()}; {expected}")
+            raise LoraError(f"has {shown(keys[side])} in {each.get_dtype()}; {expected}")
     down, up = (_without_ones(found[side].get_shape()) for side in ("down", "up"))
     needed = _without_ones(layers[layer])
     if len(down) < 2 or len(up) != 2 or (up[0], *down[1:]) != needed:
@@ -212,7 +212,7 @@ def _check(layer: str, keys: Mapping[str, str], found: Mapping[str, Any], layers
         ranks = f"{rank}" if rank == up[1] else f"{rank} and {up[1]}"
         raise LoraError(f"has rank {ranks} in {layer}; expected one of 1 to {MAX_RANK}")
     if "alpha" in found and math.prod(found["alpha"].get_shape()) != 1:
-        raise LoraError(f"has more than one number in {_shown(keys['alpha'])}")
+        raise LoraError(f"has more than one number in {shown(keys['alpha'])}")
 
 
 def _without_ones(shape: Sequence[int]) -> tuple[int, ...]:
@@ -232,7 +232,7 @@ def _configs(path: Path, file: Any) -> dict[str, dict[str, Any]]:
     """Return PEFT's configuration of each part, which diffusers keeps in the file and PEFT beside
     it."""
     if text := (file.metadata() or {}).get(METADATA):
-        whole = _read_config(METADATA, text)
+        whole = read_config(METADATA, text)
         configs = {
             part: {
                 k.removeprefix(f"{part}."): v for k, v in whole.items() if k.startswith(f"{part}.")
@@ -245,10 +245,10 @@ def _configs(path: Path, file: Any) -> dict[str, dict[str, Any]]:
     beside = path.with_name(PEFT_CONFIG)
     if path.name != PEFT_FILE or not beside.is_file():
         raise LoraError(f"is of PEFT; expected {PEFT_FILE}, and {PEFT_CONFIG} beside it")
-    return {"unet": _read_config(PEFT_CONFIG, beside.read_bytes())}
+    return {"unet": read_config(PEFT_CONFIG, beside.read_bytes())}
 
 
-def _read_config(name: str, text: str | bytes) -> dict[str, Any]:
+def read_config(name: str, text: str | bytes) -> dict[str, Any]:
     try:
         config = json.loads(text, parse_int=float)
     except (ValueError, RecursionError) as error:
@@ -273,7 +273,7 @@ def _alpha(layer: str, configs: Mapping[str, Mapping[str, Any]]) -> float | None
     for pattern, value in patterns.items():
         own = pattern.removeprefix("^").removesuffix("$").replace("\\.", ".")
         if re.search(r"[^\w.]", own):
-            raise LoraError(f"has {_shown(pattern)} in alpha_pattern; expected names of layers")
+            raise LoraError(f"has {shown(pattern)} in alpha_pattern; expected names of layers")
         if f".{name}".endswith("." + own.removeprefix("text_model.")):
             alpha = value
             break

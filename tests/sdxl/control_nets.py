@@ -18,13 +18,13 @@ from sdxl.specs import ControlArchitecture, control_specs, image_axes, network_s
 HINT_WIDTHS = (4, 8, 12, 16)
 TYPES = 8
 """of ProMax"""
-SMALL = {
+SMALL: dict[str, Any] = {
     "down_block_types": ("DownBlock2D", "DownBlock2D", "DownBlock2D"),
     "mid_block_type": "UNetMidBlock2D",
     "transformer_layers_per_block": (1, 1, 1),
 }
 """diffusers' smallest ControlNet of SDXL, without any attention"""
-MEDIUM = {"transformer_layers_per_block": (0, 0, 1)}
+MEDIUM: dict[str, Any] = {"transformer_layers_per_block": (0, 0, 1)}
 Tensors = Mapping[str, Tensor]
 
 

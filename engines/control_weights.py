@@ -1,0 +1,364 @@
+"""Reads ControlNets of SDXL: files of diffusers and in the layout of Stability AI, unions, and
+Control-LoRAs.
+
+A file is used wholly or not at all. Its kind, names, shapes and types are checked in its header;
+weights are read later, by `ControlFile.network`. The architecture is that of the model's UNet;
+what ControlNets leave out, the header's shapes show.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engines.lora_weights import (
+    STABILITY_NAMES,
+    LoraError,
+    Shapes,
+    open_tensors,
+    read_config,
+    shown,
+)
+from sdxl.checkpoint import Checkpoint, quiet_loading
+from sdxl.single_file.recognition import CONTEXT_WIDTHS, FLOATS, UNET, VAE
+from sdxl.specs import MAX_LAYERS, ControlArchitecture
+
+DIFFUSERS_FILE, CONFIG = "diffusion_pytorch_model.safetensors", "config.json"
+STABILITY_PREFIX = "control_model."
+LORA_MARK = "lora_controlnet"
+"""an empty tensor in a Control-LoRA"""
+HINTS = "controlnet_cond_embedding."
+OWN = (HINTS, "controlnet_")
+"""beginnings of names of layers that a UNet has not"""
+EXPECTED = "expected a ControlNet of SDXL"
+FOREIGN = {
+    "for FLUX": ("double_blocks.", "single_transformer_blocks.", "controlnet_x_embedder."),
+    "for Stable Diffusion 3": ("joint_blocks.", "pos_embed.", "pos_embed_input."),
+    "a checkpoint": (UNET, VAE),
+    "a T2I-Adapter": ("adapter.", "body."),
+    "an IP-Adapter": ("ip_adapter.", "image_proj"),
+    "a ControlNet-LLLite": ("lllite_",),
+    "a UNet": ("up_blocks.", "output_blocks."),
+    "a VAE": ("decoder.", "encoder."),
+}
+"""Other kinds of files by beginnings of their keys."""
+UNSEEN = (
+    *("attention_head_dim", "num_attention_heads", "norm_num_groups", "norm_eps", "act_fn"),
+    *("flip_sin_to_cos", "freq_shift", "mid_block_scale_factor", "downsample_padding"),
+    *("resnet_time_scale_shift", "class_embed_type", "global_pool_conditions"),
+)
+"""Entries of a config.json that change results and no shapes; the UNet's values are used."""
+ORDER = "controlnet_conditioning_channel_order"
+DIFFUSERS_NAMES = {theirs: ours for ours, theirs in STABILITY_NAMES.items()} | {
+    "in_layers.0": "norm1",
+    "out_layers.0": "norm2",
+    "middle_block_out.0": "controlnet_mid_block",
+}
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where a tensor of the network is: a file's tensor, the UNet's, or the UNet's with what a
+    Control-LoRA adds to it."""
+
+    key: str = ""
+    low_rank: tuple[str, str] | None = None
+    """keys of `up` and `down`"""
+    unet: Path | None = None
+
+
+@dataclass(frozen=True)
+class ControlFile:
+    """A ControlNet whose header fits the model."""
+
+    path: Path
+    architecture: ControlArchitecture
+    shapes: Shapes
+    """of the network's tensors by diffusers' names"""
+    is_union: bool
+    config: Mapping[str, Any]
+    """of diffusers' class"""
+    is_bgr: bool
+    _sources: Mapping[str, _Source]
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers the network holds."""
+        return sum(map(math.prod, self.shapes.values()))
+
+    def network(self) -> nn.Module:
+        """Build diffusers' module with the file's weights in float32; raise LoraError if they are
+        not finite."""
+        with ExitStack() as stack:
+            files = {path: stack.enter_context(open_tensors(path)) for path in self._paths()}
+            tensors = {name: self._tensor(name, files) for name in self.shapes}
+        if self.is_bgr:
+            name = f"{HINTS}conv_in.weight"
+            tensors[name] = tensors[name].flip(1)
+        module = _on_meta(self.is_union, self.config)
+        module.load_state_dict(tensors, assign=True)
+        return module.eval().requires_grad_(False)
+
+    def _paths(self) -> set[Path]:
+        return {self.path} | {each.unet for each in self._sources.values() if each.unet}
+
+    def _tensor(self, name: str, files: Mapping[Path, Any]) -> Tensor:
+        source, file = self._sources[name], files[self.path]
+        if source.unet is None:
+            found: Tensor = file.get_tensor(source.key).float()
+        else:
+            found = files[source.unet].get_tensor(name).float()
+        if source.low_rank:
+            up, down = (file.get_tensor(key).float().flatten(1) for key in source.low_rank)
+            found = found + (up @ down).view_as(found)
+        if tuple(found.shape) != self.shapes[name]:
+            raise LoraError(f"changed while it was read: {name} has shape {tuple(found.shape)}")
+        if not bool(torch.isfinite(found).all()):
+            raise LoraError(f"has numbers in {name} that are not finite")
+        return found
+
+
+def read_control(path: Path, checkpoint: Checkpoint) -> ControlFile:
+    """Read the header of a file, or of the one in diffusers' folder, for a model; raise LoraError
+    if it does not fit."""
+    file_path = path / DIFFUSERS_FILE if path.is_dir() else path
+    with open_tensors(file_path) as file:
+        slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
+        held = {key: tuple(each.get_shape()) for key, each in slices.items()}
+        _check_types({key: each.get_dtype() for key, each in slices.items()})
+    keys = _by_name(held, checkpoint.arch.stem_layers)
+    own = {name: held[key] for name, key in keys.items()}
+    is_lora = own.pop(LORA_MARK, None) is not None
+    _check_context(own, checkpoint.arch.context_width)
+    is_union = "task_embedding" in own
+    config = _config(own, checkpoint, has_all=not is_lora)
+    with quiet_loading():
+        module = _on_meta(is_union, config)
+    shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    is_bgr = _read_beside(file_path, module.config)
+    added = _unet_files(checkpoint) if is_lora else {}
+    sources = {name: _source(name, shape, own, keys, added) for name, shape in shapes.items()}
+    _check_all_used(keys, sources)
+    widths = tuple(s[0] for name, s in shapes.items() if name.endswith("attn2.to_k.weight"))
+    types = config.get("num_control_type", 0)
+    architecture = ControlArchitecture(widths, types)
+    return ControlFile(file_path, architecture, shapes, is_union, config, is_bgr, sources)
+
+
+def _by_name(keys: Iterable[str], layers: int) -> dict[str, str]:
+    """Return the keys by diffusers' names of their tensors."""
+    bare = {key: key.removeprefix(STABILITY_PREFIX) for key in keys}
+    _check_kind(bare.values())
+    hints = [int(match[1]) for name in bare.values() if (match := HINT.match(name))]
+    made: dict[str, str] = {}
+    for key, name in bare.items():
+        ours = _diffusers_name(name, layers, max(hints)) if hints else name
+        if ours in made:
+            raise LoraError(f"has {shown(key)} and {shown(made[ours])} for one tensor")
+        made[ours] = key
+    return made
+
+
+def _check_kind(names: Iterable[str]) -> None:
+    names = set(names)
+    if LORA_MARK not in names and any(".lora_" in n or n.startswith("lora_") for n in names):
+        raise LoraError(f"is a LoRA; {EXPECTED}")
+    for kind, prefixes in FOREIGN.items():
+        if any(name.startswith(prefixes) for name in names):
+            raise LoraError(f"is {kind}; {EXPECTED}")
+    if not any(name.startswith(HINTS) or HINT.match(name) for name in names):
+        raise LoraError(f"is nothing that is known; {EXPECTED}")
+
+
+HINT = re.compile(r"input_hint_block\.(\d{1,3})\.")
+PROJECTION = re.compile(r"zero_convs\.(\d+)\.0\.(.+)")
+MIDDLE = re.compile(r"middle_block\.([012])\.(.+)\.(\w+)")
+DOWN = re.compile(r"input_blocks\.(\d{1,3})\.([01])\.(.+)\.(\w+)")
+
+
+def _diffusers_name(name: str, layers: int, last_hint: int) -> str:
+    """Return diffusers' name for a name in the layout of Stability AI, or the name itself."""
+    layer, _, kind = name.rpartition(".")
+    if match := HINT.match(name):
+        place = int(match[1])
+        ends = {0: "conv_in", last_hint: "conv_out"}
+        return f"{HINTS}{ends.get(place, f'blocks.{place // 2 - 1}')}.{name[match.end() :]}"
+    if match := PROJECTION.fullmatch(name):
+        return f"controlnet_down_blocks.{match[1]}.{match[2]}"
+    if match := MIDDLE.fullmatch(name):
+        number, inner, kind = match.groups()
+        block = "attentions.0" if number == "1" else f"resnets.{int(number) // 2}"
+        return f"mid_block.{block}.{DIFFUSERS_NAMES.get(inner, inner)}.{kind}"
+    match = DOWN.fullmatch(name)
+    if layer in DIFFUSERS_NAMES or match is None:
+        return f"{DIFFUSERS_NAMES.get(layer, layer)}.{kind}" if layer else name
+    level, index = divmod(int(match[1]) - 1, layers + 1)
+    if match[3] == "op":
+        return f"down_blocks.{level}.downsamplers.0.conv.{kind}"
+    block = f"{('resnets', 'attentions')[int(match[2])]}.{index}"
+    return f"down_blocks.{level}.{block}.{DIFFUSERS_NAMES.get(match[3], match[3])}.{kind}"
+
+
+def _check_types(types: Mapping[str, str]) -> None:
+    for key, dtype in types.items():
+        if dtype not in FLOATS:
+            raise LoraError(f"has {shown(key)} in {dtype}; expected one of {', '.join(FLOATS)}")
+
+
+def _check_context(shapes: Shapes, width: int) -> None:
+    """Tell models by the width of their prompt's encoding."""
+    for name, shape in shapes.items():
+        if name.endswith(("attn2.to_k.weight", "attn2.to_k.down")) and shape[1:] != (width,):
+            found = shape[1] if len(shape) == 2 else 0
+            model = CONTEXT_WIDTHS.get(found, f"another model: its context is {found} wide")
+            raise LoraError(f"is for {model}; {EXPECTED}, whose context is {width} wide")
+
+
+def _config(shapes: Shapes, checkpoint: Checkpoint, *, has_all: bool) -> dict[str, Any]:
+    """Return the UNet's config with what differs in this net. A file that has not all tensors is
+    the UNet's way down."""
+    unet, arch = checkpoint.config("unet"), checkpoint.arch
+    is_union = "task_embedding" in shapes
+    known = inspect.signature(_control_class(is_union).__init__).parameters
+    config = {name: value for name, value in unet.items() if name in known}
+    stages = arch.vae_scale.bit_length() - 1
+    firsts = ["conv_in", *[f"blocks.{2 * stage + 1}" for stage in range(stages)]]
+    config |= {
+        "in_channels": arch.latent_channels,
+        "conditioning_channels": arch.image_channels,
+        "conditioning_embedding_out_channels": tuple(
+            _first(shapes, f"{HINTS}{layer}.weight") for layer in firsts
+        ),
+    }
+    if is_union:
+        stem = arch.stem_channels
+        layers = _count(shapes, "transformer_layes.")
+        config |= {"num_trans_channel": stem, "num_proj_channel": stem, "num_trans_layer": layers}
+        config["num_control_type"] = min(_first(shapes, "task_embedding"), MAX_LAYERS)
+    if has_all:
+        config |= _levels(shapes, len(unet["block_out_channels"]))
+        if is_union:
+            del config["mid_block_type"]
+    return config
+
+
+def _levels(shapes: Shapes, count: int) -> dict[str, Any]:
+    """Return which levels have attention, and how deep."""
+    places = [*(f"down_blocks.{level}.attentions." for level in range(count)), "mid_block.att"]
+    has = [any(name.startswith(place) for name in shapes) for place in places]
+    depths = [
+        _count(shapes, f"down_blocks.{level}.attentions.0.transformer_blocks.")
+        for level in range(count)
+    ]
+    # The deepest level's depth is the middle block's, too.
+    depths[-1] = depths[-1] or _count(shapes, "mid_block.attentions.0.transformer_blocks.")
+    kinds = {True: "CrossAttnDownBlock2D", False: "DownBlock2D"}
+    return {
+        "down_block_types": [kinds[each] for each in has[:-1]],
+        "mid_block_type": "UNetMidBlock2DCrossAttn" if has[-1] else "UNetMidBlock2D",
+        "transformer_layers_per_block": depths,
+    }
+
+
+def _count(shapes: Shapes, prefix: str) -> int:
+    """Count the modules of a list."""
+    inside = {
+        name.removeprefix(prefix).partition(".")[0] for name in shapes if name.startswith(prefix)
+    }
+    return min(len(inside), MAX_LAYERS)
+
+
+def _first(shapes: Shapes, name: str) -> int:
+    """Return how many channels a layer has."""
+    channels = next(iter(shapes.get(name, ())), 0)
+    if not channels:
+        raise LoraError(f"lacks {name}; {EXPECTED}")
+    return channels
+
+
+def _control_class(is_union: bool) -> Any:
+    if is_union:
+        from diffusers.models.controlnets.controlnet_union import ControlNetUnionModel
+
+        return ControlNetUnionModel
+    from diffusers.models.controlnets.controlnet import ControlNetModel
+
+    return ControlNetModel
+
+
+def _on_meta(is_union: bool, config: Mapping[str, Any]) -> Any:
+    """Build the network without its weights."""
+    with torch.device("meta"):
+        return _control_class(is_union)(**config)
+
+
+def _read_beside(path: Path, config: Mapping[str, Any]) -> bool:
+    """Compare diffusers' config.json, if it is beside the file. Return whether the net reads the
+    channels of hints from blue to red."""
+    beside = path.with_name(CONFIG)
+    if path.name != DIFFUSERS_FILE or not beside.is_file():
+        return False
+    found = read_config(CONFIG, beside.read_bytes())
+    for name in UNSEEN:
+        value, needed = found.get(name), config.get(name)
+        needed = list(needed) if isinstance(needed, tuple) else needed
+        if value is not None and value != needed:
+            raise LoraError(f"has {name} {value!r} in {CONFIG}; expected {needed!r}")
+    order = found.get(ORDER, "rgb")
+    if order not in ("rgb", "bgr"):
+        raise LoraError(f"has {ORDER} {order!r} in {CONFIG}; expected 'rgb' or 'bgr'")
+    return bool(order == "bgr")
+
+
+def _unet_files(checkpoint: Checkpoint) -> dict[str, Path]:
+    """Return the UNet's file of each tensor."""
+    made: dict[str, Path] = {}
+    for path in checkpoint.weight_files("unet"):
+        with open_tensors(path) as file:
+            made |= dict.fromkeys(file.keys(), path)
+    return made
+
+
+def _source(
+    name: str, shape: tuple[int, ...], own: Shapes, keys: Mapping[str, str], unet: dict[str, Path]
+) -> _Source:
+    """Find a tensor and check its shape."""
+    if name in own:
+        if own[name] != shape:
+            raise LoraError(f"is for another model: {name} has shape {own[name]}, expected {shape}")
+        return _Source(keys[name])
+    layer = name.removesuffix(".weight")
+    up, down = own.get(f"{layer}.up"), own.get(f"{layer}.down")
+    if name not in unet or name.startswith(OWN):
+        raise LoraError(f"lacks {name}; {EXPECTED}")
+    if up is None and down is None:
+        return _Source(unet=unet[name])
+    if not up or not down or up[1:2] != down[:1] or not _fits(up, down, shape):
+        raise LoraError(
+            f"is for another model: the matrices for {layer} have the shapes {up} and {down}, "
+            f"expected ({shape[0]}, rank) and (rank, {', '.join(map(str, shape[1:]))})"
+        )
+    return _Source(low_rank=(keys[f"{layer}.up"], keys[f"{layer}.down"]), unet=unet[name])
+
+
+def _fits(up: tuple[int, ...], down: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether the matrices' product has the weight's numbers; kernels of 1 × 1 may be left out."""
+    return (up[0], math.prod(down[1:])) == (shape[0], math.prod(shape[1:])) and set(up[2:]) <= {1}
+
+
+def _check_all_used(keys: Mapping[str, str], sources: Mapping[str, _Source]) -> None:
+    used = {key for each in sources.values() for key in (each.key, *(each.low_rank or ()))}
+    extra = sorted(key for name, key in keys.items() if key not in used and name != LORA_MARK)
+    if extra:
+        raise LoraError(
+            f"has {len(extra)} tensors too many, {shown(extra[0])} the first; {EXPECTED}"
+        )
