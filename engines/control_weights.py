@@ -145,8 +145,8 @@ def read_control(path: Path, checkpoint: Checkpoint) -> ControlFile:
         module = _on_meta(is_union, config)
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     is_bgr = _read_beside(file_path, module.config)
-    added = _unet_files(checkpoint) if is_lora else {}
-    sources = {name: _source(name, shape, own, keys, added) for name, shape in shapes.items()}
+    unet = _unet_tensors(checkpoint) if is_lora else {}
+    sources = {name: _source(name, shape, own, keys, unet) for name, shape in shapes.items()}
     _check_all_used(keys, sources)
     widths = tuple(s[0] for name, s in shapes.items() if name.endswith("attn2.to_k.weight"))
     types = config.get("num_control_type", 0)
@@ -319,17 +319,22 @@ def _read_beside(path: Path, config: Mapping[str, Any]) -> bool:
     return bool(order == "bgr")
 
 
-def _unet_files(checkpoint: Checkpoint) -> dict[str, Path]:
-    """Return the UNet's file of each tensor."""
-    made: dict[str, Path] = {}
+def _unet_tensors(checkpoint: Checkpoint) -> dict[str, tuple[Path, tuple[int, ...]]]:
+    """Return file and shape of each of the UNet's tensors."""
+    made: dict[str, tuple[Path, tuple[int, ...]]] = {}
     for path in checkpoint.weight_files("unet"):
         with open_tensors(path) as file:
-            made |= dict.fromkeys(file.keys(), path)
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            made |= {name: (path, shape) for name, shape in shapes.items()}
     return made
 
 
 def _source(
-    name: str, shape: tuple[int, ...], own: Shapes, keys: Mapping[str, str], unet: dict[str, Path]
+    name: str,
+    shape: tuple[int, ...],
+    own: Shapes,
+    keys: Mapping[str, str],
+    unet: Mapping[str, tuple[Path, tuple[int, ...]]],
 ) -> _Source:
     """Find a tensor and check its shape."""
     if name in own:
@@ -340,14 +345,17 @@ def _source(
     up, down = own.get(f"{layer}.up"), own.get(f"{layer}.down")
     if name not in unet or name.startswith(OWN):
         raise LoraError(f"lacks {name}; {EXPECTED}")
+    place, base = unet[name]
+    if base != shape:
+        raise LoraError(f"is a Control-LoRA for a UNet whose {name} is {shape}; it is {base} here")
     if up is None and down is None:
-        return _Source(unet=unet[name])
+        return _Source(unet=place)
     if not up or not down or up[1:2] != down[:1] or not _fits(up, down, shape):
         raise LoraError(
             f"is for another model: the matrices for {layer} have the shapes {up} and {down}, "
             f"expected ({shape[0]}, rank) and (rank, {', '.join(map(str, shape[1:]))})"
         )
-    return _Source(low_rank=(keys[f"{layer}.up"], keys[f"{layer}.down"]), unet=unet[name])
+    return _Source(low_rank=(keys[f"{layer}.up"], keys[f"{layer}.down"]), unet=place)
 
 
 def _fits(up: tuple[int, ...], down: tuple[int, ...], shape: tuple[int, ...]) -> bool:

@@ -24,6 +24,7 @@ from sdxl.networks.control import control_networks
 from sdxl.places import LORAS
 from sdxl.single_file import configs
 from tests.sdxl.control_nets import (
+    HINT_WIDTHS,
     MEDIUM,
     SMALL,
     architecture_of,
@@ -34,6 +35,7 @@ from tests.sdxl.control_nets import (
     random_tensors,
     random_union,
 )
+from tests.sdxl.inpainting import write_inpainting
 from tests.sdxl.single_files import UNET, original_unet
 
 Tensors = dict[str, Tensor]
@@ -183,6 +185,36 @@ def write_header(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Path:
 def shapes_on_meta(kind: Any, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
         return {name: tuple(each.shape) for name, each in kind(**config).state_dict().items()}
+
+
+def test_a_model_for_inpainting_takes_nets_and_refuses_control_loras(tmp_path: Path) -> None:
+    """A net reads the latents alone. What a Control-LoRA adds to is then not there."""
+    model = Checkpoint("masked", write_inpainting(tmp_path / "model"))
+    net = random_control()
+    check_weights(read_control(write_plain(tmp_path, net), model).network(), net.state_dict())
+    lora = write(tmp_path / "lora.safetensors", control_lora()[0])
+    with pytest.raises(
+        LoraError, match=r"conv_in.weight is \(32, 4, 3, 3\); it is \(32, 9, 3, 3\) here"
+    ):
+        read_control(lora, model)
+
+
+@pytest.mark.filterwarnings("ignore:While injecting the PEFT adapters")
+def test_a_control_lora_equals_diffusers(tmp_path: Path) -> None:
+    """With the UNet's biases: of layers with matrices, diffusers ignores the file's."""
+    tensors, unet = control_lora()[0], original_unet(mini_unet().state_dict())
+    for layer in [name.removesuffix(".up") for name in tensors if name.endswith(".up")]:
+        if f"{layer}.bias" in tensors:
+            tensors[f"{layer}.bias"] = unet[f"{UNET}{layer}.bias"]
+    file = write(tmp_path / "lora.safetensors", tensors)
+    net = ControlNetModel.from_unet(mini_unet(), conditioning_embedding_out_channels=HINT_WIDTHS)
+    net.load_lora_adapter(str(tmp_path), weight_name=file.name, prefix=None, use_safetensors=True)
+    t = random_tensors(2, 16, 16)
+    own = read_control(file, find("mini")).network()
+    with torch.inference_mode():
+        pairs = zip(diffusers_residuals(own, t), diffusers_residuals(net.eval(), t), strict=True)
+        distances = [float((each - other).norm() / other.norm()) for each, other in pairs]
+    assert max(distances) <= 1e-5, distances
 
 
 @pytest.fixture(scope="module")

@@ -193,6 +193,21 @@ def test_shallow_on_deeps_cache_equals_deep_with_residuals(cut: Cut, h: int, w: 
     assert (plain["noise"] - found["noise"]).norm() > 0.01 * plain["noise"].norm()
 
 
+@pytest.mark.parametrize("make", [random_control, random_union])
+def test_half_precision_stays_half(make: Any) -> None:
+    """Graphs are strongly typed: nothing may turn into float32 on the way."""
+    net = copy.deepcopy(make())
+    architecture, networks = architecture_of(net), control_networks(net.to(torch.bfloat16))
+    specs = control_specs(find("mini").arch, architecture, "bfloat16")
+    given = random_tensors(ROWS, 8, 8) | {"strengths": torch.ones(ROWS, COUNT)}
+    for name, spec in specs.items():
+        inputs = {
+            each.name: given[each.name].to(getattr(torch, each.dtype)) for each in spec.inputs
+        }
+        given |= (results := called(networks[name], spec, given | inputs))
+        assert {tensor.dtype for tensor in results.values()} == {torch.bfloat16}
+
+
 @pytest.mark.parametrize("cut", CUTS)
 def test_specs_with_residuals_keep_all_other_tensors_in_place(cut: Cut) -> None:
     arch = find("mini").arch
