@@ -64,6 +64,12 @@ DIFFUSERS_NAMES = {theirs: ours for ours, theirs in STABILITY_NAMES.items()} | {
     "middle_block_out.0": "controlnet_mid_block",
 }
 
+HINT = re.compile(r"input_hint_block\.(\d{1,3})\.")
+PROJECTION = re.compile(r"zero_convs\.(\d+)\.0\.(.+)")
+MIDDLE = re.compile(r"middle_block\.([012])\.(.+)\.(\w+)")
+DOWN = re.compile(r"input_blocks\.(\d{1,3})\.([01])\.(.+)\.(\w+)")
+"""Names in the layout of Stability AI."""
+
 
 @dataclass(frozen=True)
 class _Source:
@@ -177,12 +183,6 @@ def _check_kind(names: Iterable[str]) -> None:
             raise LoraError(f"is {kind}; {EXPECTED}")
     if not any(name.startswith(HINTS) or HINT.match(name) for name in names):
         raise LoraError(f"is nothing that is known; {EXPECTED}")
-
-
-HINT = re.compile(r"input_hint_block\.(\d{1,3})\.")
-PROJECTION = re.compile(r"zero_convs\.(\d+)\.0\.(.+)")
-MIDDLE = re.compile(r"middle_block\.([012])\.(.+)\.(\w+)")
-DOWN = re.compile(r"input_blocks\.(\d{1,3})\.([01])\.(.+)\.(\w+)")
 
 
 def _diffusers_name(name: str, layers: int, last_hint: int) -> str:
