@@ -16,7 +16,8 @@ PRECISION = f"{', '.join(ASKED_PRECISIONS)} (the backend's own choice unless giv
 FOLDER = "use this folder of sdxl export or sdxl build instead of searching SDXL_HOME"
 """the help of flags for `load`'s folder"""
 LORAS = "folder of LoRAs; those in `loras` beside the model and in SDXL_HOME are found without it"
-"""the help of flags for it"""
+CONTROLNETS = "folder of ControlNets; those in `controlnets` beside the model and in SDXL_HOME too"
+"""the help of flags for both"""
 
 
 def load(
@@ -30,15 +31,17 @@ def load(
     folder: str = "",
     takes_unchecked: bool = False,
     loras: str = "",
+    controlnets: str = "",
 ) -> Pipeline:
     """Load a model on the named backend, or on the fastest one here. Its engines' description says
     which that is and, under `passed_over`, why faster ones cannot run. `folder` of `sdxl export` or
     `sdxl build` replaces the search. Unchecked engines are refused unless `takes_unchecked`.
-    `loras` is one more folder of them. For backends of other packages see choice.plugged_in."""
+    `loras` and `controlnets` are one more folder of each. For backends of other packages see
+    choice.plugged_in."""
     from engines.choice import EngineRequest, choose_engines
     from sdxl.catalogue import Catalogue
     from sdxl.checkpoint import find
-    from sdxl.model_names import lora_folders
+    from sdxl.model_names import folders_of
     from sdxl.params import InvalidParams
     from sdxl.pipeline import Pipeline
 
@@ -47,7 +50,10 @@ def load(
     if precision not in (None, *ASKED_PRECISIONS) and backend in BACKENDS:
         raise InvalidParams("precision", precision, f"must be one of {', '.join(ASKED_PRECISIONS)}")
     checkpoint = find(model)
-    catalogue = Catalogue(lora_folders(model, checkpoint.folder, loras))
+    catalogue = Catalogue(
+        folders_of(model, checkpoint.folder, "loras", loras),
+        folders_of(model, checkpoint.folder, "controlnets", controlnets),
+    )
     asked = EngineRequest(
         model, checkpoint, device, precision, torch_options, folder, takes_unchecked
     )

@@ -23,7 +23,7 @@ from engines.embeddings import Embedding, read_embedding
 from engines.lora_weights import LoraError, LowRank, read_lora
 from engines.low_rank import TRANSFORMERS, VECTORS, Bank
 from sdxl.adapters import Adapters, NoRoom, Pages, Use
-from sdxl.catalogue import AdapterFile, Kind
+from sdxl.catalogue import FIELDS, AdapterFile, Kind
 from sdxl.cost import smoothed
 from sdxl.engine import torch_dtype
 from sdxl.flight import PLAIN, Variant
@@ -42,7 +42,6 @@ LEAST_BYTES = 2**20
 """A smaller file takes as long as this one."""
 UNET = "unet."
 TEXT_PARTS = ("text_encoder", "text_encoder_2")
-FIELDS: Mapping[Kind, str] = {"lora": "loras", "embedding": "prompt"}
 TEXT_LAYER = re.compile(r"(?P<before>text_encoder\..*layers\.)(?P<number>\d+)(?P<after>\..*)")
 
 
@@ -280,7 +279,7 @@ def _adapters(leases: Sequence[_Lease], uses: Sequence[Use]) -> Adapters:
     in_unet = _pages(unet)
     files = tuple((each.file, each.loaded.digests) for each in leases)
     variant = Variant(name, in_unet.count)
-    return Adapters(in_unet, _pages(text), variant, tuple(vectors), files, leases)
+    return Adapters(in_unet, _pages(text), variant, tuple(vectors), files, leases=leases)
 
 
 def _pages(used: Sequence[tuple[int, float]]) -> Pages:

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sdxl.specs import MOST_VECTORS, PAGE_RANK, VARIANTS, TensorSpec, layer_name
+from sdxl.specs import CONTROL, MOST_VECTORS, PAGE_RANK, VARIANTS, TensorSpec, layer_name
 
 Bank = Mapping[str, Tensor]
 """by the names of `bank_specs`"""
@@ -125,7 +125,8 @@ def shifts(width: int) -> Tensor:
 
 def is_adapted(graph: str, layer: str) -> bool:
     """Whether a network of VARIANTS adapts one of its layers."""
-    return graph != VARIANTS["lora"]["unet_deep"] or TRANSFORMERS in layer
+    is_lora = graph.removesuffix(f"+{CONTROL}") == VARIANTS["lora"]["unet_deep"]
+    return not is_lora or TRANSFORMERS in layer
 
 
 def bank_of(graph: str, network: nn.Module, bank: Bank) -> Bank:

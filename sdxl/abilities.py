@@ -26,6 +26,9 @@ def check_able(engines: Engines, params: GenerationParams) -> None:
         needed = "cannot be applied: these engines have no networks with LoRAs"
         raise InvalidParams("loras", None, needed)
     is_encoded = params.is_upscaled and params.upscaler != LATENT
+    if params.controls and engines.controls is None:
+        needed = "cannot be applied: these engines have no networks with ControlNets"
+        raise InvalidParams("controls", None, needed)
     if can_edit(engines) or not (params.is_edit or is_encoded):
         return
     needed = f"needs engines with {ENCODER} (run sdxl export and sdxl build again)"

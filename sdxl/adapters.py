@@ -1,5 +1,5 @@
-"""LoRAs and embeddings of a request, as the networks read them: pages of a bank with a scale for
-each, and vectors for the text encoders.
+"""What a request adds to the model, as the networks read it: pages of LoRAs in a bank, with a scale
+for each, vectors of embeddings for the text encoders, and ControlNets.
 
 A page holds PAGE_RANK ranks of every adapted layer. It does not know how files are read.
 """
@@ -18,7 +18,7 @@ from sdxl.flight import PLAIN, Variant
 from sdxl.specs import PAGE_COUNTS
 
 Use = tuple[AdapterFile, float, float]
-"""A LoRA, its weight in the UNet, and in the text encoders. An embedding's weights are 1."""
+"""A LoRA, its weight in the UNet, and in the text encoders. Other files have weights of 1."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,29 @@ def lora_inputs(rows: Sequence[Pages], count: int) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
+class ControlNet:
+    """A ControlNet on the device. It stays there while this object lives."""
+
+    file: AdapterFile
+    digests: Mapping[str, str]
+    number: int
+    """identifies the addresses of its weights"""
+    engines: Mapping[str, Any]
+    """sdxl.engine.Engine by the names of specs.control_specs"""
+    types: int = 0
+    """of a union: how many types of maps it knows"""
+    lease: object = field(default=None, repr=False)
+
+    @property
+    def key(self) -> str:
+        """Names its content."""
+        return f"{self.file.name}@{self.digests['sha256'][:12]}"
+
+
+@dataclass(frozen=True, eq=False)
 class Adapters:
-    """A request's LoRAs and embeddings in a bank. They stay there while this object lives."""
+    """A request's LoRAs and embeddings in a bank, and its ControlNets. They stay there while this
+    object lives."""
 
     unet: Pages = Pages()
     text: Pages = Pages()
@@ -55,6 +76,8 @@ class Adapters:
     """of all embeddings, in the order of `files`"""
     files: tuple[tuple[AdapterFile, Mapping[str, str]], ...] = ()
     """with their digests"""
+    nets: Mapping[str, ControlNet] = field(default_factory=dict)
+    """by name"""
     leases: Sequence[object] = field(default=(), repr=False)
 
     @property
@@ -67,7 +90,8 @@ class Adapters:
     def facts(self) -> dict[str, Any]:
         """What a picture's metadata says of the files."""
         facts: dict[str, Any] = {}
-        for file, digests in self.files:
+        nets = [(net.file, net.digests) for net in self.nets.values()]
+        for file, digests in (*self.files, *nets):
             facts.setdefault(FILE_KEYS[file.kind], {})[file.name] = dict(digests)
         return facts
 
@@ -92,5 +116,18 @@ class AdapterShelf(Protocol):
         ...
 
 
+class ControlShelf(Protocol):
+    """Loads ControlNets to the device when requests ask for them, as many as there is room for."""
+
+    def delay_s(self, files: Sequence[AdapterFile]) -> float:
+        """The expected seconds to load those that are not loaded."""
+        ...
+
+    def lease(self, files: Sequence[AdapterFile]) -> dict[str, ControlNet]:
+        """Load them, by name; raise InvalidParams for files that do not fit the model, NoRoom if
+        other requests use the memory."""
+        ...
+
+
 class NoRoom(RuntimeError):
-    """The bank is full of what other requests use."""
+    """The bank, or the memory for ControlNets, is full of what other requests use."""

@@ -1,4 +1,4 @@
-"""The LoRAs that requests may name, and embeddings: safetensors files in folders.
+"""The LoRAs, embeddings and ControlNets that requests may name: safetensors files in folders.
 
 The folders are read for every list and for names not seen before, so files come and go without a
 restart. A request names a file as it is listed, never by a path. This module knows no tensors.
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from sdxl.attachments import EMBEDDING_FILES, LORA_FILES, MAX_NAME, NAME, unknown_name
+from sdxl.controls import CONTROL_FILES
 from sdxl.digests import Stamp, remembered_digest, sha256_of, stamps
 from sdxl.prompt import BODY, embedding_words, words_of
 from sdxl.single_file.recognition import SAFETENSORS
@@ -26,15 +27,29 @@ PEFT_PREFIX = "base_model.model."
 """of the keys in PEFT's file"""
 LEARNED_FILE, LEARNED_FILE_2 = "learned_embeds.safetensors", "learned_embeds_2.safetensors"
 """diffusers' embeddings for SDXL: one file for each text encoder"""
-NAMED_BY_FOLDER = (DIFFUSERS_FILE, PEFT_FILE, LEARNED_FILE)
-COMPANIONS = {PEFT_FILE: PEFT_CONFIG, LEARNED_FILE: LEARNED_FILE_2}
+CONTROL_FILE, CONTROL_CONFIG = "diffusion_pytorch_model.safetensors", "config.json"
+"""diffusers' ControlNets"""
+NAMED_BY_FOLDER = (DIFFUSERS_FILE, PEFT_FILE, LEARNED_FILE, CONTROL_FILE)
+COMPANIONS = {
+    PEFT_FILE: PEFT_CONFIG,
+    LEARNED_FILE: LEARNED_FILE_2,
+    CONTROL_FILE: CONTROL_CONFIG,
+}
 """second files, which lie beside the first"""
 SETTLED_NS = 10**9
 EMBEDDINGS = "embeddings"
 """the subfolder of embeddings"""
-Kind = Literal["lora", "embedding"]
-FILE_KEYS: Mapping[Kind, str] = {"lora": LORA_FILES, "embedding": EMBEDDING_FILES}
+Kind = Literal["lora", "embedding", "control"]
+FILE_KEYS: Mapping[Kind, str] = {
+    "lora": LORA_FILES,
+    "embedding": EMBEDDING_FILES,
+    "control": CONTROL_FILES,
+}
 """keys of a picture's metadata"""
+FIELDS: Mapping[Kind, str] = {"lora": "loras", "embedding": "prompt", "control": "controls"}
+"""fields of a request that name them"""
+HASHED = slice(0x100000, 0x110000)
+"""the bytes that give stable-diffusion-webui's hash of a ControlNet"""
 
 
 @dataclass(frozen=True)
@@ -62,11 +77,19 @@ class AdapterFile:
 
     @property
     def digests(self) -> dict[str, str]:
-        """The sha256, and the 12 digits by which stable-diffusion-webui and sites know a file: a
-        LoRA's are of the sha256 of all that follows the header (its AddNet hash)."""
+        """The sha256, and the digits by which stable-diffusion-webui and sites know a file: 12 of a
+        LoRA's AddNet hash, which is the sha256 of all that follows the header, 8 of a ControlNet's
+        part, or 12 of an embedding."""
+        if self.kind == "control":
+            return {"sha256": self.sha256, "short": self.webui_hash}
         is_lora = self.kind == "lora"
         short = _tensors_digest(self.path, self.stamps) if is_lora else self.sha256
         return {"sha256": self.sha256, "short": short[:12]}
+
+    @property
+    def webui_hash(self) -> str:
+        """The hash of a ControlNet in stable-diffusion-webui's names, `name [hash]`."""
+        return _part_digest(self.path, self.stamps)[:8]
 
     @property
     def vectors(self) -> int:
@@ -79,6 +102,13 @@ def _tensors_digest(path: Path, stamps: tuple[Stamp, ...]) -> str:
     with path.open("rb") as file:
         file.seek(8 + int.from_bytes(file.read(8), "little"))
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@lru_cache(maxsize=4096)
+def _part_digest(path: Path, stamps: tuple[Stamp, ...]) -> str:
+    with path.open("rb") as file:
+        file.seek(HASHED.start)
+        return hashlib.sha256(file.read(HASHED.stop - HASHED.start)).hexdigest()
 
 
 @lru_cache(maxsize=4096)
@@ -118,35 +148,51 @@ class Catalogue:
     """Of several files with one name, it lists the one of the first folder."""
 
     folders: Sequence[Path] = ()
-    _loras: dict[str, AdapterFile] = field(default_factory=dict, repr=False, compare=False)
-    """of the last scan, which a look-up need not repeat"""
+    """of LoRAs and embeddings"""
+    control_folders: Sequence[Path] = ()
+    """of ControlNets"""
+    _known: dict[tuple[Kind, str], AdapterFile] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    """of the last scans, which a look-up need not repeat"""
     _words: dict[str, AdapterFile] = field(default_factory=dict, repr=False, compare=False)
     """the embeddings of the last scan, by the words that name them"""
     _scanned: dict[Path, int] | None = field(default=None, repr=False, compare=False)
     """the folders of that scan, with the times of their last changes"""
 
     def loras(self) -> list[AdapterFile]:
-        files = self._listed("lora")
-        self._loras = {each.name: each for each in files}
-        return files
+        return self._listed("lora")
 
     def embeddings(self) -> list[AdapterFile]:
         return self._listed("embedding")
 
-    def names(self) -> tuple[tuple[str, ...], dict[str, int]]:
-        """The names of the LoRAs, and those of the embeddings with their numbers of vectors."""
+    def controls(self) -> list[AdapterFile]:
+        return self._listed("control")
+
+    def names(self) -> tuple[tuple[str, ...], dict[str, int], dict[str, str]]:
+        """The names of the LoRAs, those of the embeddings with their numbers of vectors, and those
+        of the ControlNets with stable-diffusion-webui's hashes."""
         loras = tuple(each.name for each in self.loras())
-        return loras, {each.name: each.vectors for each in self.embeddings()}
+        vectors = {each.name: each.vectors for each in self.embeddings()}
+        return loras, vectors, {each.name: each.webui_hash for each in self.controls()}
 
     def lora(self, name: str, field: str = "loras") -> AdapterFile:
         """Find a LoRA, or raise InvalidParams with the nearest names."""
-        known = self._loras.get(name)
+        return self._found("lora", name, field, "LoRAs")
+
+    def control(self, name: str, field: str = "controls") -> AdapterFile:
+        """Find a ControlNet, or raise InvalidParams with the nearest names."""
+        return self._found("control", name, field, "ControlNets")
+
+    def _found(self, kind: Kind, name: str, field: str, what: str) -> AdapterFile:
+        known = self._known.get((kind, name))
         if known and known.is_unchanged:
             return known
-        files = {each.name: each for each in self.loras()}
+        files = {each.name: each for each in self._listed(kind)}
+        self._known |= {(kind, each): file for each, file in files.items()}
         if name in files:
             return files[name]
-        raise unknown_name(field, name, files, "LoRAs")
+        raise unknown_name(field, name, files, what)
 
     def embeddings_in(self, texts: Mapping[str, str]) -> list[AdapterFile]:
         """Return the embeddings that the texts of these fields name, by name. Raise InvalidParams
@@ -175,7 +221,7 @@ class Catalogue:
 
     def _listed(self, kind: Kind) -> list[AdapterFile]:
         files: dict[str, AdapterFile] = {}
-        for folder in self.folders:
+        for folder in self.control_folders if kind == "control" else self.folders:
             for each in _scan(folder, kind):
                 files.setdefault(each.name, each)
         return [files[name] for name in sorted(files)]
@@ -195,7 +241,7 @@ def _changed_ns(folder: Path) -> int:
 
 def _scan(folder: Path, kind: Kind) -> Iterator[AdapterFile]:
     top = folder / EMBEDDINGS if kind == "embedding" else folder
-    for path in _files(top, skipped="" if kind == "embedding" else EMBEDDINGS):
+    for path in _files(top, skipped=EMBEDDINGS if kind == "lora" else ""):
         is_named_by_folder = path.name in NAMED_BY_FOLDER and path.parent != top
         named = path.parent if is_named_by_folder else path.with_suffix("")
         name = named.relative_to(top).as_posix()

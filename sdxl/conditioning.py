@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 
 from sdxl.adapters import NO_ADAPTERS, Adapters, Pages, lora_inputs
 from sdxl.engine import Engine, Engines, call, torch_dtype
+from sdxl.flight import PLAIN, Variant
 from sdxl.params import GenerationParams
 from sdxl.prompt import MAX_TOKENS, Learned, Tokenizer, Tokens, tokenize
 from sdxl.specs import Architecture
@@ -161,7 +162,7 @@ class _Encoded:
         size: int,
         fixed: int | None,
     ) -> _Encoded:
-        encoder = engines.of(name, "lora" if pages.count else "")
+        encoder = engines.of(name, Variant("lora", pages.count) if pages.count else PLAIN)
         groups = [chunks[i : i + size] for i in range(0, len(chunks), size)]
         outputs = [_run(encoder, engines, group, pages, fixed) for group in groups]
         hidden, *pooled = (spec.name for spec in encoder.spec.outputs)

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from sdxl.controls import Window
 from sdxl.flight import PLAIN, CallKey, Flight, Network, State
 from sdxl.policy import Group, Limits, foremost, groups_of, plan_tick, stepping
 
@@ -19,8 +20,13 @@ SMOOTHING = 0.2
 """Share of a new measurement in the running mean. An outlier counts at most twice the mean."""
 KNEE_TOLERANCE = 0.03
 """A bucket is on the knee if its cost per row is within this share of the best."""
-SHALLOW_SHARE = 0.034
-"""Cost of a shallow step over a deep one's, until both are measured."""
+SHALLOW_SHARE, CONTROL_SHARE = 0.034, 0.45
+NETWORK_SHARES: Mapping[Network, float] = {
+    "unet_deep": 1.0,
+    "unet_shallow": SHALLOW_SHARE,
+    "control_deep": CONTROL_SHARE,
+}
+"""Cost of a call over a deep one's, until it is measured."""
 VARIANT_SHARES: Mapping[str, float] = {"": 1.0, "lora": 1.3, "locon": 1.8}
 """Cost of a call with LoRAs over a plain one's, until it is measured."""
 MOST_TICKS = 1000
@@ -28,6 +34,7 @@ MOST_TICKS = 1000
 MEASURED = ("encode_s", "image_s", "decode_s", "paste_s")
 """Costs other than those of UNet calls."""
 NETWORKS: tuple[Network, Network] = ("unet_deep", "unet_shallow")
+"""the UNet's"""
 
 
 class CostKey(NamedTuple):
@@ -72,7 +79,11 @@ class Costs:
             del self.ticks[oldest]
 
     def tick_s(self, group: Group) -> float:
-        """The measured seconds, or an estimate from the nearest measured call."""
+        """The measured seconds, or an estimate from the nearest measured call, with those of the
+        ControlNets before it."""
+        return self.call_s(group) + sum(map(self.call_s, group.nets))
+
+    def call_s(self, group: Group) -> float:
         key = CostKey(group.call, group.bucket)
         known = self.ticks.get(key)
         return known if known is not None else self._estimate(key)
@@ -80,9 +91,10 @@ class Costs:
     def _estimate(self, key: CostKey) -> float:
         network, variant = key.call.network, key.call.variant.name
 
-        def distance(k: CostKey) -> tuple[bool, bool, float]:
-            is_other = k.call.variant.name != variant
-            return k.call.network != network, is_other, abs(math.log(k.size / key.size))
+        def distance(k: CostKey) -> tuple[bool, bool, bool, float]:
+            is_other, is_other_net = k.call.variant.name != variant, k.call.net != key.call.net
+            size = abs(math.log(k.size / key.size))
+            return k.call.network != network, is_other_net, is_other, size
 
         # A copy: the loop's thread learns and forgets meanwhile.
         known = self.ticks.copy()
@@ -91,8 +103,7 @@ class Costs:
         nearest = min(known, key=distance)
         ratio = key.size / nearest.size
         ratio *= VARIANT_SHARES[variant] / VARIANT_SHARES[nearest.call.variant.name]
-        if nearest.call.network != network:
-            ratio *= SHALLOW_SHARE if network == "unet_shallow" else 1 / SHALLOW_SHARE
+        ratio *= NETWORK_SHARES[network] / NETWORK_SHARES[nearest.call.network]
         return known[nearest] * ratio
 
     def knee(self, image: Flight, buckets: Sequence[int], tolerance: float = KNEE_TOLERANCE) -> int:
@@ -127,10 +138,20 @@ class Costs:
             / bucket
             for network in NETWORKS
         )
+        own_s += sum(self._net_s(window, flight, bucket) for window in flight.windows)
         later = flight.later
         if later is None:
             return own_s + self.pasted_s(flight)
         return own_s + later.delay_s + self.work_s(flight.next_leg, limits)
+
+    def _net_s(self, window: Window, flight: Flight, bucket: int) -> float:
+        """Seconds of a ControlNet's calls."""
+        steps = enumerate(flight.plan)
+        deep = (s for i, s in steps if s.is_deep and window.covers(i, len(flight.plan)))
+        call = CallKey("control_deep", flight.axes, net=window.net)
+        return (
+            self.call_s(Group(call, (), bucket)) * sum(window.rows(s.rows) for s in deep) / bucket
+        )
 
     def decoded_s(self, flight: Flight, limits: Limits) -> float:
         """Seconds from its final latents to its file."""
@@ -207,11 +228,11 @@ def project(
 def all_ready_s(flights: Sequence[Flight], limits: Limits, costs: Costs, now: float) -> float:
     """An upper bound of `project` for all flights, in any order: each row counts at the most that
     it can cost. It takes a twentieth of the time, and is infinite if a cost is unknown, an image is
-    held, or one with LoRAs shares calls."""
+    held, has ControlNets, or has LoRAs and shares calls."""
     work_s, after_s, pasting_s = 0.0, 0.0, costs.pasting_s
     row_s: dict[CallKey, float] = {}
     for flight in flights:
-        if flight.is_held or (flight.rides and flight.variant != PLAIN):
+        if flight.is_held or flight.windows or (flight.rides and flight.variant != PLAIN):
             # A row that rides with others makes theirs dearer.
             return math.inf
         later = flight.later
@@ -241,10 +262,11 @@ def _stride(
     """Seconds of the next tick, and the steps that each image takes. If `is_long`: of all ticks
     until one image needs less room."""
     at, ends = [f.step for f in running], [f.step + f.steady_ticks for f in running]
-    looked_up, seconds = [((f.axes, f.variant), f.plan, f.plan.to_deep) for f in running], 0.0
+    looked_up = [((f.axes, f.variant, f.windows), f.plan, f.plan.to_deep) for f in running]
+    seconds = 0.0
     while True:
         pattern = tuple(
-            (key, plan[step], to_deep[step])
+            (key, plan[step], to_deep[step], key[2] and _covering(key[2], step, len(plan)))
             for (key, plan, to_deep), step in zip(looked_up, at, strict=True)
         )
         if pattern not in known:
@@ -254,6 +276,10 @@ def _stride(
         at = [step + taken for step, taken in zip(at, steps, strict=True)]
         if not is_long or any(step == end for step, end in zip(at, ends, strict=True)):
             return seconds, [step - f.step for f, step in zip(running, at, strict=True)]
+
+
+def _covering(windows: Sequence[Window], step: int, steps: int) -> tuple[bool, ...]:
+    return tuple(window.covers(step, steps) for window in windows)
 
 
 def _tick(

@@ -26,10 +26,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sdxl.adapters import AdapterShelf
+from sdxl.adapters import AdapterShelf, ControlShelf
+from sdxl.flight import PLAIN, Variant
 from sdxl.prompt import MAX_CHUNKS
 from sdxl.specs import (
-    VARIANTS,
     Architecture,
     Axes,
     Cut,
@@ -117,6 +117,8 @@ class Engines:
     call; None if only equal sizes can."""
     adapters: AdapterShelf | None = None
     """LoRAs of requests; None if the engines cannot apply them."""
+    controls: ControlShelf | None = None
+    """ControlNets of requests; None if the engines cannot apply them. Those in slots know none."""
     latent_sides: tuple[int, int] | None = None
     """The smallest and largest latent side of the engines; None: any."""
     most_chunks: int = MAX_CHUNKS
@@ -127,15 +129,17 @@ class Engines:
     def __getitem__(self, name: str) -> Engine:
         return self.by_name[name]
 
-    def of(self, network: str, variant: str) -> Engine:
+    def of(self, network: str, variant: Variant) -> Engine:
         """Return the engine that runs a network's rows of a variant."""
-        return self.by_name[VARIANTS.get(variant, {}).get(network, network)]
+        return self.by_name[variant.graph(network)]
 
-    def slot(self, latent_h: int, latent_w: int, variant: str = "") -> int | None:
-        """Return a picture's slot; LoRAs of convolutions mix pixels and know no slots."""
-        return None if variant == "locon" else self.slot_of(latent_h, latent_w)
+    def slot(self, latent_h: int, latent_w: int, variant: Variant = PLAIN) -> int | None:
+        """Return a picture's slot; LoRAs of convolutions and ControlNets know no slots."""
+        if variant.name == "locon" or variant.is_controlled:
+            return None
+        return self.slot_of(latent_h, latent_w)
 
-    def axes(self, latent_h: int, latent_w: int, tokens: int, variant: str = "") -> Axes:
+    def axes(self, latent_h: int, latent_w: int, tokens: int, variant: Variant = PLAIN) -> Axes:
         """Return what pictures must share to share calls."""
         slot = self.slot(latent_h, latent_w, variant)
         if slot is not None:

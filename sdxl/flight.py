@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Literal, NamedTuple
 
+from sdxl.controls import Window
 from sdxl.deepcache import Step, StepPlan
-from sdxl.specs import VARIANTS, Axes
+from sdxl.specs import CONTROL, CONTROLLED, VARIANTS, Axes
 
-Network = Literal["unet_deep", "unet_shallow"]
+Network = Literal["unet_deep", "unet_shallow", "control_deep"]
 
 
 class Variant(NamedTuple):
@@ -20,27 +21,39 @@ class Variant(NamedTuple):
     """of specs.VARIANTS; empty: the plain network"""
     pages: int = 0
     """pages of LoRAs for each row"""
+    is_controlled: bool = False
+    """whether residuals of ControlNets are added"""
 
     def of(self, network: str) -> Variant:
         """What it needs of one network."""
-        return self if network in VARIANTS.get(self.name, ()) else PLAIN
+        has_loras = network in VARIANTS.get(self.name, ())
+        own = self if has_loras else PLAIN
+        return own._replace(is_controlled=self.is_controlled and network in CONTROLLED)
+
+    def graph(self, network: str) -> str:
+        """The name of the network that computes it."""
+        name = VARIANTS.get(self.name, {}).get(network, network)
+        return f"{name}+{CONTROL}" if self.of(network).is_controlled else name
 
     def joined(self, other: Variant) -> Variant:
         """The least variant that runs rows of both."""
         name = max(self.name, other.name, key=["", *VARIANTS].index)
-        return Variant(name, max(self.pages, other.pages))
+        is_controlled = self.is_controlled or other.is_controlled
+        return Variant(name, max(self.pages, other.pages), is_controlled)
 
 
 PLAIN = Variant()
 
 
 class CallKey(NamedTuple):
-    """A UNet call."""
+    """A call of the UNet or of a ControlNet."""
 
     network: Network
     axes: Axes
     """Sizes of all axes but the rows."""
     variant: Variant = PLAIN
+    net: str = ""
+    """the ControlNet"""
 
 
 class Priority(IntEnum):
@@ -99,6 +112,8 @@ class Flight:
     """What its rows need."""
     rides: bool = False
     """True if its rows share calls with rows of other variants."""
+    windows: tuple[Window, ...] = ()
+    """of its ControlNets, which run in deep steps, by net"""
     later: Leg | None = None
     pasted: float = 0.0
     """Pixels of the image files that the result is pasted into, over those of the model's own size;
@@ -115,6 +130,14 @@ class Flight:
     @property
     def next_is_deep(self) -> bool:
         return self.next_step.is_deep
+
+    @property
+    def nets(self) -> list[tuple[int, Window]]:
+        """The ControlNets of its next step, with their places in `windows`."""
+        if not self.windows or not self.next_is_deep:
+            return []
+        steps = len(self.plan)
+        return [(i, w) for i, w in enumerate(self.windows) if w.covers(self.step, steps)]
 
     @property
     def to_deep(self) -> float:

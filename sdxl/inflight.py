@@ -10,9 +10,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from itertools import compress
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,15 +22,19 @@ from torch import Tensor
 from sdxl import schedulers
 from sdxl.admission import Admission
 from sdxl.conditioning import Conditioning
+from sdxl.control_calls import ControlState
+from sdxl.control_inputs import ControlInput
+from sdxl.controls import Window
 from sdxl.cost import Costs, project
 from sdxl.deepcache import StepPlan
 from sdxl.editing import KeptPart, SourceLatents, begin
 from sdxl.engine import Engines, Fence
 from sdxl.fairness import VirtualTime
 from sdxl.flight import Flight, Priority, State, Variant
+from sdxl.layout import ImageTensors, Layout, Member
 from sdxl.noise import NoiseSource
 from sdxl.policy import Group, Limits, plan_tick
-from sdxl.rows import ImageTensors, Layout, Member, Stage
+from sdxl.rows import Stage
 from sdxl.specs import Axes
 
 NOISE = schedulers.COLUMNS.index("d")
@@ -57,10 +62,22 @@ class Request:
     weight: float = 1.0
     source: SourceLatents | None = None
     """start in place of noise; the table starts there, too"""
+    controls: tuple[ControlInput, ...] = ()
+    """by net"""
 
     def __post_init__(self) -> None:
         if self.plan.room[0] > self.conditioning.rows:
             raise ValueError("a guided step needs a negative prompt in the conditioning")
+
+    @property
+    def variant(self) -> Variant:
+        """What its rows need."""
+        own = self.conditioning.adapters.variant
+        return own._replace(is_controlled=bool(self.controls))
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        return tuple(each.window for each in self.controls)
 
 
 class Finished(NamedTuple):
@@ -93,10 +110,11 @@ class _Image:
             latents = self.noise.start() * request.table.start
         else:
             latents, self.kept, masked = begin(source, request.table, self.noise, engines.device)
-        adapters = request.conditioning.adapters
-        slot = engines.slot(request.latent_h, request.latent_w, adapters.variant.name)
-        latents = latents.to(engines.device)
-        self.tensors = ImageTensors(latents, request.guidance, masked, slot, adapters.unet)
+        slot = engines.slot(request.latent_h, request.latent_w, request.variant)
+        latents, pages = latents.to(engines.device), request.conditioning.adapters.unet
+        rows = request.plan.room[0]
+        controls = [ControlState(each, request.conditioning, rows) for each in request.controls]
+        self.tensors = ImageTensors(latents, request.guidance, masked, slot, pages, controls)
         return self.tensors
 
 
@@ -143,8 +161,9 @@ class InFlight:
         """Accept an image, or raise Refused (admission.py); one that was `admitted` before keeps
         its promise."""
         flight = admitted or self.admission().admit(self._flight(request), self.time)
-        # What LoRAs need is known for certain only once they are loaded.
-        flight = flight.changed(variant=self._variant(request), axes=self._axes(request))
+        # What LoRAs and ControlNets need is known for certain only once they are loaded.
+        needs = {"variant": request.variant, "windows": request.windows}
+        flight = flight.changed(axes=self._axes(request), **needs)
         self._flights[flight.id] = flight.changed(rides=self.limits.rides)
         noise = NoiseSource(request.seed, self._latent_dims(request))
         self._images[flight.id] = _Image(request, noise)
@@ -209,8 +228,9 @@ class InFlight:
         for id_ in (*plan.admitted, *plan.resumed):
             self._set_state(id_, State.RUNNING)
         for group in plan.groups:
-            self._launch(group, events)
-            self._settle(self.engines.calls_ahead, events)
+            for call in (*group.nets, group):
+                self._launch(call, group, events)
+                self._settle(self.engines.calls_ahead, events)
         if not plan.groups:
             self._settle(0, events)
         return events
@@ -222,13 +242,17 @@ class InFlight:
             events += self.tick()
         return events
 
-    def _launch(self, group: Group, events: list[Event]) -> None:
+    def _launch(self, group: Group, whole: Group, events: list[Event]) -> None:
+        """Launch a group's call, or one of a ControlNet before it."""
+        group = self._left(group)
+        if not group.ids:
+            return
         began = self.clock()
         self.call = group, began
         try:
-            self._begin(group)
+            self._begin(self._left(whole))
             start = self.engines.fence()
-            is_usual = self._step(group)
+            is_usual = self._control(group) if group.call.net else self._step(group)
             end = self.engines.fence()
         except Exception as cause:
             # The call is shared, so its images share its fate; the others go on.
@@ -237,12 +261,21 @@ class InFlight:
             return
         finally:
             self.call = None
+        if group.call.net:
+            self._launched.append(_Launch(group, (), began, start, end, is_usual))
+            return
         for id_ in group.ids:
             flight = self._flights[id_] = self._flights[id_].advanced()
             self._tensors(id_).keeps_cache = not flight.is_done and flight.needs_cache
         self.steps_taken += len(group.ids)
         ends = tuple(id_ for id_ in group.ids if self._flights[id_].is_done)
         self._launched.append(_Launch(group, ends, began, start, end, is_usual))
+
+    def _left(self, group: Group) -> Group:
+        """The group without images that an earlier call failed for."""
+        is_left = [id_ in self._flights for id_ in group.ids]
+        ids, places = (tuple(compress(each, is_left)) for each in (group.ids, group.places))
+        return replace(group, ids=ids, places=places)
 
     def _begin(self, group: Group) -> None:
         """Compute the text of the group's images that have not begun."""
@@ -260,12 +293,26 @@ class InFlight:
         if together:
             self._stage.begin(together, self.limits.bucket(rows), variant)
 
+    def _control(self, group: Group) -> bool:
+        flights = [self._flights[id_] for id_ in group.ids]
+        windows = [f.windows[place] for f, place in zip(flights, group.places, strict=True)]
+        members = tuple(
+            Member(self._tensors(f.id), is_guided=w.rows(f.next_step.rows) == 2)
+            for f, w in zip(flights, windows, strict=True)
+        )
+        layout = Layout(group.call.axes, group.bucket, members)
+        rows = torch.from_numpy(self._coefficients(flights))
+        return self._stage.control(layout, rows, group.places)
+
+    def _coefficients(self, flights: Sequence[Flight]) -> Any:
+        """The scheduler's line of each image's next step."""
+        tables = (self._images[f.id].request.table for f in flights)
+        return np.array([t.rows[f.step] for t, f in zip(tables, flights, strict=True)], np.float32)
+
     def _step(self, group: Group) -> bool:
         flights = [self._flights[id_] for id_ in group.ids]
         images = [self._images[id_] for id_ in group.ids]
-        rows = np.array(
-            [i.request.table.rows[f.step] for i, f in zip(images, flights, strict=True)], np.float32
-        )
+        rows = self._coefficients(flights)
         members = tuple(
             Member(self._tensors(f.id), is_guided=f.next_step.is_guided) for f in flights
         )
@@ -311,16 +358,14 @@ class InFlight:
             deadline_s=request.deadline_s,
             client=request.client,
             weight=request.weight,
-            variant=self._variant(request),
+            variant=request.variant,
+            windows=request.windows,
             rides=self.limits.rides,
         )
 
-    def _variant(self, request: Request) -> Variant:
-        return request.conditioning.adapters.variant
-
     def _axes(self, request: Request) -> Axes:
-        tokens, variant = request.conditioning.tokens, self._variant(request).name
-        return self.engines.axes(request.latent_h, request.latent_w, tokens, variant)
+        tokens = request.conditioning.tokens
+        return self.engines.axes(request.latent_h, request.latent_w, tokens, request.variant)
 
     def _latent_dims(self, request: Request) -> tuple[int, int, int]:
         return self.engines.arch.latent_channels, request.latent_h, request.latent_w

@@ -16,8 +16,6 @@ from sdxl.single_file.recognition import PICKLES, SAFETENSORS
 
 MINI_NAME = "sdxl-mini"
 MINI_NAMES = ("mini", MINI_NAME)
-BESIDE = "loras"
-"""the folder of LoRAs beside a model"""
 HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>\w[\w./-]*))?", re.ASCII)
 
 
@@ -46,22 +44,22 @@ def is_file(model: str) -> bool:
     return path.is_file() or (path.suffix.lower() in (SAFETENSORS, *PICKLES) and not path.is_dir())
 
 
-def lora_folders(model: str, folder: Path, named: str = "") -> list[Path]:
-    """Where a model's LoRAs lie: the named folder first, then beside the model and in the home.
-    `folder` is that of a model from the hub."""
+def folders_of(model: str, folder: Path, kind: str, named: str = "") -> list[Path]:
+    """Where a model's LoRAs or ControlNets lie: the named folder first, then beside the model and
+    in the home. `folder` is that of a model from the hub, `kind` the name of theirs."""
     base, _ = split_vae(model)
     if base in MINI_NAMES:
         folder = MINI
     elif is_here(base):
         folder = Path(os.path.abspath(os.path.expanduser(base)))
-    check_lora_folder(named)
+    check_folder(kind, named)
     chosen = [Path(named).expanduser()] if named else []
-    return [*chosen, folder.parent / BESIDE, home() / BESIDE]
+    return [*chosen, folder.parent / kind, home() / kind]
 
 
-def check_lora_folder(named: str) -> None:
+def check_folder(kind: str, named: str) -> None:
     if named and not Path(named).expanduser().is_dir():
-        raise InvalidParams("loras", named, "must be a folder")
+        raise InvalidParams(kind, named, "must be a folder")
 
 
 def is_here(model: str) -> bool:

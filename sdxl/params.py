@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from sdxl.attachments import Lora, merged, take_tags
+from sdxl.controls import Control
 from sdxl.parameter import FEW_STEPS, USUAL_INTERVAL, needed_steps, parameter, table_of
 from sdxl.parameter import MAX_STEPS as MAX_STEPS
 from sdxl.parameter import SIZE as SIZE
@@ -213,6 +214,13 @@ class GenerationParams:
         "LoRAs to apply, each with its weight, 1 unless given; <lora:NAME:WEIGHT> in a prompt does "
         "the same",
         flag="lora",
+        is_stored_if_set=True,
+    )
+    controls: tuple[Control, ...] | None = parameter(
+        None,
+        "ControlNets",
+        "ControlNets to apply, each with the picture of its map",
+        flag="control",
         is_stored_if_set=True,
     )
 

@@ -23,10 +23,12 @@ from sdxl.adapters import NO_ADAPTERS, Adapters, NoRoom, Use
 from sdxl.catalogue import AdapterFile, Catalogue
 from sdxl.checkpoint import Checkpoint
 from sdxl.conditioning import Conditioning, TokenRow, encode, tokenize_rows
+from sdxl.control_inputs import ControlInput, Pictures, control_inputs, maps_of
 from sdxl.cost import Costs
 from sdxl.deepcache import StepPlan, deep_count, plan_of
 from sdxl.editing import SourceLatents
 from sdxl.engine import Engines, to_host
+from sdxl.flight import PLAIN, Variant
 from sdxl.image_decoder import ImageDecoder, checked
 from sdxl.image_encoder import ImageEncoder
 from sdxl.images import BrokenImage, Pixels, forming, load_preview_map
@@ -46,10 +48,20 @@ Forming = Callable[[], Pixels | None]
 
 
 @dataclass(frozen=True)
-class Edit:
-    """An edit of an image."""
+class WithPictures:
+    """A request and its pictures."""
 
     params: GenerationParams
+    source: SourceImage | None = None
+    """of an edit"""
+    maps: Pictures = field(default_factory=dict)
+    """of ControlNets"""
+
+
+@dataclass(frozen=True)
+class Edit(WithPictures):
+    """A request with the image that it edits."""
+
     source: SourceImage
 
 
@@ -80,7 +92,14 @@ def _learned(files: Iterable[AdapterFile]) -> dict[str, tuple[int, ...]]:
     return learned_ids((file.name, file.vectors) for file in files if file.kind == "embedding")
 
 
-_Numbered = tuple[int, tuple[GenerationParams, SourceImage | None]]
+def _parted(uses: Iterable[Use]) -> tuple[list[Use], list[AdapterFile]]:
+    """Part what lies in the bank from ControlNets."""
+    uses = list(uses)
+    nets = [file for file, *_ in uses if file.kind == "control"]
+    return [use for use in uses if use[0].kind != "control"], nets
+
+
+_Numbered = tuple[int, WithPictures]
 
 
 @dataclass
@@ -88,6 +107,7 @@ class _Course:
     """A picture in progress: the leg in flight and the later ones."""
 
     result: Result
+    asked: WithPictures
     conditioning: Conditioning
     later: list[GenerationParams]
     began_s: float
@@ -161,22 +181,40 @@ class Pipeline:
         return resolved
 
     def uses(self, params: GenerationParams) -> list[Use]:
-        """Look up a request's LoRAs and the embeddings in its prompts, or raise InvalidParams for
-        an unknown name, and for engines that cannot use them."""
+        """Look up a request's LoRAs, the embeddings in its prompts and its ControlNets, or raise
+        InvalidParams for an unknown name, and for engines that cannot use them."""
         loras = [(self.catalogue.lora(e.name), e.weight, e.in_text) for e in params.loras or ()]
         texts = {"prompt": params.prompt, "negative_prompt": params.negative_prompt or ""}
         embeddings = [(file, 1.0, 1.0) for file in self.catalogue.embeddings_in(texts)]
         if embeddings and self.engines.adapters is None:
             needed = "must not name embeddings: these engines have no networks that take them"
             raise InvalidParams("prompt", embeddings[0][0].name, needed)
-        return loras + embeddings
+        nets = [(self.catalogue.control(e.name), 1.0, 1.0) for e in params.controls or ()]
+        return loras + embeddings + nets
 
     def adapters(self, uses: Sequence[Use]) -> Adapters:
-        """Load a request's LoRAs and embeddings. They stay loaded while the result lives."""
-        if not uses or self.engines.adapters is None:
-            return NO_ADAPTERS
+        """Load a request's LoRAs, embeddings and ControlNets. They stay loaded while the result
+        lives."""
+        in_bank, nets = _parted(uses)
+        leased = NO_ADAPTERS
         with self.engines.on_stream():
-            return self.engines.adapters.lease(uses)
+            if in_bank and self.engines.adapters is not None:
+                leased = self.engines.adapters.lease(in_bank)
+            if nets and self.engines.controls is not None:
+                leased = replace(leased, nets=self.engines.controls.lease(nets))
+        return leased
+
+    def loading_s(self, uses: Sequence[Use]) -> float:
+        """Predict the time to load them."""
+        (in_bank, nets), engines = _parted(uses), self.engines
+        bank_s = engines.adapters.delay_s(in_bank) if engines.adapters else 0.0
+        return bank_s + (engines.controls.delay_s(nets) if engines.controls else 0.0)
+
+    def variant(self, uses: Sequence[Use]) -> Variant:
+        """Predict what they need of the UNet."""
+        in_bank, nets = _parted(uses)
+        own = self.engines.adapters.variant(in_bank) if self.engines.adapters else PLAIN
+        return own._replace(is_controlled=bool(nets))
 
     def tokenize(
         self, params: GenerationParams, files: Iterable[AdapterFile] = (), most: int = MAX_TOKENS
@@ -213,13 +251,13 @@ class Pipeline:
         """Return a new loop. All loops of a pipeline share its stage, and so its recorded calls."""
         return InFlight(self.engines, self.clock, self.limits(), costs or Costs(), self.stage)
 
-    def generate(self, asked: Iterable[GenerationParams | Edit]) -> list[Result]:
+    def generate(self, asked: Iterable[GenerationParams | WithPictures]) -> list[Result]:
         """Return all pictures in order. Raises what `check` raises for any of them."""
         return sorted(self.stream(asked), key=lambda r: r.index)
 
     def stream(
         self,
-        asked: Iterable[GenerationParams | Edit],
+        asked: Iterable[GenerationParams | WithPictures],
         on_tick: Callable[[int], None] | None = None,
         on_forming: Callable[[Forming], None] | None = None,
     ) -> Iterator[Result]:
@@ -232,7 +270,7 @@ class Pipeline:
         while True:
             room = ENCODE_BATCH if len(pending) < 2 * loop.limits.rows else 0
             taken = list(itertools.islice(waiting, room))
-            leased = self._leased([params for _, (params, _) in taken], is_idle=not pending)
+            leased = self._leased([each.params for _, each in taken], is_idle=not pending)
             waiting = itertools.chain(taken[len(leased) :], waiting)
             made, failed = self._submit(loop, taken[: len(leased)], leased)
             yield from self._pictures(failed)
@@ -311,6 +349,7 @@ class Pipeline:
         params: GenerationParams,
         conditioning: Conditioning,
         source: SourceLatents | None = None,
+        controls: tuple[ControlInput, ...] = (),
     ) -> Request:
         """Return the loop's request for one leg of a resolved request."""
         assert params.width and params.height and params.seed is not None
@@ -325,7 +364,18 @@ class Pipeline:
             height,
             width,
             source=self.image_encoder.completed(source, height, width),
+            controls=controls,
         )
+
+    def controls(
+        self, leg: GenerationParams, conditioning: Conditioning, asked: WithPictures
+    ) -> tuple[ControlInput, ...]:
+        """Return what ControlNets read in one leg of a resolved request. Raise InvalidParams for
+        wrong maps."""
+        if not leg.controls:
+            return ()
+        maps = maps_of(leg, asked.maps, asked.source)
+        return control_inputs(leg.controls, conditioning.adapters.nets, maps)
 
     @cached_property
     def image_decoder(self) -> ImageDecoder:
@@ -356,13 +406,12 @@ class Pipeline:
                 return forming(host, self.preview_map, size, result.source)
         return None
 
-    def _resolved(
-        self, asked: GenerationParams | Edit
-    ) -> tuple[GenerationParams, SourceImage | None]:
-        if isinstance(asked, Edit):
-            return self.resolve(asked.params), asked.source
-        asked.check_plain()
-        return self.resolve(asked), None
+    def _resolved(self, asked: GenerationParams | WithPictures) -> WithPictures:
+        if isinstance(asked, GenerationParams):
+            asked = WithPictures(asked)
+        if asked.source is None:
+            asked.params.check_plain()
+        return replace(asked, params=self.resolve(asked.params))
 
     def _submit(
         self,
@@ -370,31 +419,34 @@ class Pipeline:
         numbered: Sequence[_Numbered],
         leased: Sequence[Adapters | Exception],
     ) -> tuple[dict[int, _Course], list[Result]]:
-        """Return the submitted pictures, and those whose adapters cannot be used."""
+        """Return the submitted pictures, and those whose adapters or maps cannot be used."""
         made, failed, able = {}, [], []
-        for (index, (params, source)), adapters in zip(numbered, leased, strict=True):
+        for (index, asked), adapters in zip(numbered, leased, strict=True):
             if isinstance(adapters, Exception):
-                failed.append(Result(index, params, error=adapters))
+                failed.append(Result(index, asked.params, error=adapters))
             else:
-                able.append((index, params, source, adapters))
+                able.append((index, asked, adapters))
         start = self.clock()
         conditionings = self.encode(
-            [params for _, params, _, _ in able], adapters=[adapters for *_, adapters in able]
+            [asked.params for _, asked, _ in able], adapters=[adapters for *_, adapters in able]
         )
         encode_s = (self.clock() - start) / max(len(able), 1)
-        for (index, params, source, adapters), conditioning in zip(
-            able, conditionings, strict=True
-        ):
-            start = self.clock()
+        for (index, asked, adapters), conditioning in zip(able, conditionings, strict=True):
+            start, params, source = self.clock(), asked.params, asked.source
             first, *later = params.legs
+            try:
+                controls = self.controls(first, conditioning, asked)
+            except InvalidParams as error:
+                failed.append(Result(index, params, error=error))
+                continue
             latents = self.encode_image(first, source) if source else None
-            request = self.request(first, conditioning, latents)
+            request = self.request(first, conditioning, latents, controls)
             deep = sum(deep_count(self.plan(leg)) for leg in params.legs)
             files = adapters.facts
             result = Result(index, params, deep_steps=deep, source=source, files=files)
             result.shallow_steps = params.all_steps - deep
             result.took("encode_s", encode_s + self.clock() - start)
-            course = _Course(result, conditioning, later, self.clock())
+            course = _Course(result, asked, conditioning, later, self.clock())
             made[loop.submit(request)] = course
         return made, failed
 
@@ -425,7 +477,8 @@ class Pipeline:
             else:
                 source = self.encode_image(leg, enlarged_picture(self.pixels(latents), leg))
             conditioning = self.conditioned(leg, course.conditioning)
-            id_ = loop.submit(self.request(leg, conditioning, source))
+            controls = self.controls(leg, conditioning, course.asked)
+            id_ = loop.submit(self.request(leg, conditioning, source, controls))
         except Exception as cause:
             return cause
         course.began_s = self.clock()

@@ -16,11 +16,13 @@ goes first, and images within their client's share of the rows go before all oth
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sdxl.flight import PLAIN, CallKey, Flight, Network, Priority, State
+from sdxl.specs import Axes
 
 PATIENCE = 2
 """Shallow steps of others that a deep step waits for; each takes a few percent of its time."""
@@ -80,11 +82,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class Group:
-    """The images of one UNet call, and the row count it is padded to."""
+    """The images of one call, and the row count it is padded to."""
 
     call: CallKey
     ids: tuple[int, ...]
     bucket: int
+    nets: tuple[Group, ...] = ()
+    """calls of ControlNets, which run before this one"""
+    places: tuple[int, ...] = ()
+    """of a ControlNet in each flight's `windows`"""
 
     @property
     def network(self) -> Network:
@@ -332,7 +338,25 @@ def groups_of(running: Sequence[Flight], limits: Limits) -> Iterable[Group]:
     for call, members in by_call.items():
         for part in _split(members, limits.buckets[-1]):
             bucket = limits.bucket(sum(f.next_step.rows for f in part))
-            yield Group(_joined(call, part), tuple(f.id for f in part), bucket)
+            ids, nets = tuple(f.id for f in part), tuple(_net_groups(call.axes, part, limits))
+            yield Group(_joined(call, part), ids, bucket, nets)
+
+
+def _net_groups(axes: Axes, members: Sequence[Flight], limits: Limits) -> Iterable[Group]:
+    """The calls of ControlNets before the next deep step of these images, sorted by net: sums of
+    several nets have one order. A net with several maps of one image is called for each."""
+    by_turn: dict[tuple[str, int], list[tuple[Flight, int, int]]] = {}
+    for flight in members:
+        turns = Counter[str]()
+        for place, window in flight.nets:
+            turn, turns[window.net] = turns[window.net], turns[window.net] + 1
+            entry = flight, place, window.rows(flight.next_step.rows)
+            by_turn.setdefault((window.net, turn), []).append(entry)
+    for (net, _), entries in sorted(by_turn.items(), key=lambda each: each[0]):
+        flights, places, rows = zip(*entries, strict=True)
+        call = CallKey("control_deep", axes, net=net)
+        ids = tuple(f.id for f in flights)
+        yield Group(call, ids, limits.bucket(sum(rows)), places=places)
 
 
 def _joined(call: CallKey, members: Sequence[Flight]) -> CallKey:

@@ -55,6 +55,8 @@ transformers, `locon` all its layers."""
 CONTROL = "control"
 """The ending of networks that take the residuals of ControlNets."""
 CONTROLLED = ("unet_deep", "unet_shallow")
+RESIDUAL = "residual_"
+"""the beginning of the names of their residuals"""
 LEVEL_AXES = (("latent_h", "latent_w"), ("half_h", "half_w"), ("quarter_h", "quarter_w"))
 """height and width of the maps at each level of the UNet"""
 
@@ -394,7 +396,7 @@ def residual_specs(arch: Architecture, dtype: str) -> tuple[TensorSpec, ...]:
     second = [(1, cache)] * layers + [(2, cache)]
     places = [*first, *second, *[(2, deepest)] * (layers + 1)]
     return tuple(
-        TensorSpec(f"residual_{index}", dtype, ("rows", channels, *LEVEL_AXES[level]))
+        TensorSpec(f"{RESIDUAL}{index}", dtype, ("rows", channels, *LEVEL_AXES[level]))
         for index, (level, channels) in enumerate(places)
     )
 

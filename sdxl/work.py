@@ -7,7 +7,8 @@ Replicas share their time by measured seconds instead (admission.py).
 
 from __future__ import annotations
 
-from sdxl.cost import SHALLOW_SHARE
+from sdxl.controls import windows_of
+from sdxl.cost import CONTROL_SHARE, SHALLOW_SHARE
 from sdxl.deepcache import StepPlan, plan_of
 from sdxl.params import GenerationParams, Sizes
 
@@ -22,7 +23,8 @@ def standard_images(
     side = sizes.default
 
     def work(each: GenerationParams) -> float:
-        return _pixels(each, side) * _row_steps(plan_of(each, embeds_guidance=embeds_guidance))
+        plan = plan_of(each, embeds_guidance=embeds_guidance)
+        return _pixels(each, side) * (_row_steps(plan) + _control_steps(plan, each))
 
     made = sum(map(work, params.legs)) / work(GenerationParams(width=side, height=side))
     return made + PASTE_SHARE * pasted / side**2
@@ -35,3 +37,14 @@ def _pixels(params: GenerationParams, side: int) -> int:
 def _row_steps(plan: StepPlan) -> float:
     """Deep steps of one row, shallow ones as the part of one that they are."""
     return plan.rows(is_deep=True) + plan.rows(is_deep=False) * SHALLOW_SHARE
+
+
+def _control_steps(plan: StepPlan, params: GenerationParams) -> float:
+    """Deep steps of one row that ControlNets' calls take as long as."""
+    rows = (
+        window.rows(step.rows)
+        for window in windows_of(params.controls or ())
+        for number, step in enumerate(plan)
+        if step.is_deep and window.covers(number, len(plan))
+    )
+    return CONTROL_SHARE * sum(rows)

@@ -122,7 +122,7 @@ def start(settings: ServeSettings, watch: ClusterWatch) -> None:
     from ray import serve as ray_serve
 
     from sdxl.checkpoint import check_model
-    from sdxl.model_names import check_lora_folder
+    from sdxl.model_names import check_folder
     from serve.app import application
     from serve.models import image_models
 
@@ -131,7 +131,8 @@ def start(settings: ServeSettings, watch: ClusterWatch) -> None:
     models = [each.model_name for each in of_models]
     for each in of_models:
         check_model(each.model_name)
-        check_lora_folder(each.loras)
+        check_folder("loras", each.loras)
+        check_folder("controlnets", each.controlnets)
     # A certificate that cannot sign shows here.
     _ = settings.marks.sign
     if not settings_.is_loopback(settings.host):

@@ -39,6 +39,8 @@ class ImageOrder:
     """W3C traceparent of the HTTP request; empty when tracing is off"""
     source: SourceImage | None = None
     """source of an edit"""
+    maps: Mapping[str, bytes] = field(default_factory=dict)
+    """files of ControlNets' maps, by their `image` in `params.controls`"""
     model: str = ""
     """the only model that may make it, by its name in the settings; empty: any"""
 
@@ -117,6 +119,8 @@ class ModelCard:
     """names of the LoRAs that requests may use now"""
     embeddings: Mapping[str, int] = field(default_factory=dict)
     """names of the embeddings that prompts may use now, with their numbers of vectors"""
+    controlnets: Mapping[str, str] = field(default_factory=dict)
+    """names of the ControlNets that requests may use now, with stable-diffusion-webui's hashes"""
 
 
 @dataclass(frozen=True)

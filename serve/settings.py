@@ -16,7 +16,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from engines import BACKENDS, FOLDER, LORAS, PRECISION
+from engines import BACKENDS, CONTROLNETS, FOLDER, LORAS, PRECISION
 from sdxl.arguments import MODEL, UNCHECKED, VAE, model_with
 from sdxl.params import MAX_PROMPT_CHARS, InvalidParams
 from sdxl.provenance import CERTIFICATE, HELP, METADATA, PRIVATE_KEY, Provenance
@@ -34,7 +34,17 @@ FORM_BYTES = 4096
 """bytes that a form adds to a file"""
 Tables = Sequence[Mapping[str, Any]]
 OF_A_MODEL = (
-    *("model", "vae", "backend", "precision", "engines", "unchecked", "loras", "torch_options"),
+    *(
+        "model",
+        "vae",
+        "backend",
+        "precision",
+        "engines",
+        "unchecked",
+        "loras",
+        "controlnets",
+        "torch_options",
+    ),
     *("deterministic", "replicas", "max_replicas", "target_queue_s", "max_side", "max_steps"),
 )
 """Settings that a table of `models` may override; the others hold for all models."""
@@ -61,6 +71,7 @@ class ServeSettings:
     engines: str = setting("", FOLDER)
     unchecked: bool = setting(False, UNCHECKED)
     loras: str = setting("", LORAS)
+    controlnets: str = setting("", CONTROLNETS)
     torch_options: str = setting("", "of --backend torch, such as attention=cudnn,compile")
     deterministic: bool = setting(False, "the same bytes for the same request, whatever the load")
     llm: str = setting("mini", "language model: a folder or a hub id; none starts none")

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from engines.bank_shelf import BankShelf, new_bank
+from engines.control_weights import ControlFile
 from engines.cpu import rows_on_cpu
 from engines.cuda.device import CudaDevice, local_target, numbered
 from engines.cuda.recordings import RecordedEngine, Ticks
 from engines.folders.profiles import buckets
 from engines.lora import ADAPTED
 from engines.low_rank import Bank, adapt, adapted, bank_of, bank_specs
+from engines.net_shelf import NetShelf, room_bytes
 from engines.pytorch.eight_bit import flagged, has_e4m3, put_decoder_layers, quantise, steps_of
 from engines.pytorch.launches import capability_of, like_a_gpu, triton_module
 from engines.pytorch.slots import in_slots, slot_of
@@ -30,11 +32,21 @@ from engines.pytorch.torch_options import PLAIN, TorchOptions
 from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint, quiet_loading
 from sdxl.checkpoint_checks import network_class
 from sdxl.engine import Engine, Engines, check_inputs
+from sdxl.networks.control import control_networks
 from sdxl.networks.halves import fit_halves
 from sdxl.networks.parts import networks_of
 from sdxl.params import InvalidParams
 from sdxl.slow import named_if_slow
-from sdxl.specs import Cut, ModelSpec, network_specs, plain_name, with_loras
+from sdxl.specs import (
+    Architecture,
+    Cut,
+    ModelSpec,
+    control_specs,
+    network_specs,
+    plain_name,
+    with_loras,
+    with_residuals,
+)
 
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 EIGHT_BIT = ("int8", "fp8")
@@ -105,7 +117,10 @@ def load_torch(
                 runs: Any = torch.compile(network) if is_compiled else network
                 engines[name] = TorchEngine(specs[name], runs)
     deep: Any = engines["unet_deep"]
-    prepare = partial(_add_loras, engines, specs, shapes, chosen)
+    for name, spec in with_residuals(specs, checkpoint.arch).items():
+        plain: Any = engines[plain_name(name)]
+        engines[name] = TorchEngine(spec, plain.module)
+    prepare = partial(_add_loras, engines, specs, checkpoint.arch, shapes, chosen)
     shelf = BankShelf(prepare, steps_of(deep.module)) if shapes else None
     if is_cuda and options.graphs:
         # Its own pool: graphs of one pool must not run at once, and pictures are decoded while
@@ -121,6 +136,14 @@ def load_torch(
         said["gpu"] = target.name
     if options != PLAIN:
         said["options"] = str(options)
+    layout = memory_format(options)
+    nets = NetShelf(
+        checkpoint,
+        lambda file: torch_control(file, checkpoint.arch, dtype, chosen, layout),
+        room_bytes(chosen),
+        getattr(torch, dtype).itemsize,
+        cuda.synchronize if cuda else NetShelf.synchronize,
+    )
     has_slots = _has_slots(options, deep.module)
     standard = checkpoint.arch.sample_size
     ticks = Ticks(cuda) if cuda and options.graphs else None
@@ -131,8 +154,9 @@ def load_torch(
         device=chosen,
         cut=cut,
         buckets=counts,
-        memory_format=memory_format(options),
+        memory_format=layout,
         adapters=shelf,
+        controls=nets,
         warming=partial(_warming, chosen, ticks) if is_cuda else nullcontext,
         run_recorded=ticks or Engines.run_recorded,
         description=said,
@@ -144,16 +168,34 @@ def load_torch(
 def _add_loras(
     engines: dict[str, Engine],
     specs: Mapping[str, ModelSpec],
+    arch: Architecture,
     shapes: Mapping[str, tuple[int, ...]],
     device: torch.device,
 ) -> Bank:
     """Add the networks with LoRAs to the engines."""
     bank = new_bank(bank_specs(shapes, specs["unet_deep"].outputs[0].dtype), device)
-    for name, spec in with_loras(specs).items():
+    with_pages = with_loras(specs)
+    controlled = with_residuals({**specs, **with_pages}, arch)
+    added = with_pages | {n: each for n, each in controlled.items() if n not in engines}
+    for name, spec in added.items():
         plain: Any = engines[plain_name(name)]
         own = bank_of(name, plain.module, bank)
         engines[name] = TorchEngine(spec, plain.module, own)
     return bank
+
+
+def torch_control(
+    file: ControlFile,
+    arch: Architecture,
+    dtype: str = "float32",
+    device: torch.device | str = "cpu",
+    layout: torch.memory_format = torch.contiguous_format,
+) -> dict[str, Engine]:
+    """Load a ControlNet's networks."""
+    module = nn.Module.to(file.network(), device, getattr(torch, dtype))
+    module = module.to(memory_format=layout)  # type: ignore[call-overload]
+    specs = control_specs(arch, file.architecture, dtype)
+    return {name: TorchEngine(specs[name], net) for name, net in control_networks(module).items()}
 
 
 def _placed(

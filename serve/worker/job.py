@@ -17,6 +17,7 @@ from sdxl.conditioning import Conditioning, TokenRow
 from sdxl.deepcache import deep_count
 from sdxl.flight import Flight
 from sdxl.params import GenerationParams
+from sdxl.pipeline import WithPictures
 from sdxl.policy import Group
 from serve.orders import Done, ImageOrder, ImageProgress, Update
 from serve.tracing import Stretch
@@ -32,7 +33,7 @@ class ImageJob:
     order: ImageOrder
     params: GenerationParams
     uses: list[Use]
-    """its LoRAs and embeddings"""
+    """its LoRAs, embeddings and ControlNets"""
     rows: list[TokenRow]
     """its prompts, tokenised"""
     flight: Flight
@@ -99,6 +100,10 @@ class ImageJob:
     def deep_steps(self) -> int:
         later = self.flight.later
         return deep_count(self.flight.plan) + (deep_count(later.plan) if later else 0)
+
+    @property
+    def asked(self) -> WithPictures:
+        return WithPictures(self.params, self.order.source, self.order.maps)
 
     @property
     def leg(self) -> GenerationParams:

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from sdxl.adapters import Adapters, NoRoom
 from sdxl.conditioning import Conditioning
+from sdxl.control_inputs import ControlInput
 from sdxl.cost import smoothed
 from sdxl.editing import SourceLatents
 from sdxl.flight import Priority
@@ -151,8 +152,9 @@ class PromptEncoder:
             return
         try:
             source = job.order.source
+            controls = self.pipeline.controls(job.leg, conditioning, job.asked)
             latents = self._encode_image(job, source) if source is not None else None
-            request = self._request(job, conditioning, latents)
+            request = self._request(job, conditioning, latents, controls)
         except Exception as error:
             job.failed(error)
             return
@@ -161,10 +163,15 @@ class PromptEncoder:
         self.denoiser.submit(request, job.leg_flight, job)
 
     def _request(
-        self, job: ImageJob, conditioning: Conditioning, latents: SourceLatents | None
+        self,
+        job: ImageJob,
+        conditioning: Conditioning,
+        latents: SourceLatents | None,
+        controls: tuple[ControlInput, ...],
     ) -> Request:
         # An inpainting checkpoint has an empty picture encoded at each new size.
-        return self._beside(partial(self.pipeline.request, job.leg, conditioning, latents))
+        request = partial(self.pipeline.request, job.leg, conditioning, latents, controls)
+        return self._beside(request)
 
     def _hand_over_leg(self, job: ImageJob, source: SourceImage | SourceLatents) -> None:
         if job.is_cancelled:
@@ -175,7 +182,8 @@ class PromptEncoder:
             sized = partial(self.pipeline.conditioned, job.leg, job.conditioning)
             conditioning = self._beside(sized)
             self._stream.give(*conditioning.tensors)
-            request = self._request(job, conditioning, latents)
+            controls = self.pipeline.controls(job.leg, conditioning, job.asked)
+            request = self._request(job, conditioning, latents, controls)
         except Exception as error:
             job.failed(error)
             return

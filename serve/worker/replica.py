@@ -43,6 +43,7 @@ class ImageReplica:
             folder=settings.engines,
             takes_unchecked=settings.unchecked,
             loras=settings.loras,
+            controlnets=settings.controlnets,
         )
         self.worker = Worker(
             pipeline,

@@ -19,6 +19,7 @@ from sdxl import images, warmup
 from sdxl.abilities import check_able, check_schedules
 from sdxl.admission import Refused
 from sdxl.attachments import take_tags
+from sdxl.controls import windows_of
 from sdxl.cost import Costs, project
 from sdxl.flight import Flight, Leg, State
 from sdxl.mini import vocabulary
@@ -142,7 +143,7 @@ class Worker:
         self._started()
         engines = dict(self.pipeline.engines.description)
         pipeline = self.pipeline
-        loras, embeddings = await asyncio.to_thread(pipeline.catalogue.names)
+        loras, embeddings, nets = await asyncio.to_thread(pipeline.catalogue.names)
         return ModelCard(
             pipeline.model_id,
             pipeline.sizes,
@@ -155,6 +156,7 @@ class Worker:
             embeds_guidance=pipeline.embeds_guidance,
             loras=loras if pipeline.engines.adapters else (),
             embeddings=embeddings if pipeline.engines.adapters else {},
+            controlnets=nets if pipeline.engines.controls else {},
         )
 
     async def ready(self) -> ModelCard:
@@ -265,7 +267,7 @@ class Worker:
         # Before the prompt is read: a refusal under overload must cost next to nothing.
         threads.denoiser.admission().check_queue(self._flight(order, params, threads))
         check_able(self.pipeline.engines, params)
-        uses, shelf = self.pipeline.uses(params), self.pipeline.engines.adapters
+        uses = self.pipeline.uses(params)
         check_schedules(params, self.pipeline.checkpoint.scheduler)
         images.check_metadata({**params.as_dict(), "model": self.pipeline.origin}, order.format)
         rows = self.pipeline.tokenize(params, [file for file, *_ in uses], self.max_prompt_tokens)
@@ -274,10 +276,8 @@ class Worker:
         is_edit = order.source is not None
         delay_s = self._image_s(params, threads) if is_edit else 0.0
         flight = self._flight(order, params, threads, chunks)
-        if shelf is not None:
-            delay_s += shelf.delay_s(uses)
-            flight = flight.changed(variant=shelf.variant(uses))
-        flight = threads.denoiser.admit(flight, delay_s)
+        flight = flight.changed(variant=self.pipeline.variant(uses))
+        flight = threads.denoiser.admit(flight, delay_s + self.pipeline.loading_s(uses))
         writer, clock = threads.writer, self.pipeline.clock
         on_leg = partial(writer.enlarge, then=threads.encoder.begin_leg)
         return ImageJob(
@@ -318,6 +318,7 @@ class Worker:
             client=order.client,
             weight=order.weight,
             request_id=order.request_id,
+            windows=windows_of(params.controls or ()),
             later=self._later(params, threads, chunks),
             pasted=order.pasted_pixels / self.pipeline.sizes.default**2,
         )

@@ -101,9 +101,9 @@ def launched_groups() -> Iterator[list[Group]]:
     groups: list[Group] = []
     launch = InFlight._launch
 
-    def noted(self: InFlight, group: Group, events: Any) -> None:
+    def noted(self: InFlight, group: Group, whole: Group, events: Any) -> None:
         groups.append(group)
-        launch(self, group, events)
+        launch(self, group, whole, events)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InFlight, "_launch", noted)

@@ -40,7 +40,7 @@ def mixed(count: int) -> list[Any]:
 
 
 def bytes_of(stage: Stage) -> int:
-    return sum(memory.nbytes for memory in stage._memory.values())
+    return sum(memory.nbytes for memory in stage._memory._memory.values())
 
 
 def test_addresses_depend_on_network_axes_and_bucket() -> None:

@@ -16,7 +16,7 @@ from sdxl.catalogue import DIFFUSERS_FILE
 from sdxl.digests import sha256_of
 from sdxl.images import read_parameters
 from sdxl.infotext import read_text
-from sdxl.model_names import lora_folders
+from sdxl.model_names import folders_of
 from sdxl.params import InvalidParams
 from sdxl.picture_files import words_of
 from sdxl.places import HOME, LORAS, MINI
@@ -179,10 +179,16 @@ def test_a_model_s_loras_lie_beside_it_and_in_the_home(
     monkeypatch.setenv(HOME, str(tmp_path / "home"))
     (tmp_path / "sdxl.safetensors").touch()
     beside, home = tmp_path / "loras", tmp_path / "home" / "loras"
-    assert lora_folders("mini", MINI) == [LORAS, home]
-    assert lora_folders("sdxl-mini,vae=v.safetensors", tmp_path / "converted") == [LORAS, home]
-    assert lora_folders(str(tmp_path / "sdxl.safetensors"), tmp_path / "x" / "y") == [beside, home]
-    assert lora_folders("org/name", tmp_path / "snapshot") == [beside, home]
-    assert lora_folders("mini", MINI, str(tmp_path)) == [tmp_path, LORAS, home]
+    assert folders_of("mini", MINI, "loras") == [LORAS, home]
+    assert folders_of("sdxl-mini,vae=v.safetensors", tmp_path / "converted", "loras") == [
+        LORAS,
+        home,
+    ]
+    assert folders_of(str(tmp_path / "sdxl.safetensors"), tmp_path / "x" / "y", "loras") == [
+        beside,
+        home,
+    ]
+    assert folders_of("org/name", tmp_path / "snapshot", "loras") == [beside, home]
+    assert folders_of("mini", MINI, "loras", str(tmp_path)) == [tmp_path, LORAS, home]
     with pytest.raises(InvalidParams, match="loras must be a folder, got 'nowhere'"):
-        lora_folders("mini", MINI, "nowhere")
+        folders_of("mini", MINI, "loras", "nowhere")

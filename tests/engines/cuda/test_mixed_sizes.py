@@ -59,7 +59,7 @@ def warm_up(flight: InFlight, height: int, width: int) -> None:
 
 def test_official_sizes_record_and_allocate_nothing_after_the_warm_up(flight: InFlight) -> None:
     warm_up(flight, 128, 128)
-    before, memory = counts_of(flight), set(flight._stage._memory)
+    before, memory = counts_of(flight), set(flight._stage._memory._memory)
     assert before["captured"] == 2 * len(BUCKETS)
     chance = random.Random(3)
     for number in range(REQUESTS):
@@ -81,7 +81,7 @@ def test_official_sizes_record_and_allocate_nothing_after_the_warm_up(flight: In
     after = counts_of(flight)
     assert after["replayed"] > before["replayed"] + REQUESTS
     assert {name for name in after if after[name] != before[name]} == {"replayed"}
-    assert set(flight._stage._memory) == memory
+    assert set(flight._stage._memory._memory) == memory
 
 
 def test_a_new_class_of_sizes_is_recorded_once(flight: InFlight) -> None:

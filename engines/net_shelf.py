@@ -1,0 +1,117 @@
+"""ControlNets of requests: loaded when a request asks for one, kept while it runs, and dropped for
+others when their memory is full, the least recently used first."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from engines.bank_shelf import FIRST_BYTES_S, LEAST_BYTES
+from engines.control_weights import ControlFile, read_control
+from engines.lora_weights import LoraError
+from sdxl.adapters import ControlNet, NoRoom
+from sdxl.catalogue import FIELDS, AdapterFile
+from sdxl.checkpoint import Checkpoint
+from sdxl.cost import smoothed
+from sdxl.engine import Engine
+from sdxl.params import InvalidParams
+
+GPU_SHARE, CPU_SHARE = 0.15, 0.25
+"""of the device's memory for ControlNets"""
+_numbers = itertools.count()
+
+
+def room_bytes(device: torch.device) -> int:
+    """Return the memory for ControlNets. One always fits."""
+    if device.type == "cuda":
+        return int(GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
+    return int(CPU_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+@dataclass(eq=False)
+class _Loaded:
+    engines: Mapping[str, Engine]
+    types: int
+    bytes: int
+    digests: Mapping[str, str]
+    number: int = field(default_factory=_numbers.__next__)
+    leases: int = 0
+
+
+@dataclass
+class NetShelf:
+    """Implements sdxl.adapters.ControlShelf."""
+
+    checkpoint: Checkpoint
+    load: Callable[[ControlFile], Mapping[str, Engine]]
+    room: int
+    """bytes of weights"""
+    number_bytes: int = 4
+    """of one weight"""
+    synchronize: Callable[[], None] = lambda: None
+    """waits for the device, which may still read what is dropped"""
+    byte_s: float = FIRST_BYTES_S
+    loads: int = 0
+    _loaded: OrderedDict[AdapterFile, _Loaded] = field(default_factory=OrderedDict)
+    """the least recently used first"""
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def delay_s(self, files: Sequence[AdapterFile]) -> float:
+        return self.byte_s * sum(_weighed(file) for file in {*files} - {*self._loaded})
+
+    def lease(self, files: Sequence[AdapterFile]) -> dict[str, ControlNet]:
+        with self._lock:
+            return {file.name: self._leased(file) for file in files}
+
+    def _leased(self, file: AdapterFile) -> ControlNet:
+        if file not in self._loaded:
+            began = time.perf_counter()
+            self._loaded[file] = self._load(file)
+            byte_s = (time.perf_counter() - began) / _weighed(file)
+            self.byte_s = smoothed(self.byte_s if self.loads else None, byte_s)
+            self.loads += 1
+        self._loaded.move_to_end(file)
+        loaded = self._loaded[file]
+        net = ControlNet(file, loaded.digests, loaded.number, loaded.engines, loaded.types)
+        loaded.leases += 1
+        weakref.finalize(net, self._release, loaded)
+        return net
+
+    def _release(self, loaded: _Loaded) -> None:
+        with self._lock:
+            loaded.leases -= 1
+
+    def _load(self, file: AdapterFile) -> _Loaded:
+        try:
+            read = read_control(file.path, self.checkpoint)
+            size = read.numbers * self.number_bytes
+            self._make_room(size, file)
+            engines, digests = self.load(read), file.digests
+            if not file.is_unchanged:
+                raise LoraError("changed while it was read; try again")
+        except (LoraError, OSError) as error:
+            said = f"cannot be read ({error})" if isinstance(error, OSError) else str(error)
+            needed = f"names {file.name!r}, which {said}"
+            raise InvalidParams(FIELDS["control"], None, needed) from error
+        return _Loaded(engines, read.architecture.types, size, digests)
+
+    def _make_room(self, size: int, file: AdapterFile) -> None:
+        """Drop unused nets until this one fits."""
+        while self._loaded and self.room < size + sum(e.bytes for e in self._loaded.values()):
+            unused = next((f for f, each in self._loaded.items() if not each.leases), None)
+            if unused is None:
+                raise NoRoom(f"other requests leave no room for {file.name!r}; try again")
+            self.synchronize()
+            del self._loaded[unused]
+
+
+def _weighed(file: AdapterFile) -> int:
+    return max(file.bytes, LEAST_BYTES)

@@ -1,0 +1,62 @@
+"""Memory for the static tensors of a device's calls.
+
+It holds the largest bucket at the model's own size, and is shared by all axes and buckets that fit;
+for larger ones there is memory of twice that size, and so on. So the address of a tensor depends
+only on its name and size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sdxl.engine import Engines, torch_dtype
+from sdxl.specs import CHUNK, ROWS, TensorSpec, image_axes, level_axes
+
+
+@dataclass
+class StaticMemory:
+    engines: Engines
+    _memory: dict[tuple[Hashable, int], Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        side = self.engines.arch.sample_size
+        sizes = {"latent_h": side, "latent_w": side, "tokens": CHUNK}
+        self._standard = {ROWS: self.engines.buckets[-1], **self.all_sizes(sizes)}
+
+    def all_sizes(self, sizes: dict[str, int]) -> dict[str, int]:
+        """Return the sizes with those that follow from the latents'."""
+        latents = sizes["latent_h"], sizes["latent_w"]
+        return sizes | level_axes(*latents) | image_axes(self.engines.arch, *latents)
+
+    def map(self, name: str, spec: TensorSpec, sizes: dict[str, int]) -> Tensor:
+        """Return a tensor of the UNet's maps, in the layout of the engines."""
+        dims, memory = spec.shape(sizes), self.flat(name, spec, sizes)
+        if len(dims) == 4 and self.engines.memory_format is torch.channels_last:
+            rows, channels, height, width = dims
+            return memory.view(rows, height, width, channels).permute(0, 3, 1, 2)
+        return memory.view(dims)
+
+    def lines(self, name: str, sizes: dict[str, int]) -> Tensor:
+        """Return a tensor of the loop's own, like latents: float32, a line for each row."""
+        dims = (ROWS, self.engines.arch.latent_channels, "latent_h", "latent_w")
+        spec = TensorSpec(name, "float32", dims)
+        return self.flat(name, spec, sizes).view(spec.shape(sizes))
+
+    def stack(self, spec: TensorSpec, sizes: dict[str, int], count: int) -> Tensor:
+        """Return `count` such tensors, stacked."""
+        return self.flat(spec.name, spec, sizes, count).view(count, *spec.shape(sizes))
+
+    def flat(self, name: str, spec: TensorSpec, sizes: dict[str, int], count: int = 1) -> Tensor:
+        """Return as much of the memory of this name as such tensors take."""
+        size, wanted = (count * math.prod(spec.shape(each)) for each in (self._standard, sizes))
+        while size < wanted:
+            size *= 2
+        if (name, size) not in self._memory:
+            dtype, device = torch_dtype(spec), self.engines.device
+            self._memory[name, size] = torch.empty(size, dtype=dtype, device=device)
+        return self._memory[name, size][:wanted]
