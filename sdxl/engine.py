@@ -38,6 +38,7 @@ from sdxl.specs import (
     TensorSpec,
     image_axes,
     latent_axes,
+    level_axes,
 )
 
 
@@ -183,6 +184,7 @@ def call(engine: Engine, arch: Architecture, inputs: Mapping[str, Tensor]) -> di
     axes = check_inputs(engine.spec, inputs)
     if "latent_h" in axes:
         axes |= image_axes(arch, axes["latent_h"], axes["latent_w"])
+        axes |= level_axes(axes["latent_h"], axes["latent_w"])
     elif "image_h" in axes:
         axes |= latent_axes(arch, axes["image_h"], axes["image_w"])
     device = next(iter(inputs.values())).device

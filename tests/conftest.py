@@ -14,7 +14,7 @@ import engines
 from sdxl import cli
 from sdxl.checkpoint import find
 from sdxl.params import GenerationParams
-from sdxl.pipeline import Edit, Pipeline, Result
+from sdxl.pipeline import Pipeline, Result, WithPictures
 from tests.hangs import (
     pytest_collection_modifyitems,
     pytest_configure,
@@ -25,7 +25,7 @@ from tests.hangs import (
     pytest_xdist_make_scheduler,
 )
 
-Asked = GenerationParams | Edit
+Asked = GenerationParams | WithPictures
 
 __all__ = [
     "pytest_collection_modifyitems",

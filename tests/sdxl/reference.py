@@ -25,8 +25,9 @@ def denoise(engines: Engines, request: Request) -> Tensor:
     conditions = {t.name: getattr(condition, t.name) for t in engines["unet_prompt"].spec.inputs}
     ready = call(engines["unet_prompt"], engines.arch, conditions)
     cache: dict[str, Tensor] = {}
-    cached = 0
-    for row, step in zip(request.table.rows, request.plan, strict=True):
+    cached, residuals = 0, dict[str, Tensor]()
+    deep, shallow = (engines.of(f"unet_{kind}", request.variant) for kind in ("deep", "shallow"))
+    for number, (row, step) in enumerate(zip(request.table.rows, request.plan, strict=True)):
         coefficients = torch.from_numpy(row).float()[None]
         inputs = {
             "sample": torch.cat([x * coefficients[0, 0], masked], 1).repeat(step.rows, 1, 1, 1),
@@ -34,17 +35,40 @@ def denoise(engines: Engines, request: Request) -> Tensor:
         }
         conditions = {name: tensor[: step.rows] for name, tensor in ready.items()}
         if step.is_deep:
-            cache = call(engines["unet_deep"], engines.arch, inputs | conditions)
+            residuals = residuals_of(engines, request, inputs, number)
+            given = inputs | conditions | residuals
+            cache = call(deep, engines.arch, given)
             predicted, cached = cache.pop("noise"), step.rows
         else:
             assert step.rows <= cached, "no deep step has made the negative row's features"
             kept = {name: tensor[: step.rows] for name, tensor in cache.items()}
-            read = {t.name for t in engines["unet_shallow"].spec.inputs}
-            given = {**inputs, **{n: t for n, t in conditions.items() if n in read}, **kept}
-            predicted = call(engines["unet_shallow"], engines.arch, given)["noise"]
+            read = {t.name for t in shallow.spec.inputs}
+            others = conditions | {n: t[: step.rows] for n, t in residuals.items()}
+            given = {**inputs, **{n: t for n, t in others.items() if n in read}, **kept}
+            predicted = call(shallow, engines.arch, given)["noise"]
         guided = predicted[:1]
         if step.is_guided:
             guided = predicted[1:] + request.guidance * (predicted[:1] - predicted[1:])
         fresh = noise.next()[None] if row[schedulers.COLUMNS.index("d")] else None
         x, h = schedulers.step(x, guided, h, fresh, schedulers.columns(coefficients))
     return x[0]
+
+
+def residuals_of(
+    engines: Engines, request: Request, inputs: dict[str, Tensor], number: int
+) -> dict[str, Tensor]:
+    """The sum of what ControlNets add in a deep step."""
+    sums: dict[str, Tensor] = {}
+    for each in request.controls:
+        begin, end = number / len(request.plan), (number + 1) / len(request.plan)
+        strength = 1.0 if each.window.begin <= begin and end <= each.window.end else 0.0
+        rows = len(inputs["sample"])
+        prompt, deep = (each.net.engines[n] for n in ("control_prompt", "control_deep"))
+        given = {t.name: getattr(request.conditioning, t.name, None) for t in prompt.spec.inputs}
+        own = {n: each.hints[n][None] if t is None else t[:rows] for n, t in given.items()}
+        hints = {n: own[n].expand(rows, *own[n].shape[1:]).contiguous() for n in each.hints}
+        ready = call(prompt, engines.arch, own | hints)
+        strengths = strength * torch.tensor(each.strengths)[:rows]
+        made = call(deep, engines.arch, {**inputs, **ready, "strengths": strengths})
+        sums = {name: sums.get(name, 0) + tensor for name, tensor in made.items()}
+    return sums

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,17 +12,23 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from PIL import Image
 from torch import Tensor
 
+from sdxl.adapters import NoRoom
 from sdxl.catalogue import Catalogue
+from sdxl.control_inputs import maps_of
 from sdxl.controls import TYPES, Control
+from sdxl.inflight import Finished
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.picture_files import file_of
 from sdxl.pipeline import Edit, Pipeline, WithPictures
+from sdxl.source import GivenImage
 from tests.conftest import assert_as_alone, assert_picture
 from tests.sdxl.control_nets import random_control, random_union
 from tests.sdxl.flights import launched_groups
+from tests.sdxl.reference import denoise
 from tests.sdxl.test_editing import drawing, edit, params_of
 from tests.sdxl.test_pipeline import set_scheduler
 from tests.sdxl.their_schedulers import asked_of
@@ -54,7 +61,7 @@ def model(mini: Pipeline, nets: dict[str, Any], tmp_path_factory: Any) -> Iterat
 
 
 def asked(*controls: Control, **fields: Any) -> WithPictures:
-    usual = {"width": SIZE[0], "height": SIZE[1], "steps": 5, "seed": 7, "cache_interval": 1}
+    usual = {"width": SIZE[0], "height": SIZE[1], "steps": 4, "seed": 7, "cache_interval": 1}
     params = GenerationParams("a red circle", **{**usual, **fields}, controls=controls or None)
     return WithPictures(params, maps=FILES)
 
@@ -121,3 +128,159 @@ def test_pictures_equal_diffusers(
     used = [nets[each.name] for each in controls]
     pipe = pipe_of("", diffusers_mini, used if len(used) > 1 else used[0])
     assert_picture(result, theirs(pipe, given))
+
+
+@pytest.mark.parametrize(
+    "types",
+    [("canny",), ("depth", "openpose")],
+)
+def test_unions_equal_diffusers(
+    model: Pipeline, nets: dict[str, Any], diffusers_mini: Any, types: tuple[str, ...]
+) -> None:
+    """Without guidance: diffusers' union mixes the rows of a call."""
+    maps = zip(types, MAPS, (0.8, 0.5), strict=False)
+    union = [Control("union", image, scale, type=each) for each, image, scale in maps]
+    given = asked(*union, guidance=1.0)
+    (result,) = model.generate([given])
+    pipe = pipe_of("Union", diffusers_mini, nets["union"])
+    assert_picture(result, theirs(pipe, given))
+
+
+@pytest.mark.parametrize("is_masked", [False, True], ids=["image", "mask"])
+def test_edits_equal_diffusers(
+    model: Pipeline,
+    nets: dict[str, Any],
+    diffusers_mini: Any,
+    is_masked: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """diffusers would sample an encoded picture where we take the mean."""
+    monkeypatch.setattr(DiagonalGaussianDistribution, "sample", lambda self, _: self.mean)
+    params = params_of("euler", SIZE, 0.6, controls=(replace(FIRST, strength=0.8, end=0.7),))
+    given = edit(params, is_masked=is_masked)
+    given = Edit(given.params, given.source, FILES)
+    (result,) = model.generate([given])
+    pipe = pipe_of("Inpaint" if is_masked else "Img2Img", diffusers_mini, nets["first"])
+    more: dict[str, Any] = {"image": given.source.image, "strength": given.params.strength}
+    if is_masked:
+        more["mask_image"] = given.source.mask
+    assert_picture(result, theirs(pipe, given, **more))
+
+
+MIXED = (
+    asked(),
+    asked(FIRST, cache_interval=2),
+    asked(replace(FIRST, strength=0.5, start=0.2, mode="control"), seed=3, cache_interval=3),
+    asked(FIRST, SECOND, guidance=1.0, cache_interval=2),
+    asked(replace(SECOND, end=0.5), seed=5, cache_interval=2, guidance_interval=(0, 0.6)),
+    asked(FIRST, replace(FIRST, image="b", start=0.3), cache_interval=2),
+    asked(replace(UNION, type="canny"), replace(UNION, image="b", type="tile"), cache_interval=2),
+    asked(cache_interval=2, upscale=1.5),
+    asked(FIRST, cache_interval=2, upscale=1.5),
+)
+
+
+def test_cached_pictures_equal_a_plain_loop(model: Pipeline) -> None:
+    for given in MIXED[1:7]:
+        params = model.check(given.params)
+        adapters = model.adapters(model.uses(params))
+        (conditioning,) = model.encode([params], adapters=[adapters])
+        controls = model.controls(params, conditioning, given)
+        expected = denoise(model.engines, model.request(params, conditioning, controls=controls))
+        (result,) = model.generate([given])
+        assert_picture(result, model.decode(expected).clamp(-1, 1))
+
+
+def test_pictures_in_flight_equal_those_alone(model: Pipeline) -> None:
+    with launched_groups() as groups:
+        made = model.generate(MIXED)
+    assert_as_alone(model, made, MIXED)
+    nets = [group for group in groups if group.network == "control_deep"]
+    assert max(len(group.ids) for group in nets) >= 3, "pictures with one net share its call"
+
+
+def test_a_deterministic_picture_has_the_bytes_that_it_has_alone(model: Pipeline) -> None:
+    exact = replace(model, is_deterministic=True)
+    for result, given in zip(exact.generate(MIXED), MIXED, strict=True):
+        (alone,) = exact.generate([given])
+        assert result.image is not None and alone.image is not None, result.error
+        assert torch.equal(result.image, alone.image), given.params.controls
+
+
+def test_rows_with_and_without_nets_may_share_calls(model: Pipeline) -> None:
+    """As on a GPU."""
+    given = [replace(each, params=model.check(each.params)) for each in MIXED[:6]]
+    alone = [model.generate([each])[0] for each in given]
+    adapters = [model.adapters(model.uses(each.params)) for each in given]
+    conditionings = model.encode([each.params for each in given], adapters=adapters)
+    loop = model.in_flight()
+    loop.limits = replace(loop.limits, rides=True)
+    ids = []
+    for each, conditioning in zip(given, conditionings, strict=True):
+        controls = model.controls(each.params, conditioning, each)
+        ids.append(loop.submit(model.request(each.params, conditioning, controls=controls)))
+    with launched_groups() as groups:
+        loop.tick()
+    assert [group.network for group in groups].count("unet_deep") == 1, "one call for all"
+    found = {e.id: e.latents for e in loop.drain() if isinstance(e, Finished)}
+    for id_, expected in zip(ids, alone, strict=True):
+        assert_picture(expected, model.decode(found[id_]).clamp(-1, 1))
+
+
+def test_strength_0_is_the_plain_picture(model: Pipeline) -> None:
+    (plain, controlled) = model.generate([asked(), asked(replace(FIRST, strength=0.0))])
+    assert plain.image is not None and controlled.image is not None
+    assert torch.equal(plain.image, controlled.image)
+
+
+@pytest.mark.parametrize(
+    ("control", "message"),
+    [
+        (Control("frist", "a"), "controls must name ControlNets of the model, such as first, "),
+        (Control("first"), "controls with 'first': needs the picture of its map"),
+        (Control("first", "wide"), "controls with 'first': its map is 64x32, the picture 128x96"),
+        (Control("first", "broken"), "controls must be a PNG"),
+        (Control("union", "a"), "controls with 'union': type must be one of openpose, depth"),
+    ],
+)
+def test_wrong_controls_are_refused(model: Pipeline, control: Control, message: str) -> None:
+    wrong = {"wide": file_of(Image.new("RGB", (64, 32))), "broken": b"no picture"}
+    (result,) = model.generate([replace(asked(control), maps=FILES | wrong)])
+    assert isinstance(result.error, InvalidParams)
+    assert str(result.error).startswith(message)
+
+
+@pytest.mark.parametrize("resize", ["crop", "fill", "stretch"])
+def test_maps_of_other_proportions(model: Pipeline, resize: str) -> None:
+    picture = Image.linear_gradient("L").resize((200, 100))
+    control = Control("first", "m", resize=resize, preprocess="canny", low=1, high=5)
+    params = model.resolve(asked(control).params)
+    (shown,) = maps_of(params, {"m": file_of(picture)})
+    assert shown.shape == (3, *SIZE[::-1]) and set(shown.unique().tolist()) <= {0.0, 1.0}
+
+
+def test_only_masked_edits_read_the_maps_part(model: Pipeline) -> None:
+    whole = drawing(256, 256)
+    mask = Image.new("L", whole.size)
+    mask.paste(255, (32, 64, 96, 112))
+    given = GivenImage.read(file_of(whole), file_of(mask))
+    params = given.sized(replace(asked(FIRST).params, mask_padding=0), model.sizes)
+    source = given.source(params)
+    (shown,) = maps_of(params, {"a": file_of(whole)}, source)
+    (own,) = maps_of(replace(params, controls=(Control("first"),)), {}, source)
+    assert torch.equal(shown, own), "the map is cut as the image is"
+
+
+def test_nets_are_loaded_once_and_dropped_for_others(model: Pipeline, nets: dict[str, Any]) -> None:
+    shelf: Any = model.engines.controls
+    size = max(sum(p.numel() for p in net.parameters()) for net in nets.values()) * 4
+    small = replace(shelf, room=2 * size, _loaded=OrderedDict(), loads=0)
+    first, second, union = (model.catalogue.control(name) for name in nets)
+    leased = small.lease([first, second])
+    with pytest.raises(NoRoom, match="other requests leave no room for 'union'"):
+        small.lease([union])
+    del leased
+    assert small.lease([union])["union"].types == len(TYPES)
+    assert small.delay_s([first]) > 0 == small.delay_s([second, union])
+    small.lease([second, union])
+    assert small.loads == 3
