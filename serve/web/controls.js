@@ -2,20 +2,28 @@
 // prompt, DeepCache and the size.
 
 import { byId, make } from "./elements.js";
+import { makeMapPicker } from "./map_picker.js";
 import { makePicker } from "./picker.js";
+
+/** The lists of names for a field, if they differ from it. */
+const NAMES = { controls: "controlnets" };
 
 /** `images` as GET /v1/models describes it. */
 export function buildControls(form, images) {
   for (const each of images.parameters) {
     const own = form.querySelector(`[data-parameter=${each.name}]`);
     if (own) own.title = each.help;
-    else if (each.items === "object") offerNames(each, form, images[each.field] ?? []);
+    else if (each.items === "object") offerNames(each, form, images[NAMES[each.field] ?? each.field] ?? []);
     else if (each.field !== "size" && !form.elements[each.name]) place(each);
   }
 }
 
 function offerNames(each, form, names) {
-  if (!form.elements[each.name]) byId("pickers").append(makePicker(each, form));
+  if (!form.elements[each.name]) {
+    const hasMaps = each.fields.some(({ name }) => name === "image");
+    const made = hasMaps ? makeMapPicker(each, form, controlOf) : makePicker(each, form);
+    byId("pickers").append(made);
+  }
   form.elements[each.name].closest(".field").offer(names);
 }
 

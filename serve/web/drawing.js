@@ -17,7 +17,7 @@ export async function draw(settings, tiles, signal, onDone) {
       // The typed prompt, before expansion.
       if (settings.expand_prompt) picture.typed = settings.prompt;
       pictures[event.image_index] = picture;
-      onDone(picture, tile, settings.source);
+      onDone(picture, tile, settings);
     }
   }
   if (pictures.filter(Boolean).length < tiles.length) throw new ServiceError(0);

@@ -41,7 +41,8 @@ export function addPicture(picture) {
 
 export const open = (picture) => openViewer(picture, { neighbour, remove });
 
-const sourcesOf = ({ params }) => [params.image_sha256, params.mask_sha256];
+const sourcesOf = ({ params }) =>
+  [params.image_sha256, params.mask_sha256, ...(params.controls ?? []).map(({ image }) => image)];
 
 const withUrl = (picture) => ({ ...picture, url: URL.createObjectURL(picture.file) });
 

@@ -6,6 +6,7 @@ import { byId } from "./elements.js";
 import { offerExamples } from "./examples.js";
 import { limitForm, resetForm, startForm } from "./form.js";
 import { startGallery } from "./gallery.js";
+import { startMaps } from "./maps.js";
 import { cancel, compareSides, generate, resume } from "./making.js";
 import { hint } from "./prompt_hint.js";
 import { startRestoring } from "./restoring.js";
@@ -21,13 +22,15 @@ startForm();
 startViewer();
 startRestoring();
 startSource();
+const mapsAreHere = startMaps();
 startGallery();
 startChat();
 startTabs();
 startButtons();
 startKeys();
 startTheme();
-startConnection((found) => {
+startConnection(async (found) => {
+  await mapsAreHere;
   limitForm(found);
   offerChat(found.chat);
   offerExamples(found.id);

@@ -7,7 +7,8 @@ import { byId, chip } from "./elements.js";
 import { readForm, reportForm } from "./form.js";
 import { addPicture, open } from "./gallery.js";
 import { announce, dismiss, explain } from "./notices.js";
-import { leftWords, secondsWords } from "./parameters.js";
+import { keepMapsOf, mapsIn } from "./maps.js";
+import { controlsIn, leftWords, secondsWords } from "./parameters.js";
 import { canEdit, editPicture, keepSource, source } from "./source.js";
 import { joinTiles, say, secondsLeft, setStage } from "./stage.js";
 import { keepWork, keptWork } from "./store.js";
@@ -28,7 +29,8 @@ export const compareSides = () => order(true);
 
 function order(isComparison) {
   if (!reportForm()) return;
-  const settings = { ...readForm(), source };
+  const form = readForm();
+  const settings = { ...form, source, maps: mapsIn(controlsIn(form)) };
   // Chosen now, so that a reload makes the same picture.
   settings.seed ||= String(crypto.getRandomValues(new Uint32Array(1))[0]);
   put([...orders, { isComparison, settings }]);
@@ -77,9 +79,10 @@ async function begin(wanted) {
   put(orders.slice(1), isGoingOn);
 }
 
-function keep(picture, tile, from) {
+function keep(picture, tile, settings) {
   const added = addPicture(picture);
-  if (from) keepSource(from, picture.params);
+  if (settings.source) keepSource(settings.source, picture.params);
+  keepMapsOf(controlsIn(settings), settings.maps ?? {}, picture.params);
   tile.done(added, () => open(added), canEdit() ? () => editPicture(added) : null);
   announce(`${tile.name} is done in ${secondsWords(picture.seconds)}.`);
 }

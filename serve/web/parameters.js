@@ -19,10 +19,14 @@ export function fieldsOf(settings) {
     .filter(([, value]) => value !== "" && value !== false)
     .map(([name, value]) => {
       const { field, type, items } = table.find((each) => each.name === name) ?? { field: name };
-      const listed = () => value.split(",").map(items === "object" ? String : Number);
+      const parse = items === "object" ? String : Number;
+      const listed = () => value.startsWith("[") ? JSON.parse(value) : value.split(",").map(parse);
       return [field, type === "array" ? listed() : value];
     }));
 }
+
+/** The ControlNets of settings. */
+export const controlsIn = ({ controls }) => JSON.parse(controls || "[]");
 
 /** Was it made from another picture? */
 export const isEdit = (params) => params.image_sha256 !== undefined;
@@ -42,8 +46,12 @@ export function settingsOf({ width, height, ...params }) {
   };
 }
 
-const asSetting = (value, comma = ",") =>
-  Array.isArray(value) ? value.map(asText).join(comma) : value ?? "";
+function asSetting(value, comma = ",") {
+  if (!Array.isArray(value)) return value ?? "";
+  return hasMaps(value) ? JSON.stringify(value) : value.map(asText).join(comma);
+}
+
+const hasMaps = (value) => Array.isArray(value) && value.some((entry) => entry?.image !== undefined);
 
 /** A number, or an object as a:0.8. */
 const asText = (entry) => Object(entry) === entry
@@ -68,8 +76,11 @@ export function factsOf({ params, seconds, made, typed }) {
   ].filter(([, value]) => value);
 }
 
-const wordsOf = (name, value) =>
-  name === "cache_interval" ? cacheWords(value) : String(asSetting(value, ", "));
+function wordsOf(name, value) {
+  if (name === "cache_interval") return cacheWords(value);
+  if (hasMaps(value)) return value.map((entry) => `${entry.name} ${entry.strength}`).join(", ");
+  return String(asSetting(value, ", "));
+}
 
 export const secondsWords = (seconds) =>
   `${seconds < 10 ? seconds.toFixed(2) : seconds.toFixed(1)}\u00a0s`;

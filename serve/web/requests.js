@@ -9,7 +9,7 @@ const FROM_WORDS = "v1/images/generations";
 const FROM_PICTURE = "v1/images/edits";
 
 /** { path, body, headers } of a streamed request. `source` as source.js has it. */
-export function requestOf({ source, ...settings }) {
+export function requestOf({ source, maps = {}, ...settings }) {
   const fields = {
     stream: true,
     partial_images: MOST_PREVIEWS,
@@ -18,7 +18,13 @@ export function requestOf({ source, ...settings }) {
     deadline_s: DEADLINE_S,
     ...fieldsOf(settings),
   };
+  if (fields.controls) fields.controls = fields.controls.map((entry) => withMap(entry, maps));
   return source ? formOf(fields, source) : { path: FROM_WORDS, ...jsonOf(fields) };
+}
+
+/** The map itself in place of its key. */
+function withMap({ image, ...entry }, maps) {
+  return maps[image] ? { ...entry, image: maps[image].url } : entry;
 }
 
 /** The seed is inserted as text: it may exceed a number here. */
@@ -31,15 +37,20 @@ function formOf(fields, { file, mask }) {
   const body = new FormData();
   body.append("image", file, "image");
   if (mask) body.append("mask", mask, "mask.png");
-  for (const [name, value] of Object.entries(fields)) body.append(name, value);
+  for (const [name, value] of Object.entries(fields)) body.append(name, textOf(value));
   return { path: FROM_PICTURE, body, headers: {} };
 }
+
+const textOf = (value) => Object(value?.[0]) === value?.[0] ? JSON.stringify(value) : value;
 
 /** The same request as a curl command. */
 export function curlOf(settings, params) {
   const fields = fieldsOf(settings);
+  const placed = { image: { url: "data:image/png;base64,…" } };
+  fields.controls &&= fields.controls.map((entry) => withMap({ ...entry, image: "image" }, placed));
   const files = params.mask_sha256 ? "-F image=@image.png -F mask=@mask.png" : "-F image=@image.png";
-  const texts = () => Object.entries(fields).map((each) => `--form-string ${quoted(each.join("="))}`);
+  const texts = () => Object.entries(fields)
+    .map(([name, value]) => `--form-string ${quoted(`${name}=${textOf(value)}`)}`);
   const [path, ...sent] = isEdit(params)
     ? [FROM_PICTURE, files, ...texts()]
     : [FROM_WORDS, "--json", quoted(jsonOf(fields).body)];

@@ -3,11 +3,15 @@
 import { model } from "./connection.js";
 import { byId } from "./elements.js";
 import { writeForm } from "./form.js";
+import { restoreMaps } from "./maps.js";
 import { notify } from "./notices.js";
 import { isEdit, settingsOf } from "./parameters.js";
 import { parametersIn } from "./picture_file.js";
 import { canEdit, setSource, useFile } from "./source.js";
 import * as store from "./store.js";
+
+/** The list of ControlNets, if the model has any. */
+const mapField = () => document.querySelector("#map-field:not([hidden])");
 
 export function startRestoring() {
   const curtain = byId("drop");
@@ -17,6 +21,7 @@ export function startRestoring() {
     event.preventDefault();
     curtain.hidden = false;
     byId("drop-source").hidden = !canEdit();
+    byId("drop-map").hidden = !mapField();
   });
   addEventListener("dragleave", (event) => {
     // Leaving the window has no related element.
@@ -27,7 +32,9 @@ export function startRestoring() {
     event.preventDefault();
     curtain.hidden = true;
     const file = event.dataTransfer.files[0];
-    if (canEdit() && !event.target.closest?.("#drop-settings")) useFile(file);
+    const isOn = (id) => event.target.closest?.(id);
+    if (isOn("#drop-map")) mapField().useMap(file);
+    else if (canEdit() && !isOn("#drop-settings")) useFile(file);
     else restoreFile(file);
   });
   byId("open").onclick = () => byId("file").click();
@@ -47,12 +54,14 @@ async function restoreFile(file) {
 
 export async function restore(params, name) {
   const hasSource = await restoreSource(params, name);
+  const hasMaps = await restoreMaps(params.controls ?? []);
   writeForm(settingsOf(params));
   byId("more").open = true;
   let promise = "Generate makes the same picture.";
   if (params.model && model && bare(params.model) !== bare(model.id)) {
     promise = `It was made by ${params.model}, so ${model.id} will make another picture of it.`;
   }
+  if (!hasMaps) promise = "Its ControlNets read maps that are not here; add them again.";
   if (!hasSource) promise = "It was made from another picture; choose that one to make it again.";
   notify(`The settings are those of ${name}. ${promise}`);
   byId("prompt").focus();

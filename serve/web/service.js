@@ -27,6 +27,13 @@ export const examples = async () => (await (await call("v1/images/examples")).js
 export const examine = async (prompt) =>
   (await call("v1/images/prompts", { method: "POST", ...json({ prompt }) })).json();
 
+/** A ControlNet's map after preprocessing, as a data URL. */
+export async function preprocessed(image, preprocess, low, high) {
+  const asked = json({ image, preprocess, low, high });
+  const { b64_json: found } = await (await call("v1/images/maps", { method: "POST", ...asked })).json();
+  return `data:image/png;base64,${found}`;
+}
+
 /** The events of a streamed request, each with its picture's index. */
 export const generate = ({ path, ...request }, signal) => stream(path, { ...request, signal });
 
