@@ -37,7 +37,7 @@ def room_bytes(device: torch.device) -> int:
 
 
 @dataclass(eq=False)
-class _Loaded:
+class _LoadedNet:
     engines: Mapping[str, Engine]
     types: int
     bytes: int
@@ -60,7 +60,7 @@ class NetShelf:
     """waits for the device, which may still read what is dropped"""
     byte_s: float = FIRST_BYTES_S
     loads: int = 0
-    _loaded: OrderedDict[AdapterFile, _Loaded] = field(default_factory=OrderedDict)
+    _loaded: OrderedDict[AdapterFile, _LoadedNet] = field(default_factory=OrderedDict)
     """the least recently used first"""
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -85,11 +85,11 @@ class NetShelf:
         weakref.finalize(net, self._release, loaded)
         return net
 
-    def _release(self, loaded: _Loaded) -> None:
+    def _release(self, loaded: _LoadedNet) -> None:
         with self._lock:
             loaded.leases -= 1
 
-    def _load(self, file: AdapterFile) -> _Loaded:
+    def _load(self, file: AdapterFile) -> _LoadedNet:
         try:
             read = read_control(file.path, self.checkpoint)
             size = read.numbers * self.number_bytes
@@ -101,7 +101,7 @@ class NetShelf:
             said = f"cannot be read ({error})" if isinstance(error, OSError) else str(error)
             needed = f"names {file.name!r}, which {said}"
             raise InvalidParams(FIELDS["control"], None, needed) from error
-        return _Loaded(engines, read.architecture.types, size, digests)
+        return _LoadedNet(engines, read.architecture.types, size, digests)
 
     def _make_room(self, size: int, file: AdapterFile) -> None:
         """Drop unused nets until this one fits."""

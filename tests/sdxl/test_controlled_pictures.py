@@ -16,13 +16,11 @@ from torch import Tensor
 
 from sdxl.catalogue import Catalogue
 from sdxl.controls import TYPES, Control
-from sdxl.params import GenerationParams, InvalidParams
+from sdxl.params import GenerationParams
 from sdxl.picture_files import file_of
-from sdxl.pipeline import Edit, Pipeline, WithPictures
-from tests.conftest import assert_as_alone, assert_picture
+from sdxl.pipeline import Pipeline, WithPictures
+from tests.conftest import assert_picture
 from tests.sdxl.control_nets import random_control, random_union
-from tests.sdxl.flights import launched_groups
-from tests.sdxl.test_editing import drawing, edit, params_of
 from tests.sdxl.test_pipeline import set_scheduler
 from tests.sdxl.their_schedulers import asked_of
 
