@@ -29,6 +29,8 @@ LEARNED_FILE, LEARNED_FILE_2 = "learned_embeds.safetensors", "learned_embeds_2.s
 """diffusers' embeddings for SDXL: one file for each text encoder"""
 CONTROL_FILE, CONTROL_CONFIG = "diffusion_pytorch_model.safetensors", "config.json"
 """diffusers' ControlNets"""
+UNION_KEY = "task_embedding"
+"""the end of the key of a union's types, a row for each"""
 NAMED_BY_FOLDER = (DIFFUSERS_FILE, PEFT_FILE, LEARNED_FILE, CONTROL_FILE)
 COMPANIONS = {
     PEFT_FILE: PEFT_CONFIG,
@@ -96,6 +98,12 @@ class AdapterFile:
         """An embedding's vectors; 1 if it cannot be read, of which loading it says more."""
         return _vectors(self.path, self.stamps)
 
+    @property
+    def types(self) -> int:
+        """How many types of maps a union knows; 0 for other files, and for those that cannot be
+        read, of which loading them says more."""
+        return _types(self.path, self.stamps)
+
 
 @lru_cache(maxsize=4096)
 def _tensors_digest(path: Path, stamps: tuple[Stamp, ...]) -> str:
@@ -122,6 +130,22 @@ def _vectors(path: Path, stamps: tuple[Stamp, ...]) -> int:
         return 1
     counts = [shape[0] if len(shape) > 1 else 1 for shape in shapes]
     return min(max(counts, default=1), BODY)
+
+
+@lru_cache(maxsize=4096)
+def _types(path: Path, stamps: tuple[Stamp, ...]) -> int:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            shapes = [
+                file.get_slice(name).get_shape()
+                for name in file.keys()  # noqa: SIM118
+                if name.endswith(UNION_KEY)
+            ]
+    except (SafetensorError, OSError):
+        return 0
+    return shapes[0][0] if shapes and shapes[0] else 0
 
 
 @lru_cache(maxsize=4096)

@@ -105,6 +105,14 @@ class Control(Attachment):
         """What a union's map shows."""
         return self.type or (CANNY if self.preprocess == CANNY else None)
 
+    def type_number(self, types: int) -> int:
+        """The number of its map's type for a union that knows so many types."""
+        known = TYPES[:types]
+        if self.map_type not in known:
+            needed = f"with {self.name!r}: type must be one of {', '.join(known)}"
+            raise InvalidParams("controls", None, needed)
+        return known.index(self.map_type)
+
     @property
     def has_negative(self) -> bool:
         """Whether it guides the negative row, too."""

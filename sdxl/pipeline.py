@@ -23,7 +23,8 @@ from sdxl.adapters import NO_ADAPTERS, Adapters, NoRoom, Use
 from sdxl.catalogue import AdapterFile, Catalogue
 from sdxl.checkpoint import Checkpoint
 from sdxl.conditioning import Conditioning, TokenRow, encode, tokenize_rows
-from sdxl.control_inputs import ControlInput, Pictures, control_inputs, maps_of
+from sdxl.control_inputs import ControlInput, control_inputs, maps_of
+from sdxl.control_maps import Pictures
 from sdxl.cost import Costs
 from sdxl.deepcache import StepPlan, deep_count, plan_of
 from sdxl.editing import SourceLatents
@@ -182,15 +183,19 @@ class Pipeline:
 
     def uses(self, params: GenerationParams) -> list[Use]:
         """Look up a request's LoRAs, the embeddings in its prompts and its ControlNets, or raise
-        InvalidParams for an unknown name, and for engines that cannot use them."""
+        InvalidParams for an unknown name, a map's unknown type, and engines that cannot use
+        them."""
         loras = [(self.catalogue.lora(e.name), e.weight, e.in_text) for e in params.loras or ()]
         texts = {"prompt": params.prompt, "negative_prompt": params.negative_prompt or ""}
         embeddings = [(file, 1.0, 1.0) for file in self.catalogue.embeddings_in(texts)]
         if embeddings and self.engines.adapters is None:
             needed = "must not name embeddings: these engines have no networks that take them"
             raise InvalidParams("prompt", embeddings[0][0].name, needed)
-        nets = [(self.catalogue.control(e.name), 1.0, 1.0) for e in params.controls or ()]
-        return loras + embeddings + nets
+        controls = [(self.catalogue.control(each.name), each) for each in params.controls or ()]
+        for file, control in controls:
+            if types := file.types:
+                control.type_number(types)
+        return loras + embeddings + [(file, 1.0, 1.0) for file, _ in controls]
 
     def adapters(self, uses: Sequence[Use]) -> Adapters:
         """Load a request's LoRAs, embeddings and ControlNets. They stay loaded while the result

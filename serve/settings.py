@@ -113,12 +113,12 @@ class ServeSettings:
     max_deadline_s: float = setting(120.0, "the longest deadline a request may name", 0)
     body_timeout_s: float = setting(10.0, "how long a request's body may take to arrive", 0)
     shutdown_s: float = setting(25.0, "how long requests in flight may take at shutdown", 0)
-    max_body_bytes: int = setting(256 * 1024, "the largest request body", 1)
-    max_edit_bytes: int = setting(32 << 20, "the largest body of an edit, its images in it", 1)
+    max_body_bytes: int = setting(256 * 1024, "the largest request body without pictures", 1)
+    max_edit_bytes: int = setting(32 << 20, "the largest body with pictures in it", 1)
     max_bodies_bytes: int = setting(
         0, "bytes of request bodies that a front end holds at once; 0 = four of the largest", 0
     )
-    edit_timeout_s: float = setting(60.0, "how long an edit's body may take to arrive", 0)
+    edit_timeout_s: float = setting(60.0, "how long a body with pictures may take to arrive", 0)
     max_json_depth: int = setting(32, "how deep a body may nest", 1)
     max_prompt_chars: int = setting(MAX_PROMPT_CHARS, "the longest prompt", 1, MAX_PROMPT_CHARS)
     max_prompt_tokens: int = setting(225, "the longest prompt in tokens; 75 fit one pass", 1)

@@ -244,7 +244,7 @@ def test_every_parameter_is_a_flag_a_field_a_column_a_key_and_a_control() -> Non
     from serve.batch.editing import PICTURES
     from serve.batch.reading import COLUMNS, ID
     from serve.batch.results import manifest_columns
-    from serve.front.openai_images import Control, ImageRequest, PictureFields
+    from serve.front.openai_images import FormControl, ImageRequest, PictureFields
     from serve.render.command import build_parser as render_parser
 
     names = set(PARAMETERS)
@@ -259,7 +259,7 @@ def test_every_parameter_is_a_flag_a_field_a_column_a_key_and_a_control() -> Non
     assert fields <= set(ImageRequest.model_fields)
     assert set(COLUMNS) == {p.column for p in PARAMETERS.values()} | {ID, *PICTURES}
     assert names <= set(manifest_columns())
-    assert [Control.of(p).name for p in PARAMETERS.values()] == list(PARAMETERS)
+    assert [FormControl.of(p).name for p in PARAMETERS.values()] == list(PARAMETERS)
 
 
 def test_every_scheduler_has_a_solver_and_every_solver_a_name() -> None:

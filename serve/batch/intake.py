@@ -15,12 +15,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from sdxl.control_maps import Pictures
 from sdxl.params import PARAMETERS, GenerationParams, InvalidParams, Sizes
 from sdxl.presets import UNMEASURED, Presets
 from serve.batch.editing import IMAGE, MASK, places
 from serve.batch.reading import COLUMNS, ID, Record
 from serve.batch.rows import BatchRow, ShardPiece, checked_id, content_id, seed_of
 from serve.errors import Problem, invalid, of_params, schema_words
+from serve.front.control_maps import taken
 from serve.front.image_orders import check_limits, params_of, served_sizes
 from serve.front.openai_images import ImageRequest
 from serve.orders import ModelCard
@@ -35,8 +37,9 @@ OF_THE_SERVICE = (*OF_AN_ANSWER, "output_compression")
 IGNORED = ("response_format", "user", "moderation", "style")
 """OpenAI's fields that do not change a picture here"""
 DUPLICATES_CACHE_KB = 16_000
-RecordParts = tuple[object, Mapping[str, Any], dict[str, Any], int]
-"""its id if it gives one, the values that its content id digests, parameters, number of pictures"""
+RecordParts = tuple[object, Mapping[str, Any], dict[str, Any], int, Pictures]
+"""its id if it gives one, the values that its content id digests, parameters, number of pictures,
+maps of ControlNets"""
 ANY_STEPS = ServeSettings(max_steps=1000)
 
 
@@ -77,7 +80,7 @@ class Intake:
     def _of(self, record: Record, ordinals: Iterator[int], used: UsedIds) -> Iterator[BatchRow]:
         ordinal = next(ordinals)
         try:
-            images, pictures = self._images(record, ordinal, used)
+            images, files = self._images(record, ordinal, used)
         except (InvalidParams, Problem, Unreadable) as error:
             given = record.values.get("custom_id", record.values.get("id"))
             id_ = given if isinstance(given, str) and given else record.line
@@ -85,7 +88,7 @@ class Intake:
             text = str(error).encode(errors="backslashreplace").decode()
             yield BatchRow(ordinal, record.line, id_, error=text, problem=problem_of(error))
             return
-        facts: dict[str, Any] = dict(pictures)
+        facts: dict[str, Any] = dict(files)
         if not self.format:
             body = record.values["body"]
             facts["format"] = body.get("output_format") or "png"
@@ -97,13 +100,13 @@ class Intake:
 
     def _images(
         self, record: Record, ordinal: int, used: UsedIds
-    ) -> tuple[list[tuple[str, GenerationParams]], dict[str, str]]:
-        """Return the ids and parameters of a record's pictures, and where their images lie."""
+    ) -> tuple[list[tuple[str, GenerationParams]], dict[str, Any]]:
+        """Return the ids and parameters of a record's pictures, and the files or their places."""
         if record.error is not None:
             raise Unreadable(record.error)
         is_line = "custom_id" in record.values or "body" in record.values
         read = self._of_batch_line if is_line else self._of_columns
-        given, content, values, n = read(record.values)
+        given, content, values, n, maps = read(record.values)
         pictures = places(record.values, record.folder)
         id_ = content_id(content) if given is None else checked_id(given)
         ids = [picture_id(id_, i, n) for i in range(n)]
@@ -116,7 +119,7 @@ class Intake:
             params.for_edit(has_mask=not params.is_upscaled) if pictures else params.check_plain()
             if self.sizes and params.width and params.height:
                 params.check_result(served_sizes(ModelCard(self.model, self.sizes), self.limits))
-        return images, pictures
+        return images, {**pictures, "maps": maps}
 
     def _image(
         self, id_: str, values: Mapping[str, Any], n: int, index: int
@@ -138,7 +141,7 @@ class Intake:
         whole = {**usual, **self._beside(given, IMAGE in values, MASK in values)}
         # An edit has its image's size unless it sets another.
         filled = checked_prompt(whole) if IMAGE in values else self._sized(whole)
-        return values.get(ID), values, filled, self.n
+        return values.get(ID), values, filled, self.n, {}
 
     def _beside(self, given: Mapping[str, Any], is_edit: bool, has_mask: bool) -> dict[str, Any]:
         """Merge flags and a row's own values. Deep steps of a preset fit its own schedule only."""
@@ -159,7 +162,7 @@ class Intake:
         if (values.get("method"), values.get("url")) != ("POST", BATCH_URL):
             asked = f"{values.get('method')} {values.get('url')}"
             raise InvalidParams("url", asked, f"must be POST {BATCH_URL}")
-        request = request_of(values.get("body"))
+        request, maps = taken(request_of(values.get("body")))
         for name in OF_THE_SERVICE if self.format else OF_AN_ANSWER:
             if (value := getattr(request, name)) not in (None, False):
                 raise InvalidParams(name, value, "cannot be set in a job; leave it out")
@@ -178,7 +181,7 @@ class Intake:
         if self.sizes is None and request.size in (None, "auto"):
             params |= {"width": None, "height": None}
         body = {k: v for k, v in values["body"].items() if k not in IGNORED}
-        return values.get("custom_id"), body, self._sized(params), request.n or self.n
+        return values.get("custom_id"), body, self._sized(params), request.n or self.n, maps
 
     def _sized(self, values: dict[str, Any]) -> dict[str, Any]:
         """Fill in the size, if it is known here."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
@@ -37,6 +37,8 @@ class BatchRow:
     image: str | None = None
     """of an edit: a path or a data URL"""
     mask: str | None = None
+    maps: Mapping[str, bytes] = field(default_factory=dict)
+    """files of ControlNets' maps, by their `image` in the parameters"""
     format: str = ""
     """empty: the job's"""
     compression: int | None = None

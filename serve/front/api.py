@@ -24,7 +24,7 @@ from serve.front.a1111 import WITH_PICTURES
 from serve.front.access import Access
 from serve.front.answering import EVENTS_IN_OPENAPI
 from serve.front.body_limit import BodyLimit
-from serve.front.edits import EDITS_PATH, DecodingThread, Edits, describe_edit_body
+from serve.front.edits import EDITS_PATH, Edits, describe_edit_body
 from serve.front.error_envelope import REFUSED, ErrorEnvelope, Front, reason_of, response
 from serve.front.form_routes import add_form_routes
 from serve.front.generations import Generations
@@ -43,6 +43,7 @@ from serve.front.page import add_pages
 from serve.front.probes import add_probe_routes
 from serve.front.request_tracing import RequestTracing
 from serve.front.results import ResultStore, folder_of
+from serve.front.sent_pictures import DecodingThread
 from serve.front.served_models import ServedModel, ServedModels
 from serve.front.text_answers import TextAnswers, add_text_routes
 from serve.llm.asks import TextBackend
@@ -59,6 +60,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "the request is wrong"},
     "5XX": {"model": ErrorBody, "description": "the server cannot serve it now"},
 }
+GENERATIONS_PATH = "/v1/images/generations"
 FILES_PATH, BATCHES_PATH = "/v1/files", "/v1/batches"
 AddRoutes = Callable[[FastAPI, ServeSettings], None]
 OFF = {"/sdapi/": "sdapi", "/v1/chat/": "llm", "/v1/completions": "llm"}
@@ -93,9 +95,9 @@ def create_app(
     store = open_store(settings)
     limiter = RateLimiter(share=1 / settings.ingresses)
     expander = Expander(text, settings.expand_s) if text else None
-    generations = Generations(models, settings, store, limiter, expander)
-    add_generation_routes(app, generations)
     decoding = DecodingThread()
+    generations = Generations(models, settings, store, limiter, decoding, expander)
+    add_generation_routes(app, generations)
     add_edit_route(app, Edits(generations, decoding))
     add_form_routes(app, models)
     if settings.sdapi:
@@ -129,7 +131,7 @@ def create_app(
 
 
 def larger_bodies(settings: ServeSettings) -> dict[str, tuple[int, float]]:
-    with_pictures = (EDITS_PATH, *(WITH_PICTURES if settings.sdapi else ()))
+    with_pictures = (GENERATIONS_PATH, EDITS_PATH, *(WITH_PICTURES if settings.sdapi else ()))
     return {
         **dict.fromkeys(with_pictures, (settings.max_edit_bytes, settings.edit_timeout_s)),
         FILES_PATH: (settings.max_file_body_bytes, settings.edit_timeout_s),
@@ -142,7 +144,7 @@ def open_store(settings: ServeSettings) -> ResultStore:
 
 
 def add_generation_routes(app: FastAPI, generations: Generations) -> None:
-    @app.post("/v1/images/generations", responses=GENERATED, response_model=ImagesResponse)
+    @app.post(GENERATIONS_PATH, responses=GENERATED, response_model=ImagesResponse)
     async def generate_images(body: ImageRequest, request: Request) -> Response:
         """Make pictures from text. Compatible with OpenAI's Images API."""
         if generations.settings.log_prompts:

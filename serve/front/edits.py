@@ -5,15 +5,10 @@ The image and the mask are checked and resized; then the edit is an order like a
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import binascii
 import json
-import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -24,13 +19,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from sdxl.control_maps import Pictures, check_maps
 from sdxl.params import PARAMETERS, InvalidParams, of_rest
 from sdxl.source import GivenImage, SourceImage
 from serve import errors
 from serve.errors import Problem, invalid
+from serve.front.control_maps import FILES, taken
 from serve.front.generations import Generations
 from serve.front.image_orders import check_limits, params_of, served_sizes
 from serve.front.openai_images import NEEDED_UNICODE, ImageRequest, has_surrogate
+from serve.front.sent_pictures import DATA_URL_ONLY, DecodingThread, file_in
 from serve.orders import ModelCard
 from serve.settings import ServeSettings
 
@@ -39,14 +37,14 @@ FORM, JSON = "multipart/form-data", "application/json"
 MAX_IMAGES = 16
 """OpenAI's limit; this service edits one."""
 MAX_FIELDS = 100
+MAX_PART = 2**30
+"""bytes of a form's text; its body has a limit already"""
 IMAGES = ("image", "image[]")
+CONTROL_FILES = (FILES, f"{FILES}[]")
 LISTS = {each.client_name: each for each in PARAMETERS.values() if each.is_list}
-DATA_URL = re.compile(r"data:image/[\w.+-]{1,40};base64,", re.ASCII)
-DATA_URL_ONLY = "must be a data URL (data:image/png;base64,…); other URLs are not fetched"
 M = TypeVar("M", bound=BaseModel)
 Reference = dict[Literal["image_url", "file_id"], str]
 R = TypeVar("R", bound=ImageRequest)
-T = TypeVar("T")
 
 
 class EditRequest(ImageRequest):
@@ -75,17 +73,8 @@ class EditAsked:
     request: EditRequest
     image: bytes
     mask: bytes | None
-
-
-@dataclass
-class DecodingThread:
-    """Decodes one picture after another: a large one takes 100 MB. A cancelled request holds the
-    thread until its decode finishes, unlike a lock around asyncio's own threads."""
-
-    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "pictures"))
-
-    async def run(self, decode: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, decode)
+    maps: Sequence[bytes] = ()
+    """files of ControlNets' maps beside the request"""
 
 
 @dataclass
@@ -94,10 +83,10 @@ class Edits:
     decoding: DecodingThread
 
     async def answer(self, request: Request) -> Response:
-        asked, source = await self._read(request)
-        return await self.generations.answer(asked, request, source)
+        asked, source, maps = await self._read(request)
+        return await self.generations.answer(asked, request, source, maps)
 
-    async def _read(self, request: Request) -> tuple[EditRequest, SourceImage]:
+    async def _read(self, request: Request) -> tuple[EditRequest, SourceImage, Pictures]:
         """The files are freed here: an answer may take long."""
         sent = await read_edit(request)
         model = self.generations.models.choose(sent.request.model)
@@ -109,24 +98,33 @@ class Edits:
 
 def read_images(
     sent: EditAsked, card: ModelCard, settings: ServeSettings
-) -> tuple[EditRequest, SourceImage]:
+) -> tuple[EditRequest, SourceImage, Pictures]:
     try:
-        return prepared(sent.request, GivenImage.read(sent.image, sent.mask), card, settings)
+        asked, maps = taken(sent.request, sent.maps)
+        given = GivenImage.read(sent.image, sent.mask)
+        return *prepared(asked, given, card, settings, maps), maps
     except InvalidParams as error:
         raise errors.of_params(error) from None
 
 
 def prepared(
-    asked: R, given: GivenImage, card: ModelCard, settings: ServeSettings
+    asked: R,
+    given: GivenImage,
+    card: ModelCard,
+    settings: ServeSettings,
+    maps: Pictures | None = None,
 ) -> tuple[R, SourceImage]:
-    """The request with every open field filled, and its image resized. Raises InvalidParams."""
+    """The request with every open field filled, and its image resized. Raises InvalidParams for
+    the image or a map."""
     if asked.size in (None, "auto"):
         width, height = given.size(card.sizes, is_part=asked.mask_padding is not None)
         asked = asked.model_copy(update={"size": f"{width}x{height}"})
     params = params_of(asked, card, settings, given.edit_strength)
     params = given.sized(params, served_sizes(card, settings))
     fields = {each.client_name: None for each in of_rest()} | params.as_rest()
-    return asked.model_copy(update=fields), given.source(params)
+    source = given.source(params)
+    check_maps(params, maps or {}, source)
+    return asked.model_copy(update=fields), source
 
 
 def check_can_edit(card: ModelCard) -> None:
@@ -139,7 +137,7 @@ async def read_edit(request: Request) -> EditAsked:
     """Raises Problem or RequestValidationError."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == FORM:
-        async with form_in(request, 2 * MAX_IMAGES, MAX_FIELDS) as form:
+        async with form_in(request, 3 * MAX_IMAGES, MAX_FIELDS) as form:
             return await of_form(form)
     if kind == JSON:
         return of_json(await request.body())
@@ -159,7 +157,9 @@ async def form_in(request: Request, max_files: int, max_fields: int) -> AsyncIte
     """Raises Problem where the form cannot be read, or a text of it is no Unicode."""
     reason = ""
     try:
-        form = await request.form(max_files=max_files, max_fields=max_fields)
+        form = await request.form(
+            max_files=max_files, max_fields=max_fields, max_part_size=MAX_PART
+        )
     except HTTPException as error:
         reason = error.detail
     except UnicodeError:
@@ -190,7 +190,8 @@ async def of_form(form: FormData) -> EditAsked:
         # pydantic reads 1_0 as 10, as Python does.
         if isinstance(getattr(request, name), int | float) and "_" in text:
             raise invalid(name, f"{name} must be a number, got {text[:40]!r}")
-    return EditAsked(request, image, mask)
+    maps = [await content(each, FILES) for name in CONTROL_FILES for each in form.getlist(name)]
+    return EditAsked(request, image, mask, maps)
 
 
 def only_one(images: Sequence[Any]) -> Any:
@@ -228,7 +229,7 @@ def by_name(form: FormData) -> dict[str, list[Any]]:
     """OpenAI's clients send a list as `name[]`, once for each entry."""
     found: dict[str, list[Any]] = {}
     for name, value in form.multi_items():
-        if name in (*IMAGES, "mask"):
+        if name in (*IMAGES, *CONTROL_FILES, "mask"):
             continue
         list_name = name.removesuffix("[]")
         found.setdefault(list_name if list_name in LISTS else name, []).append(value)
@@ -266,20 +267,14 @@ def bytes_of(reference: Reference, field: str) -> bytes:
     url = reference.get("image_url")
     if url is None or len(reference) > 1:
         raise invalid(field, f"{field} takes image_url only; files cannot be referenced here")
-    head = DATA_URL.match(url)
-    if head is None:
-        raise invalid(field, f"{field} {DATA_URL_ONLY}, got {url[:40]!r}")
-    try:
-        return base64.b64decode(url[head.end() :], validate=True)
-    except (binascii.Error, ValueError):
-        raise invalid(field, f"{field} must be valid base64 after data:image/png;base64,") from None
+    return file_in(url, field)
 
 
 def describe_edit_body() -> dict[str, Any]:
     """The body for /openapi.json; FastAPI does not know it, since it is read here."""
     form = EditRequest.model_json_schema()
     file = {"type": "string", "format": "binary"}
-    form["properties"] |= {"image": file, "mask": file}
+    form["properties"] |= {"image": file, "mask": file, FILES: {"type": "array", "items": file}}
     form["required"] = ["image", *form["required"]]
     content = {FORM: {"schema": form}, JSON: {"schema": EditBody.model_json_schema()}}
     return {"requestBody": {"required": True, "content": content}}

@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from sdxl.attachments import take_tags
+from sdxl.control_maps import Pictures
 from sdxl.params import DRAWN_SEEDS
 from sdxl.source import SourceImage
 from sdxl.work import standard_images
@@ -22,11 +24,13 @@ from serve import errors
 from serve.front import events
 from serve.front.access import client_of
 from serve.front.answering import deadline_of, fan_out, stream, take_rate
+from serve.front.control_maps import read_maps
 from serve.front.image_orders import check_plain, orders_of
 from serve.front.keys import RateLimiter
 from serve.front.openai_images import ImageData, ImageRequest, ImagesResponse, Usage
 from serve.front.pictures import PicturesResponse
 from serve.front.results import ResultStore
+from serve.front.sent_pictures import DecodingThread
 from serve.front.served_models import ServedModels
 from serve.llm.expansion import Expander
 from serve.models import ImageModel
@@ -49,16 +53,24 @@ class Generations:
     settings: ServeSettings
     store: ResultStore
     limiter: RateLimiter
+    decoding: DecodingThread
     expander: Expander | None = None
 
     async def answer(
-        self, asked: ImageRequest, request: Request, source: SourceImage | None = None
+        self,
+        asked: ImageRequest,
+        request: Request,
+        source: SourceImage | None = None,
+        maps: Pictures | None = None,
     ) -> Response:
-        """`source`: the image that an edit begins from."""
+        """`source`: the image that an edit begins from; `maps`: an edit's maps of ControlNets."""
         if source is None:
             check_plain(asked)
         model = self.models.choose(asked.model)
         card = await model.backend.card()
+        if source is None and asked.controls:
+            read = partial(read_maps, asked, card, model.settings)
+            asked, maps = await self.decoding.run(read)
         # A request that only uses spare ticks may wait long.
         is_patient = asked.priority == "batch"
         deadline_s = deadline_of(asked.deadline_s, request, self.settings, is_patient=is_patient)
@@ -66,7 +78,7 @@ class Generations:
 
         def orders_from(asked: ImageRequest, left_s: float) -> list[ImageOrder]:
             orders = orders_of(asked, card, model.settings, seed, left_s)
-            return marked(orders, request, model, source=source)
+            return marked(orders, request, model, source=source, maps=maps or {})
 
         orders = orders_from(asked, deadline_s)
         if asked.response_format == "url":

@@ -241,7 +241,7 @@ class ErrorBody(Reply):
     error: ErrorDetail
 
 
-class Control(Reply):
+class FormControl(Reply):
     """A picture's parameter, for programs that build a form."""
 
     name: str
@@ -254,7 +254,7 @@ class Control(Reply):
     type: Literal["string", "integer", "number", "array"]
     items: Literal["integer", "number", "object"] | None = None
     """of an array"""
-    fields: tuple[Control, ...] | None = None
+    fields: tuple[FormControl, ...] | None = None
     """of an array's objects"""
     default: str | int | float | None = None
     minimum: int | float | None = None
@@ -268,7 +268,7 @@ class Control(Reply):
     """Default of an edit without a mask, and with one."""
 
     @classmethod
-    def of(cls, each: Parameter) -> Control:
+    def of(cls, each: Parameter) -> FormControl:
         is_attached = each.kind is Attachment
         fields = tuple(map(cls.of, table_of(each.item).values())) if is_attached else None
         return cls(
@@ -327,7 +327,9 @@ class ImageLimits(Reply):
     """names that a request's `loras` and the tags of its prompts may have now"""
     embeddings: tuple[str, ...]
     """words of a prompt that stand for embeddings now"""
-    parameters: tuple[Control, ...]
+    controlnets: tuple[str, ...]
+    """names that a request's `controls` may have now"""
+    parameters: tuple[FormControl, ...]
 
     @classmethod
     def of(cls, card: ModelCard, settings: ServeSettings) -> ImageLimits:
@@ -344,11 +346,12 @@ class ImageLimits(Reply):
             presets={name: preset.values() for name, preset in card.presets.items()},
             loras=card.loras,
             embeddings=tuple(card.embeddings),
+            controlnets=tuple(card.controlnets),
             parameters=tuple(controls_of(card)),
         )
 
 
-def controls_of(card: ModelCard) -> Iterator[Control]:
+def controls_of(card: ModelCard) -> Iterator[FormControl]:
     """With the defaults of a request that names neither steps nor quality."""
     preset = card.presets[SAME_QUALITY["auto"]]
     usual: dict[str, dict[str, Any]] = {
@@ -356,7 +359,7 @@ def controls_of(card: ModelCard) -> Iterator[Control]:
         "cache_interval": {"placeholder": usual_interval(preset)},
     }
     for name, each in PARAMETERS.items():
-        yield Control.of(each).model_copy(update=usual.get(name))
+        yield FormControl.of(each).model_copy(update=usual.get(name))
 
 
 class Model(Reply):

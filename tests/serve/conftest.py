@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
+from sdxl.catalogue import Catalogue
+from sdxl.pipeline import Pipeline
 from serve.worker.worker import Worker
+from tests.sdxl.control_nets import random_control, random_union
 from tests.serve import workers
 
 
@@ -26,6 +30,17 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def worker() -> Iterator[Worker]:
     """A worker on fake engines."""
     with workers.running() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def controlled(mini: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """A worker of the embedded model with two ControlNets, `edges` and `more/union`."""
+    folder = tmp_path_factory.mktemp("controlnets")
+    random_control(1).save_pretrained(folder / "edges")
+    random_union(3).save_pretrained(folder / "more" / "union")
+    catalogue = Catalogue(control_folders=[folder])
+    with workers.running(replace(mini, catalogue=catalogue)) as found:
         yield found
 
 

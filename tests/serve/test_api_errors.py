@@ -155,10 +155,12 @@ async def test_a_body_is_bounded_with_and_without_a_length(worker: Worker) -> No
         for _ in range(100):
             yield b" " * 1024
 
-    async with client(worker, max_body_bytes=4096) as http:
-        for content in (b" " * 5000, chunks()):
-            answer = await http.post(GENERATE, content=content)
-            assert answer.status_code == 413 and error_of(answer)["code"] == "body_too_large"
+    limits: dict[str, Any] = {"max_body_bytes": 4096, "max_edit_bytes": 4096}
+    async with client(worker, **limits) as http:
+        for path in (GENERATE, "/v1/images/prompts"):
+            for content in (b" " * 5000, chunks()):
+                answer = await http.post(path, content=content)
+                assert answer.status_code == 413 and error_of(answer)["code"] == "body_too_large"
 
 
 def test_a_body_that_does_not_arrive_is_a_408(worker: Worker) -> None:
@@ -166,7 +168,7 @@ def test_a_body_that_does_not_arrive_is_a_408(worker: Worker) -> None:
         yield b"{"
         await asyncio.sleep(5)
 
-    answer = call(worker, "POST", GENERATE, content=slow(), settings={"body_timeout_s": 0.1})
+    answer = call(worker, "POST", GENERATE, content=slow(), settings={"edit_timeout_s": 0.1})
     assert answer.status_code == 408 and error_of(answer)["code"] == "body_timeout"
 
 

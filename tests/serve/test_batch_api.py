@@ -6,7 +6,7 @@ import base64
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -92,14 +92,16 @@ def batch_api(
     tick_s: float = 0.0,
     outbox: Outbox | None = None,
     others: Sequence[Worker] = (),
+    first: Worker | None = None,
     **given: Any,
 ) -> Iterator[BatchService]:
-    """Run a front end and a runner. `others` serve the settings' models after the first."""
+    """Run a front end and a runner. `first` serves the settings' first model instead of a fake,
+    `others` the models after it."""
     settings = ServeSettings(
         batches_dir=str(folder / "batches"), results_dir=str(folder / "results"), **given
     )
     records = Records(settings.batches_dir)
-    with working(fake_pipeline(tick_s)) as worker:
+    with nullcontext(first) if first else working(fake_pipeline(tick_s)) as worker:
         workers = [worker, *others]
         app = create_app(workers, settings, add_batch_routes=add_batch_routes)
         runner = BatchRunner(records, settings, lambda: workers, outbox)

@@ -15,7 +15,7 @@ from sdxl.params import GenerationParams, InvalidParams, Sizes
 from serve.batch.intake import Intake
 from serve.batch.reading import read
 from serve.front.edits import fields_of
-from serve.front.openai_images import Control, ImageRequest
+from serve.front.openai_images import FormControl, ImageRequest
 from serve.render.command import build_parser
 
 WANTED = {"guidance_interval": (0.0, 0.6), "guided_steps": (0, 1, 4)}
@@ -74,7 +74,7 @@ def test_a_picture_stores_the_guided_steps_only_if_requested() -> None:
 def test_the_page_receives_the_choices_of_its_lists() -> None:
     from sdxl.params import PARAMETERS
 
-    controls = {name: Control.of(PARAMETERS[name]) for name in (*WANTED, "deep_steps", "steps")}
+    controls = {name: FormControl.of(PARAMETERS[name]) for name in (*WANTED, "deep_steps", "steps")}
     assert [each.items for each in controls.values()] == ["number", "integer", "integer", None]
 
 

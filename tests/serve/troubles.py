@@ -144,7 +144,7 @@ SERVED: dict[str, Cause] = {
         lambda http: http.get("/v1/models", headers={"host": "sdxl.example"})
     ),
     "Given up": after_the_deadline,
-    "The body is too large": answered(generate(), max_body_bytes=10),
+    "The body is too large": answered(generate(), max_edit_bytes=10),
     "the queue is full": with_too_many_requests,
     "Refused: ready in": answered(generate(deadline_s=0.001)),
     "The engine failed": answered(generate(), broken_engine="unet_prompt"),

@@ -20,11 +20,12 @@ from serve.front.a1111 import PREFIX, editing, wire
 from serve.front.a1111.clients import Clients, ClientState, Run
 from serve.front.access import client_of
 from serve.front.answering import deadline_of, fan_out, take_rate
-from serve.front.edits import DecodingThread, check_can_edit, prepared
+from serve.front.edits import check_can_edit, prepared
 from serve.front.generations import marked, work_of
 from serve.front.image_orders import orders_of
 from serve.front.keys import RateLimiter
 from serve.front.openai_images import ImageRequest
+from serve.front.sent_pictures import DecodingThread
 from serve.front.served_models import ServedModel, ServedModels
 from serve.orders import Done, ImageBackend, ImageOrder, ImageProgress, ModelCard
 from serve.settings import ServeSettings

@@ -1,0 +1,107 @@
+"""The maps of a request's ControlNets, as pictures of its size.
+
+It knows no torch and no networks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from PIL import Image, ImageOps
+
+from sdxl.controls import CANNY, CROP, FILL, Control
+from sdxl.params import GenerationParams, InvalidParams
+from sdxl.source import SHARP, SourceImage, decode
+
+FIELD = "controls"
+TOLERANCE = 0.02
+"""of the proportions of a map that is not resized explicitly"""
+Pictures = Mapping[str, bytes]
+"""The files of maps, by their `image` in a Control."""
+
+
+def shown_map(
+    control: Control, params: GenerationParams, pictures: Pictures, source: SourceImage | None
+) -> Image.Image:
+    """Return the map at the picture's size, preprocessed. Raise InvalidParams for a map that is
+    missing or wrong."""
+    size, given = _size_of(params), _given(control, pictures, source)
+    if given is None:
+        assert source is not None
+        picture = source.image if source.size == size else source.image.resize(size, SHARP)
+    else:
+        whole = source.whole if source else None
+        picture = fitted(given, whole.size if whole else size, control)
+        picture = picture.resize(size, SHARP, whole.box) if whole else picture
+    if control.preprocess != CANNY:
+        return picture
+    # Here and not above: a front end checks maps without arrays.
+    import numpy as np
+
+    from sdxl.canny import canny
+
+    edges = canny(np.array(picture), control.low, control.high)
+    return Image.fromarray(edges).convert("RGB")
+
+
+def check_maps(
+    params: GenerationParams, pictures: Pictures, source: SourceImage | None = None
+) -> None:
+    """Raise InvalidParams for a map that is missing or wrong, without the work of preparing it."""
+    whole = source.whole if source else None
+    size = whole.size if whole else _size_of(params)
+    for each in params.controls or ():
+        given = _given(each, pictures, source)
+        if given is not None:
+            check_proportions(given, size, each)
+
+
+def fitted(picture: Image.Image, size: tuple[int, int], control: Control) -> Image.Image:
+    check_proportions(picture, size, control)
+    if picture.size == size:
+        return picture
+    if control.resize == CROP:
+        return ImageOps.fit(picture, size, SHARP)
+    if control.resize == FILL:
+        return ImageOps.pad(picture, size, SHARP)
+    return picture.resize(size, SHARP)
+
+
+def check_proportions(picture: Image.Image, size: tuple[int, int], control: Control) -> None:
+    stretched = (picture.width / picture.height) / (size[0] / size[1])
+    if control.resize is None and abs(stretched - 1) > TOLERANCE:
+        needed = (
+            f"its map is {picture.width}x{picture.height}, the picture {size[0]}x{size[1]}; give a "
+            "map of the same proportions, or resize: crop, fill or stretch"
+        )
+        raise _wrong(control, needed)
+
+
+def _size_of(params: GenerationParams) -> tuple[int, int]:
+    assert params.width and params.height
+    return params.width, params.height
+
+
+def _given(control: Control, pictures: Pictures, source: SourceImage | None) -> Image.Image | None:
+    """Return the map that the request gives; None: it is the image that is edited."""
+    data = pictures.get(control.image)
+    if data is not None:
+        try:
+            return _rgb(decode(data, "its map"))
+        except InvalidParams as error:
+            raise _wrong(control, str(error)) from None
+    if source is None or control.image:
+        raise _wrong(control, "needs the picture of its map")
+    return None
+
+
+def _wrong(control: Control, needed: str) -> InvalidParams:
+    return InvalidParams(FIELD, None, f"with {control.name!r}: {needed}")
+
+
+def _rgb(picture: Image.Image) -> Image.Image:
+    """Return it without transparency, on black."""
+    if picture.has_transparency_data:
+        black = Image.new("RGBA", picture.size, "black")
+        picture = Image.alpha_composite(black, picture.convert("RGBA"))
+    return picture.convert("RGB")
