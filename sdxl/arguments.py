@@ -58,13 +58,14 @@ def add_generation_flags(parser: argparse.ArgumentParser) -> None:
     for each in PARAMETERS.values():
         if each.name not in POSITIONAL:
             is_repeated = each.kind is Attachment
+            default = "" if each.default is None else f" (default {each.default})"
             group.add_argument(
                 "--" + (each.flag or each.name).replace("_", "-"),
                 dest=each.name,
                 action="extend" if is_repeated else "store",
                 metavar=each.needed if is_repeated else each.metavar or METAVARS[each.kind],
                 type=partial(_of_parameter, each),
-                help=each.help if each.default is None else f"{each.help} (default {each.default})",
+                help=each.help + each.flag_help + default,
                 default=argparse.SUPPRESS,
             )
 

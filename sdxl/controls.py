@@ -3,13 +3,15 @@ tensors."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from sdxl.attachments import MAX_NAME, NAME
 from sdxl.control_strengths import MODES
-from sdxl.parameter import Attachment, InvalidParams, parameter
+from sdxl.parameter import Attachment, InvalidParams, parameter, table_of
 
 CONTROL_FILES = "control_files"
 """The key of a picture's metadata for the digests of ControlNets' files, by name."""
@@ -21,7 +23,10 @@ RESIZES = CROP, FILL, STRETCH = "crop", "fill", "stretch"
 """How a map of other proportions becomes one of the picture's."""
 TYPES = ("openpose", "depth", "scribble", "canny", "normal", "segment", "tile", "repaint")
 """The maps of a union, in the order of its numbers (xinsir/controlnet-union-sdxl-1.0)."""
-FORM = "NAME=FILE[:STRENGTH[:START-END]]"
+FORM = "NAME=FILE[:STRENGTH[:START-END]][:canny][:KEY=VALUE]"
+NAME_AND_REST = re.compile(r"([^=:]+)(=?)(.*)", re.DOTALL)
+STRENGTH = re.compile(r"-?[\d.]+", re.ASCII)
+STEPS = re.compile(r"([\d.]+)-([\d.]+)", re.ASCII)
 
 
 class Window(NamedTuple):
@@ -83,14 +88,35 @@ class Control(Attachment):
         return FORM
 
     @classmethod
+    def entries(cls, text: str) -> list[Any]:
+        """Names of files may have commas: several entries are a JSON list."""
+        if not text.lstrip().startswith("["):
+            return [text]
+        return list(json.loads(text))
+
+    @classmethod
     def parse(cls, text: str) -> Self:
-        name, _, rest = text.partition("=")
-        image, *more = rest.split(":")
-        if not name or len(more) > 2:
+        """Names of files may have colons: the other parts are read from the end."""
+        match = NAME_AND_REST.fullmatch(text)
+        if match is None:
             raise ValueError(f"must be {FORM}, got {text!r}")
-        start, _, end = (more[1] if len(more) == 2 else "0-1").partition("-")
-        strength = float(more[0]) if more and more[0] else 1.0
-        return cls(name.strip(), image.strip(), strength, float(start or 0), float(end or 1))
+        name, mark, rest = match.groups()
+        parts, given = rest.split(":"), dict[str, Any]()
+        while len(parts) > 1 and (option := _option(parts[-1])):
+            given = option | given
+            parts.pop()
+        steps = STEPS.fullmatch(parts[-1]) if len(parts) > 1 else None
+        if steps is not None:
+            given |= {"start": float(steps[1]), "end": float(steps[2])}
+            parts.pop()
+        if len(parts) > 1 and STRENGTH.fullmatch(parts[-1]):
+            given["strength"] = float(parts.pop())
+        elif len(parts) > 1 and steps is not None and not parts[-1]:
+            parts.pop()
+        image = ":".join(parts).strip()
+        if image and not mark:
+            raise ValueError(f"must be {FORM}, got {text!r}")
+        return cls(name.strip(), image, **given)
 
     def check(self, field: str) -> None:
         super().check(field)
@@ -120,6 +146,15 @@ class Control(Attachment):
 
     def window(self, net: str) -> Window:
         return Window(net, self.start, self.end, self.has_negative)
+
+
+def _option(text: str) -> dict[str, Any]:
+    """Return the field that a part of the text form sets, if it is one. Raises ValueError."""
+    if text in PREPROCESSORS:
+        return {"preprocess": text}
+    key, mark, value = text.partition("=")
+    each = table_of(Control).get(key)
+    return {key: each.parse(value)} if mark and each and key not in ("name", "image") else {}
 
 
 def windows_of(controls: Sequence[Control]) -> tuple[Window, ...]:

@@ -13,6 +13,8 @@ from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from sdxl.attachments import EMBEDDING_FILES, LORA_FILES, Lora, merged, take_tags, with_tags
+from sdxl.control_texts import UNIT, read_unit, unit_text
+from sdxl.controls import CONTROL_FILES, Control
 from sdxl.params import PARAMETERS, InvalidParams
 from sdxl.scheduler_names import OWN_SCHEDULES, SCHEDULE_LABELS, SCHEDULERS
 
@@ -26,6 +28,8 @@ SAMPLER, SCHEDULE = "Sampler", "Schedule type"
 UPSCALE, HIRES_STRENGTH, HIRES_STEPS = "Hires upscale", "Hires strength", "Hires steps"
 STRENGTH = "Denoising strength"
 LORA_HASHES, EMBEDDING_HASHES = "Lora hashes", "TI hashes"
+CONTROL_APPLIERS = ("ControlNetApply", "ControlNetApplyAdvanced")
+CONTROL_LOADERS = ("ControlNetLoader", "DiffControlNetLoader")
 LORA_LOADERS = ("LoraLoader", "LoraLoaderModelOnly")
 AUTOMATIC, PLAIN = "automatic", ("", "normal", "simple")
 SCHEDULES = {label.lower(): levels for levels, label in SCHEDULE_LABELS.items()}
@@ -109,12 +113,16 @@ def read_graph(graph: Mapping[str, Any]) -> FoundParameters:
             found.params[ours] = text
     loras = dict(_loras_before(nodes, given.get("model")))
     _note_loras(reversed(loras.values()), found)
+    controls = list(_controls_before(nodes, given.get("positive")))
+    if controls:
+        found.params["controls"] = [asdict(control) for _, control in reversed(controls)]
     size = _inputs(_node(nodes, given.get("latent_image")))
     for side in ("width", "height"):
         if isinstance(size.get(side), int):
             found.params[side] = size[side]
     _read_comfy_sampler(given, found)
-    others = [node for key, node in nodes.items() if key not in loras]
+    read = {*loras, *(key for keys, _ in controls for key in keys)}
+    others = [node for key, node in nodes.items() if key not in read]
     found.unread += _unread_nodes(others, samplers[0])
     return found
 
@@ -134,6 +142,10 @@ def _facts(params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key, label in ((LORA_FILES, LORA_HASHES), (EMBEDDING_FILES, EMBEDDING_HASHES)):
         if files := params.get(key):
             yield label, ", ".join(f"{name}: {file['short']}" for name, file in files.items())
+    for number, each in enumerate(params.get("controls") or ()):
+        control = Control.read(each, "controls")
+        file = (params.get(CONTROL_FILES) or {}).get(control.name, {})
+        yield f"{UNIT}{number}", unit_text(control, file.get("short", ""))
 
 
 def _fact(name: str, params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -199,6 +211,7 @@ def _read_facts(facts: dict[str, str], found: FoundParameters) -> None:
         found.params |= {"width": int(match[1]), "height": int(match[2])}
     if UPSCALE in facts:
         _read_hires(facts, found)
+    _read_units({name: facts.pop(name) for name in list(facts) if name.startswith(UNIT)}, found)
     by_name = {each.infotext: each for each in PARAMETERS.values() if each.infotext}
     for name, value in facts.items():
         each = by_name.get(name)
@@ -212,6 +225,21 @@ def _read_facts(facts: dict[str, str], found: FoundParameters) -> None:
             found.params[each.name] = each.parse(choice)
         except ValueError:
             found.unread.append(f"{name}: {value}")
+
+
+def _read_units(units: Mapping[str, str], found: FoundParameters) -> None:
+    """Read the ControlNets, without their maps: a picture does not hold them."""
+    controls = []
+    for name, text in units.items():
+        try:
+            control, unread = read_unit(text)
+        except (OverflowError, ValueError):
+            unread = [text]
+        else:
+            controls.append(asdict(control))
+        found.unread += [f"{name}: {each}" for each in unread]
+    if controls:
+        found.params["controls"] = controls
 
 
 def _read_hires(facts: dict[str, str], found: FoundParameters) -> None:
@@ -258,10 +286,16 @@ def _node(nodes: Mapping[str, Any], link: object) -> Mapping[str, Any] | None:
 def _text_of(nodes: Mapping[str, Any], link: object) -> str:
     for _ in range(MAX_DEPTH):
         inputs = _inputs(_node(nodes, link))
-        link = next((inputs[n] for n in ("text", "text_g", "conditioning") if n in inputs), None)
+        names = ("text", "text_g", "conditioning", _side(link))
+        link = next((inputs[n] for n in names if n in inputs), None)
         if isinstance(link, str):
             return link
     return ""
+
+
+def _side(link: object) -> str:
+    """Return the input that goes on to an output of ControlNetApplyAdvanced."""
+    return "negative" if isinstance(link, list) and link[1:] == [1] else "positive"
 
 
 def _loras_before(nodes: Mapping[str, Any], link: object) -> Iterator[tuple[str, Lora]]:
@@ -277,6 +311,37 @@ def _loras_before(nodes: Mapping[str, Any], link: object) -> Iterator[tuple[str,
             path = PureWindowsPath(str(inputs.get("lora_name"))).as_posix()
             yield str(link[0]), Lora(path.removesuffix(".safetensors"), *weights)
         link = inputs.get("model")
+
+
+def _controls_before(
+    nodes: Mapping[str, Any], link: object
+) -> Iterator[tuple[tuple[str, str], Control]]:
+    """Yield the ControlNets between the sampler and its prompt, each with its two nodes' keys."""
+    for _ in range(MAX_DEPTH):
+        node = _node(nodes, link)
+        if node is None or not isinstance(link, list):
+            return
+        inputs = _inputs(node)
+        loader = inputs.get("control_net")
+        control = _control_of(inputs, _node(nodes, loader))
+        if node.get("class_type") in CONTROL_APPLIERS and control and isinstance(loader, list):
+            yield (str(link[0]), str(loader[0])), control
+        link = inputs.get("conditioning", inputs.get(_side(link)))
+
+
+def _control_of(inputs: Mapping[str, Any], loader: Mapping[str, Any] | None) -> Control | None:
+    numbers = [inputs.get("strength"), inputs.get("start_percent", 0), inputs.get("end_percent", 1)]
+    if not loader or loader.get("class_type") not in CONTROL_LOADERS:
+        return None
+    path = PureWindowsPath(str(_inputs(loader).get("control_net_name"))).as_posix()
+    name = path.removesuffix(".safetensors").removesuffix("/diffusion_pytorch_model")
+    try:
+        strength, start, end = (float(each) for each in numbers if each is not None)
+        control = Control(name, "", strength, start, end)
+        control.check("controls")
+    except (TypeError, ValueError):
+        return None
+    return control
 
 
 def _unread_nodes(nodes: Iterable[Mapping[str, Any]], sampler: Mapping[str, Any]) -> list[str]:

@@ -64,6 +64,8 @@ class Parameter:
     metavar: str = ""
     flag: str = ""
     """The command line's name, if it differs."""
+    flag_help: str = ""
+    """More help of the command line."""
     placeholder: str = ""
     """Shown on the page while the field is empty."""
     is_for_edits: bool = False
@@ -102,9 +104,9 @@ class Parameter:
         """Parse text of a command line or CSV file. Raises ValueError."""
         if not self.is_list:
             return self.kind(text)
-        parse_one: Callable[[str], Any] = self.item
         if issubclass(self.item, Attachment):
-            parse_one = self.item.parse
+            return self.read_list(self.item.entries(text))
+        parse_one: Callable[[str], Any] = self.item
         return tuple(parse_one(entry) for entry in text.split(","))
 
     def read_list(self, value: object) -> tuple[Any, ...]:
@@ -138,6 +140,12 @@ class Attachment:
         """The text form, such as NAME[:WEIGHT]."""
         first, *others = (name.upper() for name in table_of(cls))
         return "[:".join((first, *others)) + "]" * len(others)
+
+    @classmethod
+    def entries(cls, text: str) -> list[Any]:
+        """Split the text of a flag or CSV field into entries of a list in JSON. Raises
+        ValueError."""
+        return text.split(",")
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -221,6 +221,8 @@ class GenerationParams:
         "ControlNets",
         "ControlNets to apply, each with the picture of its map",
         flag="control",
+        flag_help="; without =FILE the edited image; :canny draws its edges; KEY is mode, resize, "
+        "type, low or high",
         is_stored_if_set=True,
     )
 

@@ -25,20 +25,21 @@ from sdxl.arguments import (
 )
 from sdxl.attachments import with_tags
 from sdxl.catalogue import FILE_KEYS, AdapterFile
+from sdxl.controls import Control
 from sdxl.files import prepare_folder, write_atomic
 from sdxl.parameter import FEW_STEPS
-from sdxl.params import DRAWN_SEEDS, GenerationParams, InvalidParams
+from sdxl.params import DRAWN_SEEDS, PARAMETERS, GenerationParams, InvalidParams
 from sdxl.presets import preset_named
 from sdxl.provenance import Provenance
 from sdxl.source import DIGESTS
-from serve.render import terminal
+from serve.render import control_maps, terminal
 from serve.render.destination import STDOUT, SUFFIXES, Destination, format_of
-from serve.render.editing import ImageToEdit
+from serve.render.editing import ImageToEdit, content
 from serve.render.progress_display import RenderDisplay
 
 if TYPE_CHECKING:
     from sdxl.images import Pixels
-    from sdxl.pipeline import Result
+    from sdxl.pipeline import Result, WithPictures
 
 DEFAULT_MODEL = "mini"
 MAX_IMAGES = 10_000
@@ -59,6 +60,7 @@ class RenderSpec:
     engines: str
     takes_unchecked: bool
     lora_folder: str
+    control_folder: str
     requests: tuple[GenerationParams, ...]
     provenance: Provenance
     destination: Destination
@@ -67,7 +69,9 @@ class RenderSpec:
     image: ImageToEdit | None = None
     preview: str = terminal.AUTO
     files: Mapping[str, Any] = field(default_factory=dict)
-    """of LoRAs and embeddings of the picture to make again, by keys of its metadata"""
+    """of LoRAs, embeddings and ControlNets of the picture to make again, by keys of its metadata"""
+    maps: Mapping[str, bytes] = field(default_factory=dict)
+    """of ControlNets, by their digests"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -88,6 +92,7 @@ def main(argv: Sequence[str]) -> int:
         folder=order.engines,
         takes_unchecked=order.takes_unchecked,
         loras=order.lora_folder,
+        controlnets=order.control_folder,
     )
     order = replace(order, model=pipeline.checkpoint.origin or order.model)
     image = order.image
@@ -96,13 +101,13 @@ def main(argv: Sequence[str]) -> int:
     print_changed_files(order, [file for each in requests for file, *_ in pipeline.uses(each)])
     for request in requests:
         check_metadata(_metadata(order, request, {}), order.destination.format)
+    asked = with_pictures(order, requests)
     if any(map(spoils, requests)):
         hint = f"DeepCache hurts quality below {FEW_STEPS} steps; use --cache-interval 1"
         print(f"sdxl render: {hint}", file=sys.stderr)
     pictures: dict[int, tuple[Pixels, str]] = {}
     failures: list[Exception] = []
     total = sum(request.all_steps for request in requests)
-    asked = image.edits(requests) if image else requests
     with RenderDisplay(total, shows) as display:
         for result in pipeline.stream(asked, display.ticked, display.on_forming):
             if result.error is not None:
@@ -123,8 +128,24 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def with_pictures(
+    order: RenderSpec, requests: Sequence[GenerationParams]
+) -> Sequence[GenerationParams | WithPictures]:
+    """Add the image and the maps to the requests, which have one size and the same ControlNets.
+    Raise InvalidParams for wrong maps."""
+    from sdxl.control_inputs import maps_of
+    from sdxl.pipeline import WithPictures
+
+    source = order.image.given.source(requests[0]) if order.image else None
+    for leg in requests[0].legs:
+        maps_of(leg, order.maps, source)
+    if source is None and not order.maps:
+        return requests
+    return [WithPictures(each, source, order.maps) for each in requests]
+
+
 def print_changed_files(order: RenderSpec, files: Iterable[AdapterFile]) -> None:
-    """Say which LoRAs and embeddings differ from those of the picture to make again."""
+    """Say which LoRAs, embeddings and ControlNets are not those of the picture to make again."""
     for file in dict.fromkeys(files):
         match order.files.get(FILE_KEYS[file.kind]):
             case {file.name: {"sha256": str(digest)}} if digest != file.sha256:
@@ -167,7 +188,9 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
         most = f"must be 1 to {MAX_IMAGES // len(prompts)} for {len(prompts)} prompts"
         raise InvalidParams("n", options.n, most)
     strength = stored.get("strength", image.given.edit_strength if image else None)
-    values = {**stored, **with_quality(options, stored_model, strength)}
+    controls, maps = read_controls(options, stored, is_edit=image is not None)
+    given_values = with_quality(options, stored_model, strength)
+    values = {**stored, **given_values, "controls": controls}
     requests = [
         each
         for prompt in prompts
@@ -181,6 +204,7 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
         engines=options.engines,
         takes_unchecked=options.takes_unchecked,
         lora_folder=options.lora_folder,
+        control_folder=options.control_folder,
         requests=tuple(requests),
         provenance=given_provenance(options),
         destination=Destination.prepare(options.out, options.format, len(requests), sheet),
@@ -189,6 +213,7 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
         image=image,
         preview=terminal.check(options.preview),
         files=files,
+        maps=maps,
     )
 
 
@@ -216,6 +241,30 @@ def check_image(source: str | None, digests: Sequence[object], image: ImageToEdi
     if any(digests) and image is None:
         needed = f"needs --image, which the picture was made from ({DIGESTS[0]} {digests[0]})"
         raise InvalidParams("from", source, needed)
+
+
+def read_controls(
+    options: argparse.Namespace, stored: Mapping[str, Any], *, is_edit: bool
+) -> tuple[tuple[Control, ...] | None, dict[str, bytes]]:
+    """Return the ControlNets of flags and of the picture to make again, and the files of their
+    maps. A picture does not hold its maps."""
+    parameter = PARAMETERS["controls"]
+    kept: tuple[Control, ...] = parameter.read_list(stored.get("controls") or ())
+    given: Sequence[Control] | None = getattr(options, "controls", None)
+    if given is None:
+        if missing := [each for each in kept if each.image or not is_edit]:
+            needed = f"needs the maps again: {control_maps.needed_flags(missing)}"
+            raise InvalidParams("from", options.source, needed)
+        return kept or None, {}
+    controls, maps = control_maps.read_maps(given, content)
+    without = next((each.name for each in controls if not each.image), None)
+    if without is not None and not is_edit:
+        needed = f"with {without!r}: needs the file of its map, {without}=FILE, or --image"
+        raise InvalidParams("controls", None, needed)
+    names = {each.name for each in controls}
+    if left := ", ".join(each.name for each in kept if each.name not in names):
+        print(f"sdxl render: {options.source}: left out: ControlNet {left}", file=sys.stderr)
+    return control_maps.filled(controls, kept), maps
 
 
 def params_for(values: dict[str, Any], image: ImageToEdit | None) -> GenerationParams:

@@ -3,7 +3,7 @@ loaded, brought to size when it is known what the model takes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from sdxl.params import GenerationParams, InvalidParams
 from sdxl.source import GivenImage
 
 if TYPE_CHECKING:
-    from sdxl.pipeline import Edit, Pipeline
+    from sdxl.pipeline import Pipeline
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,6 @@ class ImageToEdit:
 
     def sized(self, params: GenerationParams, pipeline: Pipeline) -> GenerationParams:
         return self.given.sized(params, pipeline.sizes)
-
-    def edits(self, requests: Sequence[GenerationParams]) -> Iterator[Edit]:
-        """Return the edits of a command, all of one size and mask."""
-        from sdxl.pipeline import Edit
-
-        source = self.given.source(requests[0])
-        return (Edit(each, source) for each in requests)
 
     @property
     def digests(self) -> Mapping[str, str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sdxl.attachments import Lora
+from sdxl.controls import Control
 from sdxl.infotext import parameters_text, read_graph, read_text, scheduler_of
 from sdxl.params import GenerationParams
 from sdxl.scheduler_names import SCHEDULE_LABELS, SCHEDULERS
@@ -64,6 +66,57 @@ def test_what_is_written_is_read_again(scheduler: str) -> None:
     found = read_text(text)
     assert GenerationParams.from_dict(found.params) == params and not found.unread
     assert found.params["scheduler"] == scheduler
+
+
+UNIT = Control("edges", "", 0.8, 0, 0.6, preprocess="canny", low=50, resize="crop")
+# As sd-webui-controlnet 1.1.455 writes it.
+WEBUI_UNIT = (
+    "Module: canny, Model: edges [1a2b3c4d], Weight: 0.8, Resize Mode: Crop and Resize, "
+    "Processor Res: 512, Threshold A: 50, Threshold B: 200, Guidance Start: 0.0, "
+    "Guidance End: 0.6, Pixel Perfect: True, Control Mode: Balanced"
+)
+DEPTH = WEBUI_UNIT.replace("canny", "depth_zoe").replace("50", "-1")
+
+
+@pytest.mark.parametrize(
+    ("text", "controls", "unread"),
+    [
+        (WEBUI_UNIT, [UNIT], []),
+        (
+            DEPTH.replace("Balanced", "ControlNet is more important").replace("Crop and", "Just"),
+            [Control("edges", "", 0.8, 0, 0.6, mode="control", resize="stretch")],
+            ["ControlNet 0: Module: depth_zoe"],
+        ),
+        (f"{WEBUI_UNIT}, Hr Option: Both", [UNIT], ["ControlNet 0: Hr Option: Both"]),
+        ("Module: canny, Model: a, Weight: x", [], ["ControlNet 0: Module: canny, Model: a, "]),
+        ("Module: canny, Weight: 1", [], ["ControlNet 0: Module"]),
+        ("preprocessor: canny, starting/ending: (0, 1)", [], ["ControlNet 0: preprocessor"]),
+        (WEBUI_UNIT.replace("50", "1e999"), [], ["ControlNet 0: Module"]),
+    ],
+)
+def test_the_webuis_controlnets_are_read_without_their_maps(
+    text: str, controls: list[Control], unread: list[str]
+) -> None:
+    found = read_text(f'a cat\nSteps: 8, Seed: 1, CFG scale: 5, ControlNet 0: "{text}"')
+    found.params |= {"width": 64, "height": 64}
+    assert list(GenerationParams.from_dict(found.params).controls or ()) == controls
+    assert len(found.unread) == len(unread), found.unread
+    assert all(map(str.startswith, found.unread, unread)), found.unread
+
+
+def test_controlnets_are_written_as_the_webui_does_and_read_again() -> None:
+    second = Control("sub/depth", "d" * 64, 1.25, 0.1, 1, mode="guess", resize="fill")
+    params = GenerationParams("a", width=64, height=64, seed=1, controls=(UNIT, second))
+    files = {"edges": {"sha256": "", "short": "1a2b3c4d"}}
+    text = parameters_text({**params.as_dict(), "control_files": files})
+    written = WEBUI_UNIT.replace("Processor Res: 512, ", "").replace("0.0", "0")
+    assert f'ControlNet 0: "{written}"' in text
+    assert 'ControlNet 1: "Module: none, Model: sub/depth, Weight: 1.25, ' in text
+    found = read_text(text)
+    assert not found.unread and found.params["controls"] == [
+        asdict(UNIT),
+        asdict(replace(second, image="", mode="control")),
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "a cat", "Steps: 20", "Negative prompt:", ":::,,,\n,:,"])
@@ -177,3 +230,33 @@ def test_a_graph_with_a_cycle_is_read_to_an_end() -> None:
     graph = json.loads(json.dumps(COMFY))
     graph["6"]["inputs"] = {"text": ["6", 0]}
     assert "prompt" not in read_graph(graph).params
+
+
+def test_comfyuis_controlnets_are_read_without_their_maps() -> None:
+    graph: dict[str, Any] = json.loads(json.dumps(COMFY))
+
+    def apply(kind: str, loader: str, **inputs: Any) -> dict[str, Any]:
+        given = {"control_net": [loader, 0], "image": ["30", 0], "strength": 0.5, **inputs}
+        return {"class_type": kind, "inputs": given}
+
+    def load(name: str) -> dict[str, Any]:
+        return {"class_type": "ControlNetLoader", "inputs": {"control_net_name": name}}
+
+    graph["3"]["inputs"] |= {"positive": ["20", 0], "negative": ["20", 1]}
+    links = {"positive": ["21", 0], "negative": ["7", 0]}
+    window = {"start_percent": 0.1, "end_percent": 0.6}
+    graph |= {
+        "20": apply("ControlNetApplyAdvanced", "22", **links, **window),
+        "21": apply("ControlNetApply", "23", conditioning=["24", 0], strength=1),
+        "24": apply("ControlNetApply", "25", conditioning=["6", 0]),
+        "22": load("sub\\edges.safetensors"),
+        "23": load("depth/diffusion_pytorch_model.safetensors"),
+        "25": {"class_type": "SetUnionControlNetType", "inputs": {"control_net": ["22", 0]}},
+        "30": {"class_type": "LoadImage", "inputs": {"image": "a.png"}},
+    }
+    found = read_graph(graph)
+    assert (found.params["prompt"], found.params["negative_prompt"]) == ("a star", "blurry")
+    first, second = Control("depth"), Control("sub/edges", "", 0.5, 0.1, 0.6)
+    assert found.params["controls"] == [asdict(first), asdict(second)]
+    nodes = ("ControlNetApply", "LoadImage", "LoraLoader", "SetUnionControlNetType")
+    assert found.unread == [f"node {kind}" for kind in nodes]
