@@ -36,7 +36,7 @@ def add_loras(graph: bytes, spec: ModelSpec) -> tuple[bytes, ModelSpec]:
     weights = {t.name: tuple(t.dims) for t in model.graph.initializer}
     layers = {
         node.output[0]: (layer_name(part, key.removesuffix(WEIGHT)), shape)
-        for node, key, shape in _layers(model.graph)
+        for node, key, shape in layers_of(model.graph)
         if is_adapted(spec.name, key)
     }
     layers |= {
@@ -53,12 +53,12 @@ def add_loras(graph: bytes, spec: ModelSpec) -> tuple[bytes, ModelSpec]:
     del model.graph.node[:]
     model.graph.node.extend(writer.nodes)
     model.graph.initializer.extend(writer.constants.values())
-    model.graph.input.extend(map(_value, (*spec.inputs[-2:], *bank)))
+    model.graph.input.extend(map(graph_input, (*spec.inputs[-2:], *bank)))
     model.graph.name = spec.name
     return model.SerializeToString(deterministic=True), replace(spec, bank=bank)
 
 
-def _layers(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, str, tuple[int, ...]]]:
+def layers_of(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, str, tuple[int, ...]]]:
     """Yield each layer's node, its weight's name and shape."""
     weights = {t.name: (t.name, tuple(t.dims)) for t in graph.initializer}
     for node in graph.node:
@@ -70,7 +70,7 @@ def _layers(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, str, tuple
                 yield node, key, shape
 
 
-def _value(tensor: TensorSpec) -> onnx.ValueInfoProto:
+def graph_input(tensor: TensorSpec) -> onnx.ValueInfoProto:
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype))
     return helper.make_tensor_value_info(tensor.name, kind, tensor.dims)
 

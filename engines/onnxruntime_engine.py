@@ -154,14 +154,16 @@ def _add_loras(export: ExportFolder, engines: dict[str, Engine]) -> Bank:
 def open_session(export: ExportFolder, name: str, content: bytes = b"") -> Any:
     """Open a session on a graph of an export, after checking its bytes; or on `content`, which is
     made from it."""
-    graph = export.graphs[name]
-    if is_large(export, name):
-        options = session_options(threads(), has_arena=False)
-    else:
-        # The halves of a call share the session's threads, and each has its own as well.
-        options = session_options(max(threads() - 1, 1))
-    content = content or export.graph_bytes(name)
-    return new_session(content, export.folder / graph.file, options)
+    path = export.folder / export.graphs[name].file
+    options = options_for(runs_whole=is_large(export, name))
+    return new_session(content or export.graph_bytes(name), path, options)
+
+
+def options_for(*, runs_whole: bool) -> Any:
+    if runs_whole:
+        return session_options(threads(), has_arena=False)
+    # The halves of a call share the session's threads, and each has its own as well.
+    return session_options(max(threads() - 1, 1))
 
 
 def is_large(export: ExportFolder, name: str) -> bool:
