@@ -150,11 +150,13 @@ def _tensorrt(asked: EngineRequest, flavour: Flavour) -> Engines:
 
 
 def _onnxruntime(asked: EngineRequest) -> Engines:
+    from engines.onnx_controls import control_shelf
     from engines.onnxruntime_engine import load_onnxruntime
 
     if asked.device is not None and not asked.is_for_cpu:
         raise InvalidParams("device", asked.device, "must be cpu for the backend onnxruntime")
-    return load_onnxruntime(find_export(asked))
+    export = find_export(asked)
+    return replace(load_onnxruntime(export), controls=control_shelf(export, asked.checkpoint))
 
 
 def _check_exported(precision: str | None) -> None:

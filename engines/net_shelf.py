@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engines.bank_shelf import FIRST_BYTES_S, LEAST_BYTES
+from engines.bank_shelf import FIRST_BYTES_S, LEAST_BYTES, START_S
 from engines.control_weights import ControlFile, read_control
 from engines.lora_weights import LoraError
 from sdxl.adapters import ControlNet, NoRoom
@@ -65,7 +65,8 @@ class NetShelf:
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def delay_s(self, files: Sequence[AdapterFile]) -> float:
-        return self.byte_s * sum(_weighed(file) for file in {*files} - {*self._loaded})
+        start_s = START_S if files and not self.loads else 0.0
+        return start_s + self.byte_s * sum(_weighed(file) for file in {*files} - {*self._loaded})
 
     def lease(self, files: Sequence[AdapterFile]) -> dict[str, ControlNet]:
         with self._lock:

@@ -10,7 +10,7 @@ about 1% of them, packed for its own kernels.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,15 @@ from engines.trt.flavours import BackendFailed
 from sdxl.engine import Engine, Engines, check_inputs
 from sdxl.handover import WorkThread
 from sdxl.slow import named_if_slow
-from sdxl.specs import ModelSpec, ShapeError, TensorSpec, plain_name, with_loras
+from sdxl.specs import (
+    CONTROL,
+    ModelSpec,
+    ShapeError,
+    TensorSpec,
+    plain_name,
+    with_loras,
+    with_residuals,
+)
 
 BUCKETS = (1, 2, 4, 6, 8, 10, 12, 14, 16)
 """A CPU's time grows with the rows: padding three images to four wastes a quarter."""
@@ -101,7 +109,7 @@ def load_onnxruntime(export: ExportFolder) -> Engines:
     def open_all() -> dict[str, Engine]:
         return {name: _opened(export, name, graph.spec) for name, graph in export.graphs.items()}
 
-    engines = export.load_checked(open_all)
+    engines = _Networks(export, export.load_checked(open_all))
     counts = rows_on_cpu(export.arch, BUCKETS)
     return Engines(
         export.arch,
@@ -118,6 +126,32 @@ def load_onnxruntime(export: ExportFolder) -> Engines:
             **({"loras": export.loras} if export.loras else {}),
         },
     )
+
+
+class _Networks(dict[str, Engine]):
+    """An export's networks by name; those that take residuals of ControlNets are opened when they
+    are first named."""
+
+    def __init__(self, export: ExportFolder, networks: Mapping[str, Engine]) -> None:
+        super().__init__(networks)
+        self.export = export
+
+    def __missing__(self, name: str) -> Engine:
+        # Imported late: plain pictures do not need `onnx`.
+        from engines.control_graphs import add_residuals
+        from engines.lora_graphs import add_loras
+
+        specs = self.export.specs
+        with_pages = with_loras(specs)
+        spec = with_residuals({**specs, **with_pages}, self.export.arch)[name]
+        without, plain = name.removesuffix(f"+{CONTROL}"), plain_name(name)
+        graph, base = self.export.graph_bytes(plain), specs[plain]
+        if without in with_pages:
+            graph, base = add_loras(graph, with_pages[without])
+        own: Any = self[without]
+        spec = replace(spec, bank=base.bank)
+        self[name] = _opened(self.export, plain, spec, add_residuals(graph, spec), own.bank)
+        return self[name]
 
 
 def _opened(

@@ -39,7 +39,7 @@ from sdxl.policy import Limits
 from sdxl.prompt import BODY, MAX_TOKENS, count_tokens, learned_ids
 from sdxl.rows import Stage
 from sdxl.source import SourceImage
-from sdxl.specs import CHUNK, Axes
+from sdxl.specs import CHUNK, CONTROLLED, Axes
 from sdxl.upscaling import enlarged_latents, enlarged_picture
 
 ENCODE_BATCH = 16
@@ -207,6 +207,9 @@ class Pipeline:
                 leased = self.engines.adapters.lease(in_bank)
             if nets and self.engines.controls is not None:
                 leased = replace(leased, nets=self.engines.controls.lease(nets))
+                for network in CONTROLLED:
+                    # Opened here, beside the loop.
+                    self.engines.of(network, leased.variant._replace(is_controlled=True))
         return leased
 
     def loading_s(self, uses: Sequence[Use]) -> float:

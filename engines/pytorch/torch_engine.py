@@ -191,11 +191,16 @@ def torch_control(
     device: torch.device | str = "cpu",
     layout: torch.memory_format = torch.contiguous_format,
 ) -> dict[str, Engine]:
-    """Load a ControlNet's networks."""
-    module = nn.Module.to(file.network(), device, getattr(torch, dtype))
-    module = module.to(memory_format=layout)  # type: ignore[call-overload]
+    """Load a ControlNet's networks; `layout` is that of the loop's maps."""
+    # diffusers' own `to` warns about other models' needs.
+    placed: Any = nn.Module.to(file.network(), device, getattr(torch, dtype))
     specs = control_specs(arch, file.architecture, dtype)
-    return {name: TorchEngine(specs[name], net) for name, net in control_networks(module).items()}
+    return control_engines(specs, placed.to(memory_format=layout))
+
+
+def control_engines(specs: Mapping[str, ModelSpec], module: nn.Module) -> dict[str, Engine]:
+    networks = control_networks(module)
+    return {name: TorchEngine(specs[name], each) for name, each in networks.items()}
 
 
 def _placed(

@@ -11,12 +11,12 @@ import torch
 from diffusers.models.controlnets.controlnet import ControlNetModel
 from torch import Tensor
 
-from engines.control_engines import onnx_control, torch_control
 from engines.control_graphs import add_residuals
 from engines.control_weights import read_control
 from engines.folders.export_folder import ExportFolder, changed_file
+from engines.onnx_controls import load_control
 from engines.onnxruntime_engine import OnnxRuntimeEngine, open_session
-from engines.pytorch.torch_engine import TorchEngine
+from engines.pytorch.torch_engine import TorchEngine, torch_control
 from onnx_export.reference import fake_quantise
 from sdxl.checkpoint import Checkpoint
 from sdxl.networks.parts import networks_of
@@ -102,7 +102,7 @@ def test_a_net_is_made_from_the_way_down(
         width = parameter[0].numel() ** 0.5
         parameter.data = torch.randn(parameter.shape, generator=generator) / width
     file, export = read_control(write_plain(tmp_path, made), tiny), tiny_exports(precision)
-    found, expected = onnx_control(file, export), torch_control(file, tiny.arch)
+    found, expected = load_control(export, file), torch_control(file, tiny.arch)
     assert found is not None and isinstance(found["control_deep"], OnnxRuntimeEngine)
     given = drawn(expected["control_deep"].spec)
     residuals = computed(expected["control_deep"], given)

@@ -16,7 +16,9 @@ from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from PIL import Image
 from torch import Tensor
 
+from engines import load
 from sdxl.adapters import NoRoom
+from sdxl.attachments import Lora
 from sdxl.catalogue import Catalogue
 from sdxl.control_inputs import maps_of
 from sdxl.controls import TYPES, Control
@@ -24,6 +26,7 @@ from sdxl.inflight import Finished
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.picture_files import file_of
 from sdxl.pipeline import Edit, Pipeline, WithPictures
+from sdxl.places import LORAS
 from sdxl.source import GivenImage
 from tests.conftest import assert_as_alone, assert_picture
 from tests.sdxl.control_nets import random_control, random_union
@@ -284,3 +287,19 @@ def test_nets_are_loaded_once_and_dropped_for_others(model: Pipeline, nets: dict
     assert small.delay_s([first]) > 0 == small.delay_s([second, union])
     small.lease([second, union])
     assert small.loads == 3
+
+
+def test_onnxruntime_makes_the_same_pictures(model: Pipeline) -> None:
+    """With LoRAs, too."""
+    lora, locon = (Lora("outlined"),), (Lora("hollow", 0.5),)
+    given = (
+        *MIXED[:7],
+        asked(FIRST, cache_interval=2, loras=lora),
+        asked(SECOND, cache_interval=2, loras=locon),
+    )
+    catalogue = replace(model.catalogue, folders=[LORAS])
+    theirs = replace(model, catalogue=catalogue)
+    ours = replace(theirs, engines=load("mini", "onnxruntime").engines)
+    for found, expected in zip(ours.generate(given), theirs.generate(given), strict=True):
+        assert expected.image is not None, expected.error
+        assert_picture(found, expected.image.clamp(-1, 1))

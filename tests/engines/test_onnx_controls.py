@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engines.control_engines import onnx_control, torch_control
 from engines.control_weights import ControlFile, read_control
 from engines.folders.shipped import open_mini
+from engines.onnx_controls import load_control
 from engines.onnxruntime_engine import OnnxRuntimeEngine
-from engines.pytorch.torch_engine import TorchEngine
+from engines.pytorch.torch_engine import TorchEngine, torch_control
 from sdxl.checkpoint import find
 from sdxl.engine import Engine, torch_dtype
 from sdxl.specs import image_axes, level_axes
@@ -58,8 +58,8 @@ def check_near(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], most
 @pytest.mark.parametrize("make", [random_control, random_union])
 def test_a_net_like_the_way_down_runs_in_onnxruntime(make: Any, tmp_path: Path) -> None:
     file = read(make(), tmp_path)
-    found, expected = onnx_control(file, open_mini()), torch_control(file, find("mini").arch)
-    assert found is not None and isinstance(found["control_deep"], OnnxRuntimeEngine)
+    found, expected = load_control(open_mini(), file), torch_control(file, find("mini").arch)
+    assert isinstance(found["control_deep"], OnnxRuntimeEngine)
     # Weights that the session does not copy would be others' memory by now.
     gc.collect()
     ready = computed(expected["control_prompt"])
@@ -72,8 +72,7 @@ def test_a_net_like_the_way_down_runs_in_onnxruntime(make: Any, tmp_path: Path) 
 @pytest.mark.parametrize("config", [SMALL, MEDIUM], ids=["small", "medium"])
 def test_a_smaller_net_runs_in_pytorch(config: dict[str, Any], tmp_path: Path) -> None:
     file = read(random_control(**config), tmp_path)
-    assert onnx_control(file, open_mini()) is None
-    engines = torch_control(file, find("mini").arch)
+    engines = load_control(open_mini(), file)
     assert all(isinstance(each, TorchEngine) for each in engines.values())
     ready = computed(engines["control_prompt"])
     assert all(each.norm() > 0 for each in computed(engines["control_deep"], ready).values())

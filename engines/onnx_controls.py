@@ -1,0 +1,53 @@
+"""ControlNets beside an export's UNet on ONNX Runtime.
+
+A net's `control_deep`, which is called in every deep step, runs in ONNX Runtime; `control_prompt`,
+once a picture, and nets that differ from the UNet's way down run in PyTorch.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import onnxruntime
+import torch
+
+from engines.control_graphs import control_graph
+from engines.control_weights import ControlFile
+from engines.folders.export_folder import ExportFolder
+from engines.net_shelf import NetShelf, room_bytes
+from engines.onnxruntime_engine import LARGE_BYTES, OnnxRuntimeEngine, new_session, options_for
+from engines.pytorch.torch_engine import control_engines
+from sdxl.checkpoint import Checkpoint
+from sdxl.engine import Engine
+from sdxl.specs import control_specs
+
+
+def control_shelf(export: ExportFolder, checkpoint: Checkpoint) -> NetShelf:
+    size = getattr(torch, _dtype_of(export)).itemsize
+    return NetShelf(
+        checkpoint, partial(load_control, export), room_bytes(torch.device("cpu")), size
+    )
+
+
+def load_control(export: ExportFolder, file: ControlFile) -> dict[str, Engine]:
+    dtype = _dtype_of(export)
+    specs = control_specs(export.arch, file.architecture, dtype)
+    deep = specs["control_deep"]
+    made = control_graph(export.graph_bytes("unet_deep"), deep, file.shapes)
+    module = file.network().to(getattr(torch, dtype))
+    engines = control_engines(specs, module)
+    if made is None:
+        return engines
+    graph, names = made
+    is_large = file.numbers * 4 > LARGE_BYTES
+    options = options_for(runs_whole=is_large)
+    tensors = module.state_dict()
+    # The session copies them.
+    values = [onnxruntime.OrtValue.ortvalue_from_numpy(tensors[name].numpy()) for name in names]
+    options.add_external_initializers(names, values)
+    session = new_session(graph, export.folder / export.graphs["unet_deep"].file, options)
+    return {**engines, deep.name: OnnxRuntimeEngine(deep, session, is_large)}
+
+
+def _dtype_of(export: ExportFolder) -> str:
+    return export.specs["unet_deep"].outputs[0].dtype
