@@ -33,6 +33,10 @@ def shown_map(
         whole = source.whole if source else None
         picture = fitted(given, whole.size if whole else size, control)
         picture = picture.resize(size, SHARP, whole.box) if whole else picture
+    return preprocessed(picture, control)
+
+
+def preprocessed(picture: Image.Image, control: Control) -> Image.Image:
     if control.preprocess != CANNY:
         return picture
     # Here and not above: a front end checks maps without arrays.
@@ -87,7 +91,7 @@ def _given(control: Control, pictures: Pictures, source: SourceImage | None) -> 
     data = pictures.get(control.image)
     if data is not None:
         try:
-            return _rgb(decode(data, "its map"))
+            return read_map(data)
         except InvalidParams as error:
             raise _wrong(control, str(error)) from None
     if source is None or control.image:
@@ -99,8 +103,9 @@ def _wrong(control: Control, needed: str) -> InvalidParams:
     return InvalidParams(FIELD, None, f"with {control.name!r}: {needed}")
 
 
-def _rgb(picture: Image.Image) -> Image.Image:
-    """Return it without transparency, on black."""
+def read_map(data: bytes) -> Image.Image:
+    """Decode a file; what is transparent becomes black. Raise InvalidParams."""
+    picture = decode(data, "its map")
     if picture.has_transparency_data:
         black = Image.new("RGBA", picture.size, "black")
         picture = Image.alpha_composite(black, picture.convert("RGBA"))

@@ -26,7 +26,7 @@ from serve.front.answering import EVENTS_IN_OPENAPI
 from serve.front.body_limit import BodyLimit
 from serve.front.edits import EDITS_PATH, Edits, describe_edit_body
 from serve.front.error_envelope import REFUSED, ErrorEnvelope, Front, reason_of, response
-from serve.front.form_routes import add_form_routes
+from serve.front.form_routes import MAPS_PATH, add_form_routes
 from serve.front.generations import Generations
 from serve.front.hosts import Hosts
 from serve.front.keys import Keyring, RateLimiter
@@ -99,7 +99,7 @@ def create_app(
     generations = Generations(models, settings, store, limiter, decoding, expander)
     add_generation_routes(app, generations)
     add_edit_route(app, Edits(generations, decoding))
-    add_form_routes(app, models)
+    add_form_routes(app, models, decoding)
     if settings.sdapi:
         # Here and not above: most services do not need it.
         from serve.front.a1111.routes import add_webui_routes
@@ -131,7 +131,8 @@ def create_app(
 
 
 def larger_bodies(settings: ServeSettings) -> dict[str, tuple[int, float]]:
-    with_pictures = (GENERATIONS_PATH, EDITS_PATH, *(WITH_PICTURES if settings.sdapi else ()))
+    paths = GENERATIONS_PATH, EDITS_PATH, MAPS_PATH
+    with_pictures = (*paths, *(WITH_PICTURES if settings.sdapi else ()))
     return {
         **dict.fromkeys(with_pictures, (settings.max_edit_bytes, settings.edit_timeout_s)),
         FILES_PATH: (settings.max_file_body_bytes, settings.edit_timeout_s),

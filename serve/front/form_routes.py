@@ -1,23 +1,31 @@
-"""Routes for the web page's form, besides `/v1/models`: facts about a prompt before it is sent, and
-example prompts with pictures.
+"""Routes for the web page's form, besides `/v1/models`: facts about a prompt before it is sent, a
+ControlNet's map after preprocessing, and example prompts with pictures.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 from contextvars import Context
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 from fastapi import FastAPI
 from pydantic import Field
 from starlette.responses import Response
 
+from sdxl.control_maps import preprocessed, read_map
+from sdxl.controls import Control
 from sdxl.model_names import MINI_NAME
+from sdxl.params import InvalidParams
+from sdxl.picture_files import file_of
+from serve.errors import of_params
 from serve.front.generations import collect
 from serve.front.image_orders import check_characters, orders_of
 from serve.front.openai_images import ImageRequest, Reply, RequestModel
 from serve.front.pictures import PicturesResponse
+from serve.front.sent_pictures import DATA_URL_ONLY, DecodingThread, file_in
 from serve.front.served_models import ServedModel, ServedModels
 
 EMBEDDED = (
@@ -38,6 +46,7 @@ ANY = (
 SEED = 1
 DEADLINE_S = 300.0
 """for all pictures; after a failure the next request tries again"""
+MAPS_PATH = "/v1/images/maps"
 MORE = 40
 """further prompts for the embedded model"""
 
@@ -56,6 +65,20 @@ class PromptAnswer(Reply):
     """words that mean nothing to the embedded model; empty for others"""
 
 
+class MapAsked(RequestModel):
+    """Fields of an entry of `controls`."""
+
+    image: Annotated[str, Field(description=DATA_URL_ONLY)]
+    preprocess: str
+    low: int = Control.low
+    high: int = Control.high
+
+
+class MapAnswer(Reply):
+    b64_json: str
+    """a PNG"""
+
+
 class ExamplePicture(Reply):
     prompt: str
     seed: int | None = None
@@ -67,7 +90,7 @@ class ExamplesResponse(Reply):
     data: list[ExamplePicture]
 
 
-def add_form_routes(app: FastAPI, models: ServedModels) -> None:
+def add_form_routes(app: FastAPI, models: ServedModels, decoding: DecodingThread) -> None:
     examples = Examples()
 
     @app.post("/v1/images/prompts")
@@ -80,6 +103,18 @@ def add_form_routes(app: FastAPI, models: ServedModels) -> None:
             tokens=facts.tokens, max_tokens=facts.most_tokens, unknown_words=facts.unknown_words
         )
 
+    @app.post(MAPS_PATH)
+    async def show_map(body: MapAsked) -> MapAnswer:
+        """Preprocess a picture as a ControlNet's map."""
+        file = file_in(body.image, "image")
+        control = Control("map", preprocess=body.preprocess, low=body.low, high=body.high)
+        try:
+            control.check("controls")
+            found = await decoding.run(partial(preprocessed_file, file, control))
+        except InvalidParams as error:
+            raise of_params(error) from None
+        return MapAnswer(b64_json=base64.b64encode(found).decode())
+
     @app.get("/v1/images/examples", response_model=ExamplesResponse)
     async def show_examples(model: str | None = None) -> Response:
         """Example prompts, with pictures for the embedded model."""
@@ -90,6 +125,10 @@ def add_form_routes(app: FastAPI, models: ServedModels) -> None:
         ]
         text = ExamplesResponse(data=data).model_dump_json(exclude_none=True).encode()
         return PicturesResponse(text, [e.image for e in each if e.image is not None])
+
+
+def preprocessed_file(file: bytes, control: Control) -> bytes:
+    return file_of(preprocessed(read_map(file), control))
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ export function makeMapPicker({ name, label, help, fields }, form, controlOf) {
       if (text === "" || text === null || text === usual[field]) delete next[place][field];
       else next[place][field] = text;
       value.value = JSON.stringify(next);
-      value.dispatchEvent(new Event("change", { bubbles: true }));
+      value.dispatchEvent(new Event("input", { bubbles: true }));
       showMap(next[place]);
     };
     const image = make("img", { alt: `The map of ${entry.name}` });

@@ -1,0 +1,100 @@
+"""The page's list of ControlNets, each with the picture of its map."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from sdxl.catalogue import Catalogue
+from sdxl.images import read_parameters
+from sdxl.picture_files import file_of
+from sdxl.pipeline import Pipeline
+from tests.sdxl.control_nets import random_control
+from tests.sdxl.test_editing import drawing
+from tests.serve.servers import listening
+from tests.serve.service.browsers import View, Visit, visit
+
+MAP: Any = {"name": "drawing.png", "mimeType": "image/png", "buffer": file_of(drawing(128, 128))}
+
+
+@pytest.fixture(scope="module")
+def address(mini: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("controlnets")
+    for seed, name in enumerate(("depth", "edges")):
+        random_control(seed).save_pretrained(folder / name)
+    catalogue: Any = Catalogue(control_folders=[folder])
+    with listening(replace(mini, catalogue=catalogue)) as (url, _):
+        yield url
+
+
+@pytest.fixture
+def guided(browser: Browser, address: str, view: View) -> Iterator[Visit]:
+    with visit(browser, address, view) as found:
+        expect(found.page.get_by_label("ControlNets")).to_be_visible()
+        yield found
+
+
+def add(web: Visit, name: str) -> None:
+    web.page.get_by_label("ControlNets").select_option(name)
+    with web.page.expect_file_chooser() as chooser:
+        web.page.get_by_role("button", name="Add map…").click()
+    chooser.value.set_files(MAP)
+    expect(web.page.get_by_role("button", name=f"Remove {name}")).to_be_visible()
+
+
+def held(web: Visit) -> list[dict[str, Any]]:
+    return [dict(each, image="") for each in json.loads(web.holds()["controls"] or "[]")]
+
+
+@pytest.mark.phone
+def test_picked_maps_are_in_the_picture_and_come_back_with_it(
+    guided: Visit, tmp_path: Path
+) -> None:
+    page = guided.page
+    add(guided, "edges")
+    page.get_by_label("Strength of edges", exact=True).fill("0.7")
+    page.get_by_text("Details").click()
+    before = page.get_by_alt_text("The map of edges").get_attribute("src")
+    page.get_by_label("Preprocessor").select_option("canny")
+    shown = page.get_by_alt_text("The map of edges")
+    expect(shown).not_to_have_attribute("src", before or "")
+    page.get_by_label("End", exact=True).fill("0.5")
+    page.get_by_label("End", exact=True).press("Tab")
+    expected = [{"name": "edges", "image": "", "strength": 0.7, "preprocess": "canny", "end": 0.5}]
+    assert held(guided) == expected
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert not guided.violations()
+    guided.reload()
+    assert held(guided) == expected
+    guided.generate("a red circle", steps="2")
+    guided.wait_for_pictures()
+    (stored,) = read_parameters(guided.download())["controls"]
+    assert (stored["name"], stored["strength"], stored["preprocess"]) == ("edges", 0.7, "canny")
+    page.click("#reset")
+    assert held(guided) == []
+    page.locator("#thumbs button").first.click()
+    expect(page.locator("#viewer-facts")).to_contain_text("edges 0.7")
+    page.click("#viewer [data-do=use]")
+    expect(page.get_by_alt_text("The map of edges")).to_be_visible()
+    assert {"name": "edges", "preprocess": "canny"}.items() <= held(guided)[0].items()
+
+
+def test_a_map_of_other_proportions_is_refused_at_the_list(guided: Visit) -> None:
+    add(guided, "depth")
+    guided.expected = ("400",)
+    guided.generate("a ring", steps="2", size="160x104")
+    expect(guided.page.get_by_role("alert")).to_contain_text("its map is 128x128")
+    guided.page.get_by_role("button", name="Remove depth").click()
+    expect(guided.page.get_by_role("alert")).to_have_count(0)
+
+
+def test_a_model_without_controlnets_has_no_list(browser: Browser, view: View) -> None:
+    with listening() as (url, _), visit(browser, url, view) as web:
+        expect(web.page.locator("[name=prompt]")).to_be_visible()
+        expect(web.page.get_by_label("ControlNets")).to_be_hidden()
