@@ -17,14 +17,31 @@ from functools import cache
 from math import ceil
 from typing import Any
 
+import torch
+
+from engines.low_rank import adapted, bank_of
 from eval.measuring.markdown import table_lines
 from eval.speed.kernel_work import KernelWork, Unit, work_of
-from eval.speed.meta_networks import PRECISIONS, UNETS, decoder, inputs_of, latents_of, unets
+from eval.speed.meta_networks import (
+    CONTROL,
+    PRECISIONS,
+    UNETS,
+    bank,
+    control_net,
+    decoder,
+    inputs_of,
+    latents_of,
+    unets,
+)
+from sdxl.networks.control import control_networks
 from sdxl.params import GenerationParams
+from sdxl.specs import PAGE_RANK, VARIANTS
 
 TERA = 1e12
 USUAL_ROWS = 16
 """of the call in the table of groups"""
+DEEP, _ = UNETS
+LORA_RANK = 32
 GAPS = "gaps"
 TILE = 128
 """rows and columns of a product's tiles, to see whether they fill the GPU"""
@@ -137,6 +154,46 @@ def works_of(network: str, precision: str, rows: int, side: int = 1024) -> tuple
 
 
 @cache
+def works_with_loras(precision: str, rows: int, side: int = 1024) -> tuple[KernelWork, ...]:
+    """The work of a deep call whose rows have LoRAs of LORA_RANK of the transformers."""
+    module, inputs = unets(precision)[DEEP], inputs_of(DEEP, rows, side)
+    pages, scales = torch.zeros(2, rows, LORA_RANK // PAGE_RANK, device="meta")
+    own = bank_of(VARIANTS["lora"][DEEP], module, bank())
+
+    def call() -> None:
+        with adapted(own, pages.long(), scales):
+            module(*inputs)
+
+    return tuple(work_of(module, call))
+
+
+@cache
+def works_of_a_net(rows: int, side: int = 1024) -> tuple[KernelWork, ...]:
+    """The work of a ControlNet's call, which is in halves."""
+    module, inputs = control_networks(control_net())[CONTROL], inputs_of(CONTROL, rows, side)
+    return tuple(work_of(module, lambda: module(*inputs)))
+
+
+def additions(gpu: EstimatedGpu, precision: str, rows: int) -> dict[str, float]:
+    """The time of a picture with LoRAs and with a ControlNet over that of a plain one."""
+
+    def seconds(works: Iterable[KernelWork]) -> float:
+        return sum(seconds_by_group(works, gpu).values())
+
+    deep, shallow = (seconds(works_of(name, precision, rows)) for name in UNETS)
+    decoding = (rows // 2) * (seconds(works_of_a_picture(precision)) + OTHER_S)
+    made = {}
+    for interval in (1, 2):
+        steps = GenerationParams().steps
+        count = ceil(steps / interval)
+        plain = count * deep + (steps - count) * shallow + decoding
+        adapted_s = seconds(works_with_loras(precision, rows)) - deep
+        for name, added in (("LoRAs", adapted_s), ("a ControlNet", seconds(works_of_a_net(rows)))):
+            made[f"{precision}, {name}, interval {interval}"] = 1 + count * added / plain
+    return made
+
+
+@cache
 def works_of_a_picture(precision: str, side: int = 1024) -> tuple[KernelWork, ...]:
     """The work of decoding one picture."""
     module, latents = decoder(precision), latents_of(1, side // 8)
@@ -182,6 +239,11 @@ def report(
             f"attention: {ATTENTION_SOURCE}",
             OPERATIONS_SOURCE,
         ],
+        "additions": {
+            name: ratio
+            for precision in precisions
+            for name, ratio in additions(gpu, precision, grouped).items()
+        },
         "images_per_second": {
             f"{precision}, {'DeepCache' if interval > 1 else 'full'}": {
                 str(count): images_per_second(gpu, precision, count, deep, steps - deep)
@@ -210,4 +272,7 @@ def table(report: Mapping[str, Any]) -> Iterator[str]:
     counts = list(next(iter(rates.values())))
     rows = [[name, *(f"{each[n]:.2f}" for n in counts)] for name, each in rates.items()]
     yield from ("", *table_lines(["images/s", *(f"{n} rows" for n in counts)], rows))
+    rows = [[name, f"{ratio:.2f}"] for name, ratio in report["additions"].items()]
+    head = f"{report['rows']} rows, LoRAs of rank {LORA_RANK}"
+    yield from ("", *table_lines([head, "time over a plain picture's"], rows))
     yield from ("", *(f"- {line}" for line in report["assumed"]))

@@ -11,33 +11,60 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engines.bank_shelf import new_bank
 from engines.folders.export_folder import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
+from engines.low_rank import Bank, adapt, bank_specs
 from engines.pytorch.eight_bit import flagged, put_decoder_layers, put_layers
 from engines.pytorch.fast_unet import rearrange
 from engines.pytorch.fast_vae import rearrange_decoder
 from engines.pytorch.launches import meta_inputs
 from eval.measuring.arithmetic import FULL_SIZE, architecture_of, build_module, configs_of
 from onnx_export.recipes import RECIPES
+from sdxl.networks.attention import cross_attentions
 from sdxl.networks.parts import networks_of
-from sdxl.specs import CHUNK, network_specs
+from sdxl.specs import CHUNK, ControlArchitecture, control_specs, level_axes, network_specs
 
 NUMBERS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 PRECISIONS = ("fp16", *NUMBERS)
 UNETS = ("unet_deep", "unet_shallow")
+CONTROL = "control_deep"
 
 
 @cache
 def unets(precision: str, model: str = FULL_SIZE) -> Mapping[str, nn.Module]:
     """The UNet's networks in the torch backend's GPU form."""
     with torch.device("meta"):
-        unet: Any = build_module("unet", configs_of(model)["unet"])
-        # nn.Module's `to`, because the model's own `to` warns of irrelevant things.
-        unet = nn.Module.to(unet, torch.float16).to(memory_format=torch.channels_last)
+        unet = half_unet(model)
+        adapt("unet", unet)
         if precision in NUMBERS:
             put_layers(unet, dict(numbers_of(unet, precision)))
         rearrange(unet)
         networks = networks_of("unet", unet, "reference")
         return {name: flagged(network) for name, network in networks.items()}
+
+
+def half_unet(model: str = FULL_SIZE) -> Any:
+    unet: Any = build_module("unet", configs_of(model)["unet"])
+    # nn.Module's `to`, because the model's own `to` warns of irrelevant things.
+    return nn.Module.to(unet, torch.float16).to(memory_format=torch.channels_last)
+
+
+@cache
+def control_net() -> Any:
+    """A ControlNet like the UNet's way down, in halves."""
+    from diffusers.models.controlnets.controlnet import ControlNetModel
+
+    with torch.device("meta"):
+        net: Any = ControlNetModel.from_unet(half_unet(), load_weights_from_unet=False)
+        return nn.Module.to(net, torch.float16).to(memory_format=torch.channels_last)
+
+
+@cache
+def bank(model: str = FULL_SIZE) -> Bank:
+    """The bank of the UNet's LoRAs."""
+    with torch.device("meta"):
+        shapes = adapt("unet", half_unet(model))
+    return new_bank(bank_specs(shapes, "float16"), torch.device("meta"))
 
 
 def numbers_of(unet: nn.Module, precision: str) -> Iterator[tuple[str, Tensor]]:
@@ -71,8 +98,11 @@ def inputs_of(name: str, rows: int, side: int) -> list[Tensor]:
     """The fp16 inputs of a call at this size in pixels."""
     arch = architecture_of(configs_of(FULL_SIZE))
     latent = side // arch.vae_scale
-    axes = {"rows": rows, "tokens": CHUNK, "latent_h": latent, "latent_w": latent}
-    return meta_inputs(network_specs(arch, "float16")[name], axes)
+    axes = {"rows": rows, "tokens": CHUNK, **level_axes(latent, latent)}
+    if name != CONTROL:
+        return meta_inputs(network_specs(arch, "float16")[name], axes)
+    widths = tuple(each.to_k.out_features for each in cross_attentions(control_net()))
+    return meta_inputs(control_specs(arch, ControlArchitecture(widths), "float16")[name], axes)
 
 
 def latents_of(images: int, latent: int) -> Tensor:
