@@ -5,6 +5,7 @@ It knows no torch and no networks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from PIL import Image, ImageOps
@@ -16,6 +17,8 @@ from sdxl.source import SHARP, SourceImage, decode
 FIELD = "controls"
 TOLERANCE = 0.02
 """of the proportions of a map that is not resized explicitly"""
+MOST_PIXELS = 2**21
+"""of a map that is shown without a request for a picture"""
 Pictures = Mapping[str, bytes]
 """The files of maps, by their `image` in a Control."""
 
@@ -86,6 +89,16 @@ def _size_of(params: GenerationParams) -> tuple[int, int]:
     return params.width, params.height
 
 
+def previewed(data: bytes, control: Control) -> Image.Image:
+    """Return a picture preprocessed at its own size, with at most MOST_PIXELS."""
+    picture = read_map(data, "image")
+    scale = math.sqrt(MOST_PIXELS / (picture.width * picture.height))
+    if scale < 1:
+        width, height = (max(int(side * scale), 1) for side in picture.size)
+        picture = picture.resize((width, height), SHARP)
+    return preprocessed(picture, control)
+
+
 def _given(control: Control, pictures: Pictures, source: SourceImage | None) -> Image.Image | None:
     """Return the map that the request gives; None: it is the image that is edited."""
     data = pictures.get(control.image)
@@ -103,9 +116,9 @@ def _wrong(control: Control, needed: str) -> InvalidParams:
     return InvalidParams(FIELD, None, f"with {control.name!r}: {needed}")
 
 
-def read_map(data: bytes) -> Image.Image:
+def read_map(data: bytes, field: str = "its map") -> Image.Image:
     """Decode a file; what is transparent becomes black. Raise InvalidParams."""
-    picture = decode(data, "its map")
+    picture = decode(data, field)
     if picture.has_transparency_data:
         black = Image.new("RGBA", picture.size, "black")
         picture = Image.alpha_composite(black, picture.convert("RGBA"))

@@ -106,7 +106,9 @@ class ServeSettings:
     )
     public_url: str = setting("", "what `url` results begin with; as the client asked unless given")
 
-    sdapi: bool = setting(False, "stable-diffusion-webui's API as well, below /sdapi/v1")
+    sdapi: bool = setting(
+        False, "stable-diffusion-webui's API as well, below /sdapi/v1 and /controlnet"
+    )
 
     queue: int = setting(64, "standard images that one client may have waiting at each replica", 0)
     deadline_s: float = setting(20.0, "deadline of a request that names none", 0)

@@ -63,7 +63,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 GENERATIONS_PATH = "/v1/images/generations"
 FILES_PATH, BATCHES_PATH = "/v1/files", "/v1/batches"
 AddRoutes = Callable[[FastAPI, ServeSettings], None]
-OFF = {"/sdapi/": "sdapi", "/v1/chat/": "llm", "/v1/completions": "llm"}
+OFF = {"/sdapi/": "sdapi", "/controlnet/": "sdapi", "/v1/chat/": "llm", "/v1/completions": "llm"}
 """Paths that need a setting. Files and batches have routes that say so."""
 MEDIA = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 GENERATED: dict[int | str, dict[str, Any]] = {

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from sdxl.control_maps import FIELD, Pictures, check_maps
+from sdxl.control_maps import FIELD, Pictures, check_maps, previewed
 from sdxl.controls import Control
 from sdxl.parameter import MAX_ATTACHMENTS
 from sdxl.params import InvalidParams
+from sdxl.picture_files import file_of
 from serve.errors import invalid, of_params
 from serve.front.image_orders import check_limits, params_of
 from serve.front.openai_images import ImageRequest
@@ -31,10 +32,28 @@ def read_maps(asked: R, card: ModelCard, settings: ServeSettings) -> tuple[R, Pi
     check_limits(asked, card, settings)
     try:
         asked, maps = taken(asked)
+    except InvalidParams as error:
+        raise of_params(error) from None
+    check(asked, maps, card, settings)
+    return asked, maps
+
+
+def check(asked: ImageRequest, maps: Pictures, card: ModelCard, settings: ServeSettings) -> None:
+    """Raises Problem for a map that is missing or wrong, in a request without a source."""
+    try:
         check_maps(params_of(asked, card, settings), maps)
     except InvalidParams as error:
         raise of_params(error) from None
-    return asked, maps
+
+
+def preview_of(data: bytes, **fields: Any) -> bytes:
+    """Return a PNG of the map that `fields` of a Control make of a picture. Raises Problem."""
+    try:
+        control = Control("map", **fields)
+        control.check(FIELD)
+        return file_of(previewed(data, control), compress_level=1)
+    except InvalidParams as error:
+        raise of_params(error) from None
 
 
 def taken(asked: R, files: Sequence[bytes] = ()) -> tuple[R, Pictures]:
@@ -47,13 +66,19 @@ def taken(asked: R, files: Sequence[bytes] = ()) -> tuple[R, Pictures]:
     for entry in map(_fields, given):
         data = _map_of(entry, left)
         if data is not None:
-            entry["image"] = hashlib.sha256(data).hexdigest()
-            maps[entry["image"]] = data
+            entry["image"] = add_map(data, maps)
         entries.append(entry)
     if left:
         needed = f"must be {len(files) - len(left)} files, one for each entry of {FIELD}"
         raise invalid(FILES, f"{FILES} {needed} without an image, got {len(files)}")
     return asked.model_copy(update={FIELD: entries or None}), maps
+
+
+def add_map(data: bytes, maps: dict[str, bytes]) -> str:
+    """Return the map's name in `maps`: its SHA-256."""
+    digest = hashlib.sha256(data).hexdigest()
+    maps[digest] = data
+    return digest
 
 
 def _map_of(entry: Mapping[str, Any], left: list[bytes]) -> bytes | None:

@@ -15,12 +15,9 @@ from fastapi import FastAPI
 from pydantic import Field
 from starlette.responses import Response
 
-from sdxl.control_maps import preprocessed, read_map
 from sdxl.controls import Control
 from sdxl.model_names import MINI_NAME
-from sdxl.params import InvalidParams
-from sdxl.picture_files import file_of
-from serve.errors import of_params
+from serve.front.control_maps import preview_of
 from serve.front.generations import collect
 from serve.front.image_orders import check_characters, orders_of
 from serve.front.openai_images import ImageRequest, Reply, RequestModel
@@ -107,12 +104,8 @@ def add_form_routes(app: FastAPI, models: ServedModels, decoding: DecodingThread
     async def show_map(body: MapAsked) -> MapAnswer:
         """Preprocess a picture as a ControlNet's map."""
         file = file_in(body.image, "image")
-        control = Control("map", preprocess=body.preprocess, low=body.low, high=body.high)
-        try:
-            control.check("controls")
-            found = await decoding.run(partial(preprocessed_file, file, control))
-        except InvalidParams as error:
-            raise of_params(error) from None
+        fields = {"preprocess": body.preprocess, "low": body.low, "high": body.high}
+        found = await decoding.run(partial(preview_of, file, **fields))
         return MapAnswer(b64_json=base64.b64encode(found).decode())
 
     @app.get("/v1/images/examples", response_model=ExamplesResponse)
@@ -125,10 +118,6 @@ def add_form_routes(app: FastAPI, models: ServedModels, decoding: DecodingThread
         ]
         text = ExamplesResponse(data=data).model_dump_json(exclude_none=True).encode()
         return PicturesResponse(text, [e.image for e in each if e.image is not None])
-
-
-def preprocessed_file(file: bytes, control: Control) -> bytes:
-    return file_of(preprocessed(read_map(file), control))
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,12 @@ def made(worker: Worker, controls: Any, **fields: Any) -> bytes:
     return picture_in(post(worker, {**QUICK, **fields, "controls": controls}))
 
 
+def assert_same(found: bytes, expected: bytes) -> None:
+    """Calls of other sizes round differently."""
+    assert read_parameters(found) == read_parameters(expected)
+    assert np.abs(pixels(found).astype(int) - pixels(expected)).max() < 3
+
+
 def plain(worker: Worker) -> bytes:
     return picture_in(post(worker, QUICK))
 
@@ -90,10 +96,10 @@ def test_forms_and_json_mean_the_same(controlled: Worker) -> None:
     expected = picture_in(post(controlled, {**body, "controls": whole}, EDIT))
     for name in ("control_image", "control_image[]"):
         files = [("image", image), (name, OTHER)]
-        assert picture_in(edit(controlled, files, controls=json.dumps(entries))) == expected
+        assert_same(picture_in(edit(controlled, files, controls=json.dumps(entries))), expected)
     bare = json.dumps([{"name": "edges", "strength": 0.5}, {"name": "edges", "end": 0.5}])
     files = [("image", image), ("control_image", MAP), ("control_image", OTHER)]
-    assert picture_in(edit(controlled, files, controls=bare)) == expected
+    assert_same(picture_in(edit(controlled, files, controls=bare)), expected)
     stored = read_parameters(expected)
     assert [each["image"] for each in stored["controls"]] == [digest(MAP), digest(OTHER)]
 
@@ -215,9 +221,8 @@ def test_a_batch_makes_the_same_picture(controlled: Worker, tmp_path: Path) -> N
         ended = api.ended(api.begin(*lines))
         (done,) = api.lines(ended.output_file_id)
         wrong = api.lines(ended.error_file_id)
-    assert base64.b64decode(done["response"]["body"]["data"][0]["b64_json"]) == made(
-        controlled, body["controls"]
-    )
+    first = base64.b64decode(done["response"]["body"]["data"][0]["b64_json"])
+    assert_same(first, made(controlled, body["controls"]))
     errors = {each["custom_id"]: each["response"]["body"]["error"] for each in wrong}
     assert {error["param"] for error in errors.values()} == {"controls"}
     assert "needs the picture of its map" in errors["b"]["message"]

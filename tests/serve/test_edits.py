@@ -257,7 +257,7 @@ def test_a_body_is_bounded_by_a_limit_of_its_own(worker: Worker) -> None:
     answer = send(worker, {"image": large}, max_edit_bytes=len(large) // 2)
     assert answer.status_code == 413 and error_of(answer)["code"] == "body_too_large"
 
-    assert post(worker, {"prompt": "x" * 300_000}).status_code == 413
+    assert post(worker, {"prompt": "x" * 300_000}, "/v1/images/prompts").status_code == 413
 
 
 def test_text_to_image_refuses_the_fields_of_edits(worker: Worker) -> None:

@@ -1,5 +1,10 @@
 """stable-diffusion-webui's API, as far as this service supports it."""
 
 PREFIX = "/sdapi/v1"
-WITH_PICTURES = (f"{PREFIX}/img2img", f"{PREFIX}/png-info")
+CONTROLNET = "/controlnet"
+"""routes of its extension for ControlNets"""
+WITH_PICTURES = (
+    *(f"{PREFIX}/{name}" for name in ("txt2img", "img2img", "png-info")),
+    f"{CONTROLNET}/detect",
+)
 """Routes whose requests hold pictures."""

@@ -5,21 +5,26 @@ and limits as `/v1`. The setting `sdapi` adds it.
 from __future__ import annotations
 
 import asyncio
+import base64
 import secrets
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
 
+from sdxl.control_maps import FIELD
+from sdxl.parameter import MAX_ATTACHMENTS
 from sdxl.params import DRAWN_SEEDS, InvalidParams
 from sdxl.source import SourceImage
 from serve.errors import invalid, of_params
-from serve.front.a1111 import PREFIX, editing, wire
+from serve.front.a1111 import CONTROLNET, PREFIX, controlnet, editing, wire
 from serve.front.a1111.clients import Clients, ClientState, Run
 from serve.front.access import client_of
 from serve.front.answering import deadline_of, fan_out, take_rate
+from serve.front.control_maps import check, preview_of
 from serve.front.edits import check_can_edit, prepared
 from serve.front.generations import marked, work_of
 from serve.front.image_orders import orders_of
@@ -58,9 +63,14 @@ class WebuiApi:
         chosen = wire.chosen_options(asked, state.options, self.models.all)
         model = wire.model_in(chosen, self.models.all)
         card = await model.backend.card()
-        orders = self._orders(wire.request_of(asked, chosen), model, card, request)
+        wanted = wire.request_of(asked, chosen)
+        controls, maps = controlnet.controls_of(asked, card)
+        if controls:
+            wanted = wanted.model_copy(update={FIELD: controls})
+            await self.decoding.run(partial(check, wanted, maps, card, model.settings))
+        orders = self._orders(wanted, model, card, request, maps=maps)
         take_rate(self.limiter, request, len(orders), work_of(orders, card))
-        return await self._answer(asked, orders, model, state)
+        return await self._answer(controlnet.without_pictures(asked), orders, model, state)
 
     async def edit(self, asked: editing.ImageToImage, request: Request) -> dict[str, Any]:
         state = self.state_of(request)
@@ -69,18 +79,22 @@ class WebuiApi:
         card = await model.backend.card()
         check_can_edit(card)
 
+        controls, maps = controlnet.controls_of(asked, card)
+
         def source() -> tuple[ImageRequest, SourceImage]:
             try:
                 wanted, given = editing.edit_of(asked, chosen)
-                return prepared(wanted, given, card, model.settings)
+                wanted = wanted.model_copy(update={FIELD: controls or None})
+                return prepared(wanted, given, card, model.settings, maps)
             except InvalidParams as error:
                 raise of_params(error) from None
 
         wanted, image = await self.decoding.run(source)
-        orders = self._orders(wanted, model, card, request, image)
+        orders = self._orders(wanted, model, card, request, source=image, maps=maps)
         take_rate(self.limiter, request, len(orders), work_of(orders, card))
         # The answer does not repeat the images.
-        echo = asked.model_copy(update={"init_images": [], "mask": None})
+        echo = controlnet.without_pictures(asked)
+        echo = echo.model_copy(update={"init_images": [], "mask": None})
         return await self._answer(echo, orders, model, state)
 
     async def _answer(
@@ -105,12 +119,12 @@ class WebuiApi:
         model: ServedModel,
         card: ModelCard,
         request: Request,
-        source: SourceImage | None = None,
+        **pictures: Any,
     ) -> list[ImageOrder]:
         deadline_s = deadline_of(None, request, self.settings)
         seed = secrets.randbelow(DRAWN_SEEDS)
         orders = orders_of(wanted, card, model.settings, seed, deadline_s)
-        return marked(orders, request, model, wants_progress=True, source=source)
+        return marked(orders, request, model, wants_progress=True, **pictures)
 
     async def _run(
         self, orders: Sequence[ImageOrder], run: Run, backend: ImageBackend
@@ -175,6 +189,7 @@ def add_webui_routes(
         app.post(f"{PREFIX}/{name}", name=f"webui_{name}")(interrupt)
     add_option_routes(app, api)
     add_list_routes(app, api)
+    add_controlnet_routes(app, api)
 
 
 def add_option_routes(app: FastAPI, api: WebuiApi) -> None:
@@ -245,6 +260,38 @@ def add_list_routes(app: FastAPI, api: WebuiApi) -> None:
 
     for name in EMPTY_LISTS:
         app.get(f"{PREFIX}/{name}", name=f"webui_{name}")(nothing)
+
+
+def add_controlnet_routes(app: FastAPI, api: WebuiApi) -> None:
+    @app.get(f"{CONTROLNET}/version")
+    async def tell_controlnet_version() -> dict[str, int]:
+        return {"version": controlnet.VERSION}
+
+    @app.get(f"{CONTROLNET}/settings")
+    async def tell_controlnet_settings() -> dict[str, int]:
+        return {"control_net_unit_count": MAX_ATTACHMENTS}
+
+    @app.get(f"{CONTROLNET}/model_list")
+    async def list_controlnets(request: Request) -> dict[str, list[str]]:
+        return {"model_list": controlnet.models_of(await api.card_of(request))}
+
+    @app.get(f"{CONTROLNET}/module_list")
+    async def list_preprocessors() -> dict[str, Any]:
+        detail = controlnet.module_detail()
+        return {"module_list": list(detail), "module_detail": detail}
+
+    @app.get(f"{CONTROLNET}/control_types")
+    async def list_control_types(request: Request) -> dict[str, Any]:
+        models = controlnet.models_of(await api.card_of(request))
+        return {"control_types": controlnet.control_types(models)}
+
+    @app.post(f"{CONTROLNET}/detect")
+    async def detect(body: controlnet.Detection) -> dict[str, Any]:
+        """Preprocess pictures: canny draws their edges."""
+        files = [wire.image_bytes(each) for each in body.images]
+        each = [partial(preview_of, file, **body.fields) for file in files]
+        made = [base64.b64encode(await api.decoding.run(draw)).decode() for draw in each]
+        return {"images": made, "info": "Success"}
 
 
 def memory() -> dict[str, Any]:

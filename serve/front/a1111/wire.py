@@ -76,6 +76,8 @@ UNSET_OF_HIRES: dict[str, tuple[Any, ...]] = {
     "hr_negative_prompt": ("",),
 }
 """The same for a second leg."""
+UNITS = "controlnet"
+"""the script whose arguments controlnet.py reads"""
 HIRES_UPSCALERS = {each.capitalize(): each for each in UPSCALERS}
 HIRES_UPSCALER, HIRES_STRENGTH = "Latent", 0.75
 """defaults of a request that names neither"""
@@ -205,7 +207,7 @@ def upscale_of(asked: TextToImage) -> dict[str, Any]:
 def check_features(asked: TextToImage) -> None:
     check_unset(asked, UNSET)
     for name, script in (asked.alwayson_scripts or {}).items():
-        if is_active(script):
+        if name.lower() != UNITS and is_active(script):
             shown = name[:100]
             raise invalid("alwayson_scripts", f"alwayson_scripts: no script {shown!r} here")
 
@@ -372,10 +374,10 @@ def latent_upscale_modes() -> list[dict[str, str]]:
     return [{"name": LATENT.capitalize()}]
 
 
-def image_bytes(text: str) -> bytes:
+def image_bytes(text: str, param: str = "image", name: str = "image") -> bytes:
     """Base64, with or without a data URL before it."""
     _, _, data = text.rpartition(",")
     try:
         return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
-        raise invalid("image", "image must be a picture in base64") from None
+        raise invalid(param, f"{name} must be a picture in base64") from None

@@ -1,0 +1,315 @@
+"""ControlNets in the requests of stable-diffusion-webui, as its extension sd-webui-controlnet takes
+them in `alwayson_scripts`, and the extension's lists.
+
+A field that this service cannot follow is refused by name. It knows no HTTP server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
+
+from sdxl.attachments import unknown_name
+from sdxl.control_maps import Pictures
+from sdxl.control_texts import BALANCED, MODES, RESIZES
+from sdxl.controls import CANNY, CROP, FILL, NONE, PREPROCESSORS, Control
+from sdxl.parameter import MAX_ATTACHMENTS, table_of
+from serve.errors import invalid, of_params, of_schema
+from serve.front.a1111.wire import UNITS, Number, TextToImage, Whole, image_bytes
+from serve.front.control_maps import add_map
+from serve.front.openai_images import bounds_of
+from serve.orders import ModelCard
+
+PARAM = "alwayson_scripts"
+VERSION = 3
+"""of the extension's API"""
+NO_MODEL = "None"
+ALIASES = {
+    "input_image": "image",
+    "mask_image": "mask",
+    "guidance": "guidance_end",
+    "guess_mode": "guessmode",
+}
+"""other names of fields"""
+OFF: Mapping[str, tuple[Any, ...]] = {
+    "mask": ("",),
+    "advanced_weighting": ([],),
+    "effective_region_mask": ("",),
+    "ipadapter_input": ("", []),
+    "batch_images": ("", []),
+    "input_mode": ("simple", 0),
+    "animatediff_batch": (False,),
+}
+"""Features that are not supported, with their values that mean `off`, as null does."""
+PICTURES = ("image", "input_image", "mask", "mask_image")
+RESIZE_MODES = RESIZES | {
+    "Inner Fit (Scale to Fit)": CROP,
+    "Scale to Fit (Inner Fit)": CROP,
+    "Outer Fit (Shrink to Fit)": FILL,
+    "Envelope (Outer Fit)": FILL,
+}
+RESIZE_NUMBERS = ("Just Resize", "Crop and Resize", "Resize and Fill")
+UNION_TYPES = {
+    "OpenPose": "openpose",
+    "Depth": "depth",
+    "Soft Edge": "scribble",
+    "Hard Edge": "canny",
+    "Normal Map": "normal",
+    "Segmentation": "segment",
+    "Tile": "tile",
+    "Inpaint": "repaint",
+    "Unknown": None,
+}
+BOTH_LEGS = "Both"
+LOW, HIGH = (Control.low, Control.high)
+SLIDER = range(1, 256)
+"""thresholds of canny; the extension replaces others by the defaults"""
+FIELDS = table_of(Control)
+
+
+class Unit(BaseModel):
+    """Other fields do not affect the picture, such as `processor_res`."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    enabled: StrictBool | None = True
+    model: str | None = None
+    module: str | None = None
+    image: Any = None
+    weight: Annotated[Number, *bounds_of(FIELDS["strength"])] | None = 1.0
+    guidance_start: Annotated[Number, *bounds_of(FIELDS["start"])] | None = 0.0
+    guidance_end: Annotated[Number, *bounds_of(FIELDS["end"])] | None = 1.0
+    control_mode: Whole | str | None = None
+    resize_mode: Whole | str | None = None
+    threshold_a: Number | None = None
+    threshold_b: Number | None = None
+    guessmode: StrictBool | Whole | None = None
+    union_control_type: str | None = None
+    hr_option: str | None = BOTH_LEGS
+    inpaint_crop_input_image: StrictBool | None = True
+
+    @property
+    def is_used(self) -> bool:
+        return self.enabled is not False and self.model not in (None, "", NO_MODEL)
+
+
+class Detection(BaseModel):
+    """`controlnet_images` is webuiapi's name of the images."""
+
+    controlnet_module: str = NONE
+    controlnet_input_images: Annotated[list[str], Field(max_length=MAX_ATTACHMENTS)] = []
+    controlnet_images: Annotated[list[str], Field(max_length=MAX_ATTACHMENTS)] = []
+    controlnet_threshold_a: Number | None = None
+    controlnet_threshold_b: Number | None = None
+
+    @property
+    def images(self) -> list[str]:
+        if not (images := self.controlnet_input_images or self.controlnet_images):
+            name = "controlnet_input_images"
+            raise invalid(name, f"{name} must be at least one picture")
+        return images
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The preprocessor's fields of a Control."""
+        module = preprocessor(self.controlnet_module, "controlnet_module", "controlnet_module")
+        low, high = self.controlnet_threshold_a, self.controlnet_threshold_b
+        return {"preprocess": module, "low": threshold(low, LOW), "high": threshold(high, HIGH)}
+
+
+def controls_of(asked: TextToImage, card: ModelCard) -> tuple[list[dict[str, Any]], Pictures]:
+    """Return the request's units as /v1's `controls`, and their maps. Raises Problem."""
+    controls, maps = list[dict[str, Any]](), dict[str, bytes]()
+    for number, given in enumerate(arguments_of(asked)):
+        name = f"{PARAM}: ControlNet unit {number}"
+        unit = unit_of(given, name)
+        if unit is not None:
+            check_features(unit, asked, name)
+            controls.append(control_of(unit, card, maps, name))
+    if len(controls) > MAX_ATTACHMENTS:
+        message = f"{PARAM}: ControlNet must have at most {MAX_ATTACHMENTS} units"
+        raise invalid(PARAM, f"{message}, got {len(controls)}")
+    return controls, maps
+
+
+def arguments_of(asked: TextToImage) -> list[Any]:
+    scripts = {name.lower(): script for name, script in (asked.alwayson_scripts or {}).items()}
+    script = scripts.get(UNITS)
+    arguments = script.get("args") if isinstance(script, dict) else script
+    if arguments is None:
+        return []
+    if not isinstance(arguments, list):
+        raise invalid(PARAM, f"{PARAM}: args of ControlNet must be a list of units")
+    return arguments
+
+
+def unit_of(given: Any, name: str) -> Unit | None:
+    """Return the unit, if it is used."""
+    if not given:
+        return None
+    if not isinstance(given, dict):
+        raise invalid(PARAM, f"{name} must be an object, got {str(given)[:60]!r}")
+    if given.get("enabled") is False:
+        return None
+    fields = {ALIASES.get(key, key): value for key, value in given.items() if value is not None}
+    try:
+        unit = Unit.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise invalid(PARAM, f"{name}: {of_schema(str(first['loc'][0])[:60], first)}") from None
+    # The extension has preprocessors that work without a model.
+    preprocessor(unit.module, PARAM, f"{name}: module")
+    return unit if unit.is_used else None
+
+
+def check_features(unit: Unit, asked: TextToImage, name: str) -> None:
+    extra = unit.model_extra or {}
+    for field, plain in OFF.items():
+        if (value := extra.get(field)) is not None and value not in plain:
+            raise invalid(PARAM, f"{name}: {field} is not possible here; leave it out")
+    if asked.enable_hr and unit.hr_option not in (None, BOTH_LEGS):
+        needed = f"must be {BOTH_LEGS!r} here, got {unit.hr_option[:60]!r}"
+        raise invalid(PARAM, f"{name}: hr_option {needed}")
+    is_part = getattr(asked, "mask", None) is not None
+    is_part = is_part and getattr(asked, "inpaint_full_res", False) is not False
+    if is_part and unit.image and unit.inpaint_crop_input_image is False:
+        message = f"{name}: inpaint_crop_input_image must be true with inpaint_full_res"
+        raise invalid(PARAM, f"{message}: a map lies over the whole image")
+
+
+def control_of(unit: Unit, card: ModelCard, maps: dict[str, bytes], name: str) -> dict[str, Any]:
+    data = map_of(unit.image, name)
+    types = UNION_TYPES, "Unknown"
+    mode = chosen(unit.control_mode, MODES, BALANCED, f"{name}: control_mode", [*MODES])
+    resize = chosen(
+        unit.resize_mode, RESIZE_MODES, RESIZE_NUMBERS[1], f"{name}: resize_mode", RESIZE_NUMBERS
+    )
+    return {
+        "name": net_of(unit.model or "", card),
+        "image": "" if data is None else add_map(data, maps),
+        "strength": 1.0 if unit.weight is None else unit.weight,
+        "start": unit.guidance_start or 0.0,
+        "end": 1.0 if unit.guidance_end is None else unit.guidance_end,
+        "mode": "guess" if unit.guessmode else mode,
+        "preprocess": preprocessor(unit.module, PARAM, f"{name}: module"),
+        "low": threshold(unit.threshold_a, LOW),
+        "high": threshold(unit.threshold_b, HIGH),
+        "resize": resize,
+        "type": chosen(unit.union_control_type, *types, f"{name}: union_control_type"),
+    }
+
+
+def chosen(
+    value: int | str | None,
+    known: Mapping[str, Any],
+    usual: str,
+    name: str,
+    numbers: Sequence[str] = (),
+) -> Any:
+    """Return what a text stands for, or its number."""
+    text = usual if value is None else value
+    if isinstance(text, int):
+        text = numbers[text] if 0 <= text < len(numbers) else str(text)
+    if text not in known:
+        texts = ", ".join(map(repr, known))
+        raise invalid(PARAM, f"{name} must be one of {texts}, got {text[:60]!r}")
+    return known[text]
+
+
+def preprocessor(module: str | None, param: str, name: str) -> str:
+    text = (module or NONE).lower()
+    if text not in PREPROCESSORS:
+        needed = f"must be {' or '.join(PREPROCESSORS)}, got {text[:60]!r}; or send the map itself"
+        raise invalid(param, f"{name} {needed}")
+    return text
+
+
+def threshold(value: float | None, usual: int) -> int:
+    return usual if value is None or round(value) not in SLIDER else round(value)
+
+
+def net_of(text: str, card: ModelCard) -> str:
+    """Return the name of a model that is named as the list has it, or without its hash or folder.
+    Raises Problem."""
+    nets = card.controlnets
+    shorts = {name.rpartition("/")[2]: name for name in reversed([*nets])}
+    names = {
+        form.lower(): name
+        for own, name in {**shorts, **{name: name for name in nets}}.items()
+        for form in (own, label_of(own, nets[name]))
+    }
+    found = names.get(text.strip().lower())
+    if found is None:
+        raise of_params(unknown_name(PARAM, text, models_of(card), "ControlNets"))
+    return found
+
+
+def map_of(image: Any, name: str) -> bytes | None:
+    """Return a unit's picture: base64, or an object or a list of that and its mask."""
+    while isinstance(image, list) and len(image) == 1:
+        (image,) = image
+    if isinstance(image, list) and len(image) == 2:
+        image = {"image": image[0], "mask": image[1]}
+    if isinstance(image, dict):
+        if image.get("mask"):
+            raise invalid(PARAM, f"{name}: mask is not possible here; leave it out")
+        image = image.get("image")
+    if image in (None, ""):
+        return None
+    if not isinstance(image, str):
+        raise invalid(PARAM, f"{name}: image must be one picture in base64")
+    return image_bytes(image, PARAM, f"{name}: image")
+
+
+def without_pictures(asked: TextToImage) -> TextToImage:
+    """Return the request without the pictures of its units: the answer does not repeat them."""
+    scripts = dict(asked.alwayson_scripts or {})
+    for name, script in scripts.items():
+        if name.lower() == UNITS and isinstance(script, dict):
+            units = [_without(unit) for unit in script.get("args") or ()]
+            scripts[name] = {**script, "args": units}
+    return asked.model_copy(update={"alwayson_scripts": scripts}) if scripts else asked
+
+
+def _without(unit: Any) -> Any:
+    if not isinstance(unit, dict):
+        return unit
+    return {key: None if key in PICTURES else value for key, value in unit.items()}
+
+
+def label_of(name: str, hash: str) -> str:
+    return f"{name} [{hash}]" if hash else name
+
+
+def models_of(card: ModelCard) -> list[str]:
+    return [label_of(name, hash) for name, hash in card.controlnets.items()]
+
+
+def module_detail() -> dict[str, Any]:
+    usual = {"name": "Resolution", "value": 512, "min": 64, "max": 2048, "step": 8}
+    names = ("Canny Low Threshold", LOW), ("Canny High Threshold", HIGH)
+    ends = {"min": SLIDER.start, "max": SLIDER.stop - 1, "step": 1}
+    sliders = [usual, *({"name": name, "value": value, **ends} for name, value in names)]
+    return {
+        NONE: {"model_free": False, "sliders": []},
+        CANNY: {"model_free": False, "sliders": sliders},
+    }
+
+
+def control_types(models: Sequence[str]) -> dict[str, Any]:
+    of_edges = [each for each in models if any(w in each.lower() for w in (CANNY, "union"))]
+    each = {
+        "All": (NONE, models, NO_MODEL),
+        CANNY.capitalize(): (CANNY, of_edges, (*of_edges, NO_MODEL)[0]),
+    }
+    return {
+        name: {
+            "module_list": list(PREPROCESSORS),
+            "model_list": [NO_MODEL, *listed],
+            "default_option": option,
+            "default_model": model,
+        }
+        for name, (option, listed, model) in each.items()
+    }
