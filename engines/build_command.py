@@ -75,6 +75,12 @@ def build_parser() -> Parser:
         action="store_true",
         help="also build networks that apply the LoRAs of requests: plans of about twice the size",
     )
+    add(
+        "--request-controlnets",
+        action="store_true",
+        help="also build UNets that add the results of requests' ControlNets: plans of about twice "
+        "the size",
+    )
     add("--sparse", action="store_true", help="use kernels for 2:4 sparse weights where they are")
     add("--out", metavar="DIR", help="where to put them (default: where `auto` looks for them)")
     add(
@@ -108,7 +114,16 @@ def read_order(options: argparse.Namespace) -> BuildSpec:
         raise InvalidParams("out", None, "must be a folder for engines with LoRAs in them")
     place = plans_place(export.model, export.model_digest, export.precision, export.cut)
     out = Path(options.out).absolute() if options.out else place / f"{target.key}-{flavour.name}"
-    return BuildSpec(export, target, flavour, max_batch, options.sparse, out, options.request_loras)
+    return BuildSpec(
+        export,
+        target,
+        flavour,
+        max_batch,
+        options.sparse,
+        out,
+        has_loras=options.request_loras,
+        has_controlnets=options.request_controlnets,
+    )
 
 
 def export_folder(options: argparse.Namespace, target: Target) -> Path:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
 from engines.folders.export_folder import SMOOTHING
-from engines.lora_graphs import graph_input, layers_of
-from sdxl.specs import ModelSpec, plain_name
+from engines.lora_graphs import add_loras, graph_input, layers_of
+from sdxl.specs import CONTROL, ModelSpec, TensorSpec, plain_name
 
 JOINED = re.compile(r"up_blocks\.(\d+)\.resnets\.(\d+)\.conv_shortcut\.weight")
 """the layer that reads what a ResBlock on the way up has joined"""
@@ -34,6 +35,19 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 class ControlGraphError(RuntimeError):
     """A graph that has no place for a residual."""
+
+
+def variant_graph(graph: bytes, spec: ModelSpec) -> tuple[bytes, ModelSpec]:
+    """Return the graph of a network with LoRAs, residuals or both, made from the plain one, and its
+    spec with the bank."""
+    name = spec.name.removesuffix(f"+{CONTROL}")
+    bank: tuple[TensorSpec, ...] = ()
+    if name != plain_name(name):
+        graph, adapted = add_loras(graph, replace(spec, name=name))
+        bank = adapted.bank
+    if name != spec.name:
+        graph = add_residuals(graph, spec)
+    return graph, replace(spec, bank=bank)
 
 
 def add_residuals(graph: bytes, spec: ModelSpec) -> bytes:

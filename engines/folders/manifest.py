@@ -26,6 +26,7 @@ from sdxl.specs import (
     brief,
     network_specs,
     with_loras,
+    with_residuals,
 )
 
 PRECISIONS = ("fp32", "fp16", "int8", "fp8")
@@ -165,7 +166,7 @@ def spec_from_dict(name: str, value: Mapping[str, Any]) -> ModelSpec:
 
 def outdated(specs: Mapping[str, ModelSpec], arch: Architecture, cut: Cut) -> str | None:
     """How these tensors differ from those of today's networks, in words."""
-    for name in (*(plain := network_specs(arch, cut=cut)), *with_loras(plain)):
+    for name in _all_specs(arch, "float32", cut):
         if name not in specs:
             if "+" in name or (name in OPTIONAL and not arch.masked_channels):
                 continue
@@ -175,13 +176,18 @@ def outdated(specs: Mapping[str, ModelSpec], arch: Architecture, cut: Cut) -> st
             return f"{name!r} has no inputs or no outputs"
         if (dtype := spec.outputs[0].dtype) not in DTYPES:
             return f"{name!r} has outputs of {brief(dtype)}, expected one of {', '.join(DTYPES)}"
-        networks = network_specs(arch, dtype, cut)
-        needed = (networks | with_loras(networks))[name]
+        needed = _all_specs(arch, dtype, cut)[name]
         for side in SIDES:
             theirs, ours = getattr(spec, side), getattr(needed, side)
             if theirs != ours:
                 return f"{name} has the {side} {_listed(theirs)}; expected {_listed(ours)}"
     return None
+
+
+def _all_specs(arch: Architecture, dtype: str, cut: Cut) -> dict[str, ModelSpec]:
+    plain = network_specs(arch, dtype, cut)
+    uncontrolled = plain | with_loras(plain)
+    return uncontrolled | with_residuals(uncontrolled, arch)
 
 
 def _listed(tensors: tuple[TensorSpec, ...]) -> str:

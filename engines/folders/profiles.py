@@ -20,6 +20,7 @@ from sdxl.specs import (
     ModelSpec,
     ShapeError,
     image_axes,
+    level_axes,
 )
 
 MAX_CHUNKS_OF_TOKENS = 3
@@ -29,9 +30,9 @@ SMALLEST_SIDE, LARGEST_SIDE = 0.5, 2
 DECODE_BATCH = 1
 """Pictures are decoded one by one: a profile of four took 68.8 GB at SDXL's largest size."""
 
-FEWEST = {"pages": 1, "bank": 2}
-MOST = {"pages": PAGE_COUNTS[-1], "bank": MOST_PAGES}
-"""pages of LoRAs for each row, and in the bank"""
+FEWEST = {"pages": 1, "bank": 2, "hints": 1}
+MOST = {"pages": PAGE_COUNTS[-1], "bank": MOST_PAGES, "hints": 4}
+"""pages of LoRAs for each row, and in the bank; hints of a ControlNet's union"""
 
 Shape = tuple[int, ...]
 Range = tuple[Shape, Shape, Shape]
@@ -113,7 +114,8 @@ def _widest(spec: ModelSpec, found: Sequence[Profile], dim: str) -> tuple[int, i
 
 def _usual_axes(arch: Architecture) -> dict[str, int]:
     side = arch.sample_size
-    return _axes(arch, rows=2, tokens=CHUNK, side=side, batch=1, chunks=2, pages=2, bank=33)
+    paged = {"pages": 2, "bank": 33}
+    return _axes(arch, rows=2, tokens=CHUNK, side=side, batch=1, chunks=2, hints=1, **paged)
 
 
 def _smallest_axes(arch: Architecture) -> dict[str, int]:
@@ -134,7 +136,7 @@ def _largest_axes(arch: Architecture, max_batch: int) -> dict[str, int]:
 
 
 def _axes(arch: Architecture, *, side: int, **others: int) -> dict[str, int]:
-    return {"latent_h": side, "latent_w": side, **image_axes(arch, side, side), **others}
+    return {**level_axes(side, side), **image_axes(arch, side, side), **others}
 
 
 def _profile(

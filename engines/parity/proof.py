@@ -25,8 +25,8 @@ from engines.parity.findings import (
 )
 from engines.parity.pictures import Subject, paint
 from sdxl.checkpoint import Checkpoint
-from sdxl.engine import Engines, call
-from sdxl.specs import VAE
+from sdxl.engine import Engines, call, torch_dtype
+from sdxl.specs import VAE, ModelSpec, level_axes, plain_name
 
 DECODER, ENCODER = VAE
 INTERVALS = (1, 2)
@@ -105,9 +105,9 @@ class PlanTrial:
 
     def calls(self, engines: Engines, reference: ReferenceCalls) -> Iterator[Finding]:
         for name, profiles in self.profiles.items():
-            bound = plan_bound(name, self.precision)
+            spec, bound = engines[name].spec, plan_bound(plain_name(name), self.precision)
             for index in range(len(profiles)):
-                given = _within(name, profiles, index, reference)
+                given = _within(spec, profiles, index, reference)
                 (error,) = call_errors(engines, [given])
                 shape = "×".join(map(str, next(iter(given.inputs.values())).shape))
                 what = f"{name}, profile {index + 1} of {len(profiles)}, {shape}"
@@ -137,9 +137,10 @@ class PlanTrial:
 
 
 def _within(
-    name: str, profiles: Sequence[Profile], index: int, reference: ReferenceCalls
+    spec: ModelSpec, profiles: Sequence[Profile], index: int, reference: ReferenceCalls
 ) -> EngineCall:
     """Return a call that uses this profile and no better one."""
+    name = plain_name(spec.name)
     first = next(iter(reference.usual[name].inputs))
     low, usual, _ = profiles[index].ranges[first]
     for rows, calls in (
@@ -148,11 +149,30 @@ def _within(
         (low[0], reference.small),
         (usual[0], reference.small),
     ):
-        given = calls[name].tiled(rows)
+        given = _plain_rows(spec, calls[name].tiled(rows))
         shapes = {n: tuple(v.shape) for n, v in given.inputs.items()}
-        if any(p.admits(shapes) for p in profiles) and choose(name, profiles, shapes) == index:
+        own = [Profile({n: p.ranges[n] for n in shapes}) for p in profiles]
+        if any(p.admits(shapes) for p in own) and choose(spec.name, own, shapes) == index:
             return given
-    raise CheckFailed(f"{name}: no call of the model meets profile {index + 1}; build again")
+    raise CheckFailed(f"{spec.name}: no call of the model meets profile {index + 1}; build again")
+
+
+def _plain_rows(spec: ModelSpec, given: EngineCall) -> EngineCall:
+    """Return the call of a plain network for one with LoRAs or residuals: zeros add nothing."""
+    sizes: dict[str, int] = {"pages": 1}
+    for tensor in spec.inputs:
+        if tensor.name in given.inputs:
+            shape = given.inputs[tensor.name].shape
+            sizes |= {axis: shape[place] for place, axis in tensor.free_axes.items()}
+    if "latent_h" in sizes:
+        sizes |= level_axes(sizes["latent_h"], sizes["latent_w"])
+    inputs = {
+        t.name: given.inputs[t.name]
+        if t.name in given.inputs
+        else torch.zeros(t.shape(sizes), dtype=torch_dtype(t))
+        for t in spec.inputs
+    }
+    return EngineCall(spec.name, inputs, given.outputs)
 
 
 def _low_side(profiles: Profiles, scale: int) -> int:

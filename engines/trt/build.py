@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from engines.control_graphs import variant_graph
 from engines.folders.engine_folder import FILE, SUFFIX, EngineError, EngineFolder, EnginePlan
 from engines.folders.export_folder import ExportFolder, Graph
 from engines.folders.manifest import MALFORMED, spec_as_dict
@@ -24,13 +25,12 @@ from engines.folders.places import home
 from engines.folders.profiles import profiles
 from engines.folders.publishing import link_or_copy, locked, publish, refuse_strangers, sync_folder
 from engines.folders.targets import Target
-from engines.lora_graphs import add_loras
 from engines.parity.proof import Proof, not_run
 from engines.trt.flavours import Flavour
 from engines.trt.plan_worker import PlanJob, run_worker
 from sdxl.digests import sha256_of
 from sdxl.files import OutputError, write_atomic
-from sdxl.specs import ModelSpec, plain_name, with_loras
+from sdxl.specs import ModelSpec, plain_name, with_loras, with_residuals
 
 RECIPE = 1
 """Increase it when a change to the code makes plans worth building again."""
@@ -53,13 +53,18 @@ class BuildSpec:
     out: Path
     has_loras: bool = False
     """whether there are plans for LoRAs of requests, too"""
+    has_controlnets: bool = False
+    """whether there are plans for ControlNets of requests, too"""
 
     @cached_property
     def specs(self) -> dict[str, ModelSpec]:
         """The networks to build."""
-        added = with_loras(self.export.specs) if self.has_loras else {}
-        return self.export.specs | {
-            name: add_loras(self.export.graph_bytes(plain_name(name)), spec)[1]
+        export = self.export
+        added = with_loras(export.specs) if self.has_loras else {}
+        if self.has_controlnets:
+            added |= with_residuals(export.specs | added, export.arch)
+        return export.specs | {
+            name: variant_graph(export.graph_bytes(plain_name(name)), spec)[1]
             for name, spec in added.items()
         }
 
@@ -161,7 +166,8 @@ def build(
 def _is_made(order: BuildSpec, kept: dict[str, EnginePlan], published: EngineFolder) -> bool:
     """Whether the order's engines are published, whatever their proof found."""
     proof = Proof(published.parity, published.costs, published.device_bytes)
-    return order.manifest(kept, proof).as_dict() == published.as_dict()
+    is_whole = set(kept) == set(order.specs)
+    return is_whole and order.manifest(kept, proof).as_dict() == published.as_dict()
 
 
 def _run_again(engines: EngineFolder, prove: Prove) -> EngineFolder:
@@ -188,7 +194,8 @@ def _kept(order: BuildSpec, published: EngineFolder) -> dict[str, EnginePlan]:
     return {
         name: plan
         for name, plan in published.plans.items()
-        if plan.recipe == order.recipe(name)
+        if name in order.specs
+        and plan.recipe == order.recipe(name)
         and sha256_of(published.folder / plan.file) == plan.sha256
     }
 

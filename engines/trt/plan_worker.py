@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engines.control_graphs import variant_graph
 from engines.folders.manifest import spec_from_dict
-from engines.lora_graphs import add_loras
 from sdxl.memory import peak_bytes
-from sdxl.specs import ModelSpec
+from sdxl.specs import ModelSpec, plain_name
 
 SWITCH = "POLYGRAPHY_USE_TENSORRT_RTX"
 PR_SET_PDEATHSIG = 1
@@ -167,13 +167,13 @@ def build(job: PlanJob, on_progress: Callable[[float], None]) -> Any:
 
 
 def parsed(job: PlanJob, spec: ModelSpec) -> tuple[Any, Any, Any]:
-    """Read the job's graph, with LoRAs if its network has them."""
+    """Read the job's graph, with LoRAs and residuals if its network has them."""
     from polygraphy.backend.trt import CreateNetwork, NetworkFromOnnxPath, get_trt_logger
 
-    if not spec.bank:
+    if job.name == plain_name(job.name):
         whole: tuple[Any, Any, Any] = NetworkFromOnnxPath(job.onnx, strongly_typed=True)()
         return whole
-    graph, _ = add_loras(Path(job.onnx).read_bytes(), spec)
+    graph, _ = variant_graph(Path(job.onnx).read_bytes(), spec)
     builder, network = CreateNetwork(strongly_typed=True)()
     parser = importlib.import_module(job.module).OnnxParser(network, get_trt_logger())
     if not parser.parse(graph, job.onnx):

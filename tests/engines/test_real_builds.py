@@ -9,20 +9,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import onnx
 import pytest
 
+from engines.control_graphs import control_graph
 from engines.folders.export_folder import ExportFolder
+from engines.folders.manifest import spec_as_dict
+from engines.folders.profiles import profiles
 from engines.folders.publishing import Busy
 from engines.folders.shipped import open_mini
 from engines.trt import build as build_module
 from engines.trt.build import build
 from engines.trt.plan_worker import BuildError, run_worker
 from sdxl.files import OutputError
-from sdxl.specs import VARIANTS
+from sdxl.specs import CONTROLLED, VARIANTS, control_specs
 from tests.engines.fake_builds import FakeWorker, order_of
 from tests.engines.tiny_export import rewrite_locations, sign, write_export
+from tests.sdxl.control_nets import architecture_of, random_control
 
 pytest.importorskip("tensorrt_rtx")
 pytest.importorskip("polygraphy")
@@ -55,6 +61,40 @@ def test_the_embedded_models_networks_with_loras_build(name: str, tmp_path: Path
     """With LoRAs of all layers, and embeddings."""
     order = order_of(open_mini(), tmp_path, has_loras=True)
     run_worker(order.job(name, tmp_path / "plan"), tmp_path / "log", lambda _: None)
+    assert (tmp_path / "plan").read_bytes()[:4] == PLAN_MAGIC
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [f"{name}+control" for name in CONTROLLED])
+def test_the_embedded_models_networks_with_residuals_build(name: str, tmp_path: Path) -> None:
+    order = order_of(open_mini(), tmp_path, has_controlnets=True)
+    run_worker(order.job(name, tmp_path / "plan"), tmp_path / "log", lambda _: None)
+    assert (tmp_path / "plan").read_bytes()[:4] == PLAN_MAGIC
+
+
+@pytest.mark.slow
+def test_a_controlnet_builds(tmp_path: Path) -> None:
+    """From the graph that ONNX Runtime runs."""
+    net, export = random_control(), open_mini()
+    shapes = {name: tuple(tensor.shape) for name, tensor in net.state_dict().items()}
+    spec = control_specs(export.arch, architecture_of(net))["control_deep"]
+    made = control_graph(export.graph_bytes("unet_deep"), spec, shapes)
+    assert made is not None
+    model = onnx.load_model_from_string(made[0])
+    for tensor in model.graph.initializer:
+        if tensor.name in made[1]:
+            weights = net.state_dict()[tensor.name].numpy()
+            tensor.CopyFrom(onnx.numpy_helper.from_array(weights, tensor.name))
+    onnx.save(model, tmp_path / "net.onnx")
+    order = order_of(export, tmp_path)
+    job = replace(
+        order.job("unet_deep", tmp_path / "plan"),
+        name=spec.name,
+        onnx=str(tmp_path / "net.onnx"),
+        profiles=[dict(each.ranges) for each in profiles(spec, export.arch, 4, has_exact=False)],
+        spec=spec_as_dict(spec),
+    )
+    run_worker(job, tmp_path / "log", lambda _: None)
     assert (tmp_path / "plan").read_bytes()[:4] == PLAN_MAGIC
 
 

@@ -31,7 +31,9 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def order_for_l40s(export: ExportFolder, out: Path) -> BuildSpec:
     target = TARGETS["l40s"]
-    return BuildSpec(export, target, TENSORRT_RTX, target.max_batch, False, out)
+    return BuildSpec(
+        export, target, TENSORRT_RTX, target.max_batch, False, out, has_controlnets=True
+    )
 
 
 def builds(export: ExportFolder, name: str, folder: Path) -> None:
@@ -44,7 +46,7 @@ def builds(export: ExportFolder, name: str, folder: Path) -> None:
 def test_all_graphs_in_half_precision_build(exports: Exports, tmp_path: Path) -> None:
     export = exports("fp16")
     engines = build(order_for_l40s(export, tmp_path / "fp16"))
-    assert set(engines.plans) == set(export.graphs)
+    assert set(engines.plans) == {*export.graphs, "unet_deep+control", "unet_shallow+control"}
     for name in engines.plans:
         engines.plan_bytes(name)
 
@@ -59,11 +61,12 @@ def test_both_unets_in_eight_bits_build(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["unet_deep", "unet_deep+control"])
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
 def test_a_small_unet_in_eight_bits_builds(
-    tiny_exports: Exports, tmp_path: Path, precision: str
+    tiny_exports: Exports, tmp_path: Path, precision: str, name: str
 ) -> None:
-    builds(tiny_exports(precision), "unet_deep", tmp_path)
+    builds(tiny_exports(precision), name, tmp_path)
 
 
 @pytest.mark.long

@@ -7,17 +7,31 @@ import pytest
 from engines.folders.profiles import buckets, choose, latent_sides, most_chunks, profiles
 from engines.folders.targets import TARGETS
 from sdxl.conditioning import MAX_CHUNKS_PER_CALL
-from sdxl.specs import SDXL_1_0, Architecture, ModelSpec, ShapeError, image_axes, network_specs
+from sdxl.specs import (
+    SDXL_1_0,
+    Architecture,
+    ControlArchitecture,
+    ModelSpec,
+    ShapeError,
+    control_specs,
+    image_axes,
+    level_axes,
+    network_specs,
+    with_residuals,
+)
 from tests.fakes import ARCH
 
 BATCHES = sorted({target.max_batch for target in TARGETS.values()})
 SPECS = network_specs(SDXL_1_0, "float16")
+CONTROLLED = with_residuals(SPECS, SDXL_1_0)
+UNION = control_specs(SDXL_1_0, ControlArchitecture((640, 1280), types=6), "float16")
 
 
 def shapes(spec: ModelSpec, **axes: int) -> dict[str, tuple[int, ...]]:
     usual = {"rows": 2, "tokens": 77, "latent_h": 128, "latent_w": 128, "chunks": 2, "batch": 1}
     found = usual | axes
     found |= image_axes(SDXL_1_0, found["latent_h"], found["latent_w"])
+    found |= level_axes(found["latent_h"], found["latent_w"]) | {"hints": 2}
     return {t.name: t.shape(found) for t in spec.inputs}
 
 
@@ -28,13 +42,14 @@ def test_no_guided_image_brings_rows_that_are_padding(max_batch: int) -> None:
 
 
 @pytest.mark.parametrize("max_batch", [1, 3, *BATCHES])
-@pytest.mark.parametrize("name", ["unet_deep", "unet_shallow"])
+@pytest.mark.parametrize("name", ["unet_deep", "unet_shallow", "unet_deep+control"])
 def test_every_bucket_has_a_profile_near_it_and_powers_of_two_an_exact_one(
     name: str, max_batch: int
 ) -> None:
-    found = profiles(SPECS[name], SDXL_1_0, max_batch)
+    spec = (SPECS | CONTROLLED)[name]
+    found = profiles(spec, SDXL_1_0, max_batch)
     for rows in buckets(max_batch):
-        profile = found[choose(name, found, shapes(SPECS[name], rows=rows))]
+        profile = found[choose(name, found, shapes(spec, rows=rows))]
         assert profile is not found[-1], f"{rows} rows meet the wide profile"
         low, usual, high = (shape[0] for shape in profile.ranges["sample"])
         assert low <= rows <= usual == high < 2 * low
@@ -54,13 +69,13 @@ def test_builds_stay_short() -> None:
         {"rows": 1},
         {"rows": 32, "tokens": 231},
         {"latent_h": 96, "latent_w": 168},
-        {"latent_h": 64, "latent_w": 256},
+        {"latent_h": 65, "latent_w": 255},
         {"chunks": 1},
         {"chunks": MAX_CHUNKS_PER_CALL},
     ],
 )
 def test_the_wide_profile_takes_the_rest(axes: dict[str, int], has_exact: bool) -> None:
-    for name, spec in SPECS.items():
+    for name, spec in (SPECS | CONTROLLED | UNION).items():
         found = profiles(spec, SDXL_1_0, 16, has_exact=has_exact)
         chosen = choose(name, found, shapes(spec, **axes))
         assert found[chosen].admits(shapes(spec, **axes))

@@ -5,15 +5,19 @@ ONNX Runtime stands in for TensorRT: real numbers of real graphs, but no GPU's r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import pytest
+import torch
 from torch import Tensor
 
+from engines.control_graphs import variant_graph
+from engines.folders.export_folder import ExportFolder
 from engines.folders.profiles import Profile, profiles
 from engines.folders.shipped import open_mini
-from engines.onnxruntime_engine import load_onnxruntime
+from engines.onnxruntime_engine import OnnxRuntimeEngine, load_onnxruntime, open_session
 from engines.parity.calls import call_errors, listening
 from engines.parity.findings import CheckFailed
 from engines.parity.pictures import paint, subject_of
@@ -21,11 +25,12 @@ from engines.parity.proof import PlanTrial
 from engines.pytorch.torch_engine import load_torch
 from sdxl.checkpoint import find
 from sdxl.engine import Engine, Engines
-from sdxl.specs import ModelSpec
+from sdxl.specs import ModelSpec, plain_name, with_loras, with_residuals
 
 MINI = find("mini")
 SUBJECT = replace(subject_of(MINI, 1, 0), steps=4)
 MAX_BATCH = 2
+ENDING = ("clip_l+lora", "unet_deep+control", "unet_shallow+locon+control")
 
 
 @dataclass
@@ -50,11 +55,24 @@ def with_off(engines: Engines, name: str, is_off: Callable[[int], bool]) -> Engi
     return replace(engines, by_name={**engines.by_name, name: Off(engines[name], is_off)})
 
 
+def with_ending(export: ExportFolder, name: str) -> Engine:
+    """Return a network with LoRAs, of an empty bank, or residuals."""
+    specs = export.specs | with_loras(export.specs)
+    specs |= with_residuals(specs, export.arch)
+    plain = plain_name(name)
+    graph, spec = variant_graph(export.graph_bytes(plain), specs[name])
+    bank = {t.name: torch.zeros(t.shape({"bank": 2})) for t in spec.bank}
+    return OnnxRuntimeEngine(spec, open_session(export, plain, graph), bank=bank)
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Engines:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SDXL_HOME", str(tmp_path_factory.mktemp("home")))
-        return replace(load_onnxruntime(open_mini()), buckets=(2, 4))
+        export = open_mini()
+        found = load_onnxruntime(export)
+        added = {name: with_ending(export, name) for name in ENDING}
+        return replace(found, buckets=(2, 4), by_name={**found.by_name, **added})
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +111,7 @@ def test_every_network_runs_in_every_profile_and_pictures_are_the_models(
     ]
     assert all("required" in line for line in said) and len(said) == len(whats)
     assert proof.is_run and proof.device_bytes == 250
-    assert set(proof.costs) == set(built.by_name)
+    assert set(proof.costs) == {plain_name(name) for name in built.by_name}
     assert list(proof.costs["unet_deep"]) == ["2", "4"]
     assert all(seconds > 0 for costs in proof.costs.values() for seconds in costs.values())
 
@@ -104,6 +122,7 @@ def test_every_network_runs_in_every_profile_and_pictures_are_the_models(
     [
         ("unet_deep", lambda rows: rows == 2 * MAX_BATCH),
         ("unet_shallow", lambda rows: rows == 1),
+        ("unet_deep+control", lambda rows: rows == 1),
         ("clip_g", lambda rows: True),
         ("vae_decoder", lambda rows: True),
     ],
@@ -112,7 +131,7 @@ def test_one_network_that_is_off_in_one_profile_is_refused(
     name: str, is_off: Callable[[int], bool], reference: Engines, built: Engines
 ) -> None:
     wrong = with_off(built, name, is_off)
-    with pytest.raises(CheckFailed, match=rf"{name}, profile .* required at most 0.01"):
+    with pytest.raises(CheckFailed, match=rf"{re.escape(name)}, profile .* required at most 0.01"):
         trial(reference, wrong, []).run()
 
 

@@ -17,6 +17,7 @@ import pytest
 from engines.folders.engine_folder import EngineFolder
 from engines.folders.export_folder import ExportFolder
 from engines.folders.publishing import Busy, publish
+from engines.folders.shipped import open_mini
 from engines.folders.targets import TARGETS
 from engines.parity.findings import CheckFailed
 from engines.parity.proof import Proof, not_run
@@ -102,6 +103,30 @@ def test_only_a_changed_graph_is_built_again(site: Site) -> None:
 def test_another_recipe_is_another_plan(site: Site, change: dict[str, Any]) -> None:
     site.build()
     assert "unet_deep" in site.rebuild(**change)
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"has_controlnets": True}, {"unet_deep+control", "unet_shallow+control"}),
+        (
+            {"has_controlnets": True, "has_loras": True},
+            {"unet_deep+locon", "unet_deep+locon+control", "unet_shallow+locon+control"},
+        ),
+    ],
+)
+def test_plans_for_requests_are_built_beside_the_others(
+    change: dict[str, Any], names: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = FakeWorker()
+    monkeypatch.setattr(build_module, "run_worker", worker)
+    site = Site(open_mini(), tmp_path / "plans" / "l40s", worker)
+    site.build()
+    rest = set(site.rebuild(**change))
+    assert names <= rest and not rest & set(NETWORKS)
+    assert set(EngineFolder.read(site.out).plans) == rest | set(NETWORKS)
+    assert site.rebuild(**change) == [] == site.rebuild()
+    assert set(EngineFolder.read(site.out).plans) == set(NETWORKS)
 
 
 def test_a_killed_build_continues(site: Site) -> None:
