@@ -27,6 +27,7 @@ from sdxl.checkpoint import MINI, Checkpoint
 from sdxl.engine import Engines
 from sdxl.files import OutputError
 from sdxl.params import InvalidParams
+from sdxl.specs import CONTROL
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +147,13 @@ def _tensorrt(asked: EngineRequest, flavour: Flavour) -> Engines:
             f"{flavour.name} has no engines to run: {found}; run sdxl export --model "
             f"{asked.model} --precision {precision}, then sdxl build --backend {flavour.name}"
         )
-    return load_tensorrt(found, flavour)
+    engines = load_tensorrt(found, flavour)
+    if f"unet_deep+{CONTROL}" not in engines.by_name:
+        return engines
+    from engines.pytorch.torch_engine import control_shelf
+
+    dtype = engines["unet_deep"].spec.outputs[0].dtype
+    return replace(engines, controls=control_shelf(asked.checkpoint, dtype, engines.device))
 
 
 def _onnxruntime(asked: EngineRequest) -> Engines:

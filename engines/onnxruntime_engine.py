@@ -10,7 +10,7 @@ about 1% of them, packed for its own kernels.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -138,19 +138,13 @@ class _Networks(dict[str, Engine]):
 
     def __missing__(self, name: str) -> Engine:
         # Imported late: plain pictures do not need `onnx`.
-        from engines.control_graphs import add_residuals
-        from engines.lora_graphs import add_loras
+        from engines.control_graphs import variant_graph
 
-        specs = self.export.specs
-        with_pages = with_loras(specs)
-        spec = with_residuals({**specs, **with_pages}, self.export.arch)[name]
-        without, plain = name.removesuffix(f"+{CONTROL}"), plain_name(name)
-        graph, base = self.export.graph_bytes(plain), specs[plain]
-        if without in with_pages:
-            graph, base = add_loras(graph, with_pages[without])
-        own: Any = self[without]
-        spec = replace(spec, bank=base.bank)
-        self[name] = _opened(self.export, plain, spec, add_residuals(graph, spec), own.bank)
+        export, plain = self.export, plain_name(name)
+        specs = with_residuals({**export.specs, **with_loras(export.specs)}, export.arch)
+        graph, spec = variant_graph(export.graph_bytes(plain), specs[name])
+        without: Any = self[name.removesuffix(f"+{CONTROL}")]
+        self[name] = _opened(export, plain, spec, graph, without.bank)
         return self[name]
 
 

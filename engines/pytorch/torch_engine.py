@@ -137,13 +137,6 @@ def load_torch(
     if options != PLAIN:
         said["options"] = str(options)
     layout = memory_format(options)
-    nets = NetShelf(
-        checkpoint,
-        lambda file: torch_control(file, checkpoint.arch, dtype, chosen, layout),
-        room_bytes(chosen),
-        getattr(torch, dtype).itemsize,
-        cuda.synchronize if cuda else NetShelf.synchronize,
-    )
     has_slots = _has_slots(options, deep.module)
     standard = checkpoint.arch.sample_size
     ticks = Ticks(cuda) if cuda and options.graphs else None
@@ -156,7 +149,7 @@ def load_torch(
         buckets=counts,
         memory_format=layout,
         adapters=shelf,
-        controls=nets,
+        controls=control_shelf(checkpoint, dtype, chosen, layout),
         warming=partial(_warming, chosen, ticks) if is_cuda else nullcontext,
         run_recorded=ticks or Engines.run_recorded,
         description=said,
@@ -182,6 +175,22 @@ def _add_loras(
         own = bank_of(name, plain.module, bank)
         engines[name] = TorchEngine(spec, plain.module, own)
     return bank
+
+
+def control_shelf(
+    checkpoint: Checkpoint,
+    dtype: str,
+    device: torch.device,
+    layout: torch.memory_format = torch.contiguous_format,
+) -> NetShelf:
+    """Return a shelf of ControlNets in PyTorch."""
+    return NetShelf(
+        checkpoint,
+        lambda file: torch_control(file, checkpoint.arch, dtype, device, layout),
+        room_bytes(device),
+        getattr(torch, dtype).itemsize,
+        partial(torch.cuda.synchronize, device) if device.type == "cuda" else NetShelf.synchronize,
+    )
 
 
 def torch_control(
