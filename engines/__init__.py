@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 from engines.trt.flavours import FLAVOURS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sdxl.catalogue import Catalogue
     from sdxl.pipeline import Pipeline
 
 BACKENDS = ("auto", *FLAVOURS, "onnxruntime", "torch")
@@ -18,6 +21,17 @@ FOLDER = "use this folder of sdxl export or sdxl build instead of searching SDXL
 LORAS = "folder of LoRAs; those in `loras` beside the model and in SDXL_HOME are found without it"
 CONTROLNETS = "folder of ControlNets; those in `controlnets` beside the model and in SDXL_HOME too"
 """the help of flags for both"""
+
+
+def catalogue_of(model: str, folder: Path, loras: str = "", controlnets: str = "") -> Catalogue:
+    """Return what requests of a model may name. `folder` is the model's."""
+    from sdxl.catalogue import Catalogue
+    from sdxl.model_names import folders_of
+
+    return Catalogue(
+        folders_of(model, folder, "loras", loras),
+        folders_of(model, folder, "controlnets", controlnets),
+    )
 
 
 def load(
@@ -39,9 +53,7 @@ def load(
     `loras` and `controlnets` are one more folder of each. For backends of other packages see
     choice.plugged_in."""
     from engines.choice import EngineRequest, choose_engines
-    from sdxl.catalogue import Catalogue
     from sdxl.checkpoint import find
-    from sdxl.model_names import folders_of
     from sdxl.params import InvalidParams
     from sdxl.pipeline import Pipeline
 
@@ -50,10 +62,7 @@ def load(
     if precision not in (None, *ASKED_PRECISIONS) and backend in BACKENDS:
         raise InvalidParams("precision", precision, f"must be one of {', '.join(ASKED_PRECISIONS)}")
     checkpoint = find(model)
-    catalogue = Catalogue(
-        folders_of(model, checkpoint.folder, "loras", loras),
-        folders_of(model, checkpoint.folder, "controlnets", controlnets),
-    )
+    catalogue = catalogue_of(model, checkpoint.folder, loras, controlnets)
     asked = EngineRequest(
         model, checkpoint, device, precision, torch_options, folder, takes_unchecked
     )

@@ -45,6 +45,7 @@ class BatchSpec:
     engines: str
     takes_unchecked: bool
     lora_folder: str
+    control_folder: str
     deterministic: bool
     provenance: Provenance
     is_quiet: bool

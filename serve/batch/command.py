@@ -144,9 +144,11 @@ def read_order(options: argparse.Namespace) -> BatchSpec:
         raise InvalidParams(
             "vae", options.vae, "cannot be used with --through: the service has its own"
         )
-    if options.through and options.lora_folder:
-        needed = "cannot be used with --through: the service has its own"
-        raise InvalidParams("loras", options.lora_folder, needed)
+    folders = {"loras": options.lora_folder, "controlnets": options.control_folder}
+    for name, folder in folders.items():
+        if options.through and folder:
+            needed = "cannot be used with --through: the service has its own"
+            raise InvalidParams(name, folder, needed)
     provenance = given_provenance(options)
     if provenance.is_signed and options.deterministic and not options.through:
         kinds = ", ".join(kind for kind in PROVENANCES if not Provenance(kind).is_signed)

@@ -1,4 +1,4 @@
-"""A row's image and mask: where they lie, and the order for the edit.
+"""A row's pictures: where they lie, and the order that holds them.
 
 A path must lie below the input file's folder: the author of an input may not be its operator.
 """
@@ -10,14 +10,16 @@ import binascii
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sdxl.params import InvalidParams
-from sdxl.source import GivenImage
+from sdxl.params import GenerationParams, InvalidParams
+from sdxl.source import GivenImage, SourceImage
 from serve.batch.rows import BatchRow
 from serve.errors import invalid, of_params
 from serve.orders import ImageOrder, ModelCard
+from serve.render.control_maps import FIELD, read_maps
 from serve.render.editing import content
 
 IMAGE, MASK = "image", "mask"
@@ -61,15 +63,41 @@ def read(name: str, place: str) -> bytes:
 
 
 def order_of(row: BatchRow, format: str, card: ModelCard) -> ImageOrder:
-    """Read a row's image and make its order. Raises Problem if the image cannot be edited."""
-    assert row.params is not None and row.image is not None
-    if not card.can_edit:
+    """Read a row's pictures and make its order. Raises Problem if they cannot be used."""
+    assert row.params is not None
+    if row.image is not None and not card.can_edit:
         message = "image: neither a service nor engines without vae_encoder edit images in a job"
         raise invalid(IMAGE, message)
     try:
-        mask = None if row.mask is None else read(MASK, row.mask)
-        given = GivenImage.read(read(IMAGE, row.image), mask)
-        params = given.sized(row.params, card.sizes).resolve(card.sizes, lambda: 0)
-        return ImageOrder(params, format, source=given.source(params))
+        params, maps = with_maps(row, row.params)
+        params, source = (params, None) if row.image is None else edited(row, params, card)
     except InvalidParams as error:
         raise of_params(error) from None
+    return ImageOrder(params, row.format or format, row.compression, source=source, maps=maps)
+
+
+def edited(
+    row: BatchRow, params: GenerationParams, card: ModelCard
+) -> tuple[GenerationParams, SourceImage]:
+    assert row.image is not None
+    mask = None if row.mask is None else read(MASK, row.mask)
+    given = GivenImage.read(read(IMAGE, row.image), mask)
+    params = given.sized(params, card.sizes).resolve(card.sizes, lambda: 0)
+    return params, given.source(params)
+
+
+def with_maps(
+    row: BatchRow, params: GenerationParams
+) -> tuple[GenerationParams, Mapping[str, bytes]]:
+    """Read the files of maps. A file of a flag must be as the job began with it."""
+
+    def file_of(image: str, name: str) -> bytes:
+        found = row.maps[image]
+        return found if isinstance(found, bytes) else read(name, str(found))
+
+    controls, files = read_maps(params.controls or (), file_of)
+    for before, now in zip(params.controls or (), controls, strict=True):
+        place = row.maps.get(before.image)
+        if isinstance(place, Path) and before.image not in (str(place), now.image):
+            raise InvalidParams(FIELD, str(place), "must be as the job began with it")
+    return replace(params, controls=controls or None), files

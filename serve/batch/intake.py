@@ -15,12 +15,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sdxl.control_maps import Pictures
 from sdxl.params import PARAMETERS, GenerationParams, InvalidParams, Sizes
 from sdxl.presets import UNMEASURED, Presets
 from serve.batch.editing import IMAGE, MASK, places
 from serve.batch.reading import COLUMNS, ID, Record
-from serve.batch.rows import BatchRow, ShardPiece, checked_id, content_id, seed_of
+from serve.batch.row_controls import CONTROLS, controls_in, placed
+from serve.batch.rows import BatchRow, Maps, ShardPiece, checked_id, content_id, seed_of
 from serve.errors import Problem, invalid, of_params, schema_words
 from serve.front.control_maps import taken
 from serve.front.image_orders import check_limits, params_of, served_sizes
@@ -37,7 +37,7 @@ OF_THE_SERVICE = (*OF_AN_ANSWER, "output_compression")
 IGNORED = ("response_format", "user", "moderation", "style")
 """OpenAI's fields that do not change a picture here"""
 DUPLICATES_CACHE_KB = 16_000
-RecordParts = tuple[object, Mapping[str, Any], dict[str, Any], int, Pictures]
+RecordParts = tuple[object, Mapping[str, Any], dict[str, Any], int, Maps]
 """its id if it gives one, the values that its content id digests, parameters, number of pictures,
 maps of ControlNets"""
 ANY_STEPS = ServeSettings(max_steps=1000)
@@ -59,6 +59,8 @@ class Intake:
     """what such a line may ask for"""
     usual_interval: int | None = None
     """of deep steps, if a row sets no caching; None: it follows from the row's steps"""
+    maps: Mapping[str, str] = field(default_factory=dict)
+    """files of the ControlNets in `defaults`, by their digests"""
     are_ids_checked: bool = False
     """The records' ids are unique: "a-1" may still be the second picture of "a"."""
 
@@ -106,7 +108,7 @@ class Intake:
             raise Unreadable(record.error)
         is_line = "custom_id" in record.values or "body" in record.values
         read = self._of_batch_line if is_line else self._of_columns
-        given, content, values, n, maps = read(record.values)
+        given, content, values, n, maps = read(record)
         pictures = places(record.values, record.folder)
         id_ = content_id(content) if given is None else checked_id(given)
         ids = [picture_id(id_, i, n) for i in range(n)]
@@ -116,7 +118,7 @@ class Intake:
         images = [self._image(id_, values, n, i) for i in range(n)]
         for _, params in images:
             # A mask is only known when the image is read.
-            params.for_edit(has_mask=not params.is_upscaled) if pictures else params.check_plain()
+            params.for_edit(has_mask=not params.is_upscaled) if pictures else check_plain(params)
             if self.sizes and params.width and params.height:
                 params.check_result(served_sizes(ModelCard(self.model, self.sizes), self.limits))
         return images, {**pictures, "maps": maps}
@@ -132,16 +134,20 @@ class Intake:
         seed = seed_of(id_) if seed is None else seed
         return id_, GenerationParams.from_dict({**values, "seed": seed}).without_tags()
 
-    def _of_columns(self, values: Mapping[str, Any]) -> RecordParts:
+    def _of_columns(self, record: Record) -> RecordParts:
+        values = record.values
         for name in values:
             if name not in COLUMNS:
                 raise InvalidParams(name, values[name], f"must be one of {', '.join(COLUMNS)}")
         given = {PARAM_NAMES[k]: v for k, v in values.items() if k in PARAM_NAMES}
+        if of_row := controls_in(values, self.defaults.get(CONTROLS)):
+            given[CONTROLS] = of_row
         usual = {"cache_interval": self.usual_interval} if self.usual_interval else {}
         whole = {**usual, **self._beside(given, IMAGE in values, MASK in values)}
         # An edit has its image's size unless it sets another.
         filled = checked_prompt(whole) if IMAGE in values else self._sized(whole)
-        return values.get(ID), values, filled, self.n, {}
+        controls, maps = placed(filled.get(CONTROLS), record.folder, self.maps)
+        return values.get(ID), values, {**filled, CONTROLS: controls or None}, self.n, maps
 
     def _beside(self, given: Mapping[str, Any], is_edit: bool, has_mask: bool) -> dict[str, Any]:
         """Merge flags and a row's own values. Deep steps of a preset fit its own schedule only."""
@@ -154,8 +160,9 @@ class Intake:
         others = {name: value for name, value in flags.items() if name != "deep_steps"}
         return tuned[0].beside(others, edit_strength=strength)
 
-    def _of_batch_line(self, values: Mapping[str, Any]) -> RecordParts:
+    def _of_batch_line(self, record: Record) -> RecordParts:
         """Read a line of OpenAI's Batch API as the service reads its body."""
+        values = record.values
         for name in values:
             if name not in BATCH_LINE:
                 raise InvalidParams(name, values[name], f"must be one of {', '.join(BATCH_LINE)}")
@@ -190,6 +197,13 @@ class Intake:
             return values
         sides = {side: self.sizes.resolve(side, values.get(side)) for side in ("width", "height")}
         return {**values, **sides}
+
+
+def check_plain(params: GenerationParams) -> None:
+    """Refuse what needs an image to edit."""
+    params.check_plain()
+    if name := next((each.name for each in params.controls or () if not each.image), None):
+        raise InvalidParams(CONTROLS, None, f"with {name!r}: needs the picture of its map")
 
 
 def problem_of(error: Exception) -> Problem:

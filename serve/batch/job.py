@@ -6,8 +6,8 @@ A run that differs is refused, with what differs.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,9 +25,11 @@ from serve.batch.store import Store
 from serve.orders import ModelCard
 
 FILE = "job.json"
-KEPT = ("threads", "engine", "presets", "usual_interval")
+KEPT = ("threads", "engine", "presets", "usual_interval", "files")
 """kept as the job began with them"""
-NOT_IDENTITY = ("inputs", "rows", "threads", "origin", "presets", "usual_interval")
+ADDED = ("maps", "files")
+"""beside what they belong to; files are compared when a row names them"""
+NOT_IDENTITY = ("inputs", "rows", "threads", "origin", "presets", "usual_interval", *ADDED)
 """The input may move, a revision may be renamed; the others follow from the rest or are kept."""
 FORMERLY = {"low": Preset(10, 1), "medium": Preset(20, 2), "high": Preset(30, 2), **EXACT}
 """of a job from before models had presets of their own"""
@@ -49,7 +51,8 @@ class BatchJob:
     rows: int
     """pictures, estimated without parsing every line"""
     parameters: dict[str, Any]
-    """those given as flags; a row's columns override them"""
+    """those given as flags, ControlNets with the digests of their maps; a row's columns override
+    them"""
     n: int
     format: str
     is_tarred: bool
@@ -72,11 +75,16 @@ class BatchJob:
     usual_interval: int | None = USUAL_INTERVAL
     """of deep steps, if a row sets no caching; None: it follows from the row's steps. Jobs from
     before this field have the default."""
+    maps: dict[str, str] = field(default_factory=dict)
+    """files of the ControlNets in `parameters`, by their digests"""
+    files: dict[str, str] = field(default_factory=dict)
+    """digests of the LoRAs, embeddings and ControlNets that rows have named so far; empty with
+    --through"""
 
     def intake(self) -> Intake:
         sizes, usual = Sizes(**self.sizes) if self.sizes else None, self.usual_interval
         same = (self.parameters, self.n, self.model, sizes, self.format, self.presets)
-        return Intake(*same, usual_interval=usual)
+        return Intake(*same, usual_interval=usual, maps=self.maps)
 
     def shards(self) -> Iterator[ShardPiece]:
         return self.intake().shards(read([Path(name) for name in self.inputs]), self.shard_size)
@@ -99,6 +107,16 @@ class BatchJob:
         for name, (low, high) in RANGES.items():
             if not low <= getattr(self, name) <= high:
                 raise InvalidParams(name, getattr(self, name), f"must be {low} to {high}")
+
+    def with_files(self, files: Mapping[str, str]) -> BatchJob:
+        """Add the files that rows name, or raise BatchFailed if one has changed."""
+        for name, digest in files.items():
+            if self.files.get(name, digest) != digest:
+                raise BatchFailed(
+                    f"{name} has changed since the job began with it; put the old file back, or "
+                    "use another --out"
+                )
+        return replace(self, files={**self.files, **files})
 
     def as_json(self) -> bytes:
         return json.dumps(asdict(self), indent=2, ensure_ascii=False).encode() + b"\n"

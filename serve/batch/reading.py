@@ -16,17 +16,19 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, get_args
 
+from sdxl.parameter import NEEDED as NEEDED_TEXT
 from sdxl.parameter import Attachment, Parameter
 from sdxl.params import PARAMETERS, InvalidParams
+from serve.batch import row_controls
 from serve.batch.editing import PICTURES
 
 ID = "id"
 
 
-def entries_of(each: Parameter, text: str) -> list[str]:
-    """Check the entries of a CSV field, and keep their texts, as JSON has them."""
+def entries_of(each: Parameter, text: str) -> list[Any]:
+    """Check the entries of a CSV field, and keep them as JSON has them."""
     each.parse(text)
-    return text.split(",")
+    return each.item.entries(text)
 
 
 COLUMNS: Mapping[str, Callable[[str], Any]] = {
@@ -35,8 +37,11 @@ COLUMNS: Mapping[str, Callable[[str], Any]] = {
         for each in PARAMETERS.values()
     },
     **dict.fromkeys((ID, *PICTURES), str),
+    **row_controls.COLUMNS,
 }
 """what parses a column's text"""
+WITH_PICTURES = (*PICTURES, row_controls.CONTROLS, *row_controls.COLUMNS)
+"""columns that may name a file"""
 PARAMETERS_BY_COLUMN = {each.column: each for each in PARAMETERS.values()}
 NEEDED: Mapping[type, str] = {str: "text", int: "whole numbers", float: "numbers"}
 SUFFIXES = (".txt", ".jsonl", ".csv", ".parquet")
@@ -53,7 +58,7 @@ class Record:
     values: dict[str, Any]
     error: str | None = None
     folder: str = ""
-    """where its images lie, if it names any"""
+    """where its pictures lie, if it names any"""
 
 
 def find_inputs(patterns: Sequence[str]) -> list[Path]:
@@ -91,8 +96,8 @@ def input_digest(paths: Sequence[Path]) -> str:
 def read(paths: Sequence[Path]) -> Iterator[Record]:
     for path in paths:
         for record in READERS[path.suffix.lower()](path):
-            has_image = any(name in record.values for name in PICTURES)
-            yield replace(record, folder=str(path.absolute().parent)) if has_image else record
+            has_files = any(name in record.values for name in WITH_PICTURES)
+            yield replace(record, folder=str(path.absolute().parent)) if has_files else record
 
 
 def count(paths: Sequence[Path]) -> int:
@@ -186,7 +191,8 @@ def csv_record(line: str, values: dict[Any, Any]) -> Record:
             try:
                 parsed[name] = COLUMNS[name](text)
             except ValueError:
-                needed = PARAMETERS_BY_COLUMN[name].needed
+                each = PARAMETERS_BY_COLUMN.get(name)
+                needed = each.needed if each else NEEDED_TEXT[row_controls.COLUMNS[name]]
                 return Record(line, parsed, f"{name} must be {needed}, got {text!r}")
     return Record(line, parsed)
 
@@ -219,7 +225,8 @@ def check_kind(path: Path, name: str, kind: Any) -> None:
     import pyarrow.types as types
 
     kind = kind.value_type if types.is_dictionary(kind) else kind
-    needed = PARAMETERS_BY_COLUMN[name].stored_kind if name in PARAMETERS_BY_COLUMN else str
+    each = PARAMETERS_BY_COLUMN.get(name)
+    needed = each.stored_kind if each else row_controls.COLUMNS.get(name, str)
     if not (holds(kind, needed) or types.is_null(kind)):
         shown = f"{path}: {name} of {kind}"
         raise InvalidParams("input", shown, f"must be a column of {values_of(needed)}")

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sdxl.params import InvalidParams, Sizes
+from sdxl.picture_files import opened
 from sdxl.presets import UNMEASURED, Presets, presets_of
 from sdxl.prompt import MAX_TOKENS
 from sdxl.provenance import Provenance
@@ -114,6 +115,7 @@ def load_local(order: BatchSpec) -> LocalRenderer:
         is_deterministic=order.deterministic,
         takes_unchecked=order.takes_unchecked,
         loras=order.lora_folder,
+        controlnets=order.control_folder,
     )
     return LocalRenderer(pipeline, order.provenance)
 
@@ -227,13 +229,22 @@ def service_card(url: str, key: str | None, asked: str) -> ModelCard:
 
 
 def body_of(order: ImageOrder, model: str) -> dict[str, Any]:
+    body = order.params.as_rest()
+    for each in body.get("controls", ()):
+        each["image"] = data_url(order.maps[each["image"]])
     return {
-        **order.params.as_rest(),
+        **body,
         "model": model,
         "output_format": order.format,
         "response_format": "b64_json",
         "priority": "batch",
     }
+
+
+def data_url(file: bytes) -> str:
+    with opened(file) as picture:
+        kind = str(picture.format).lower()
+    return f"data:image/{kind};base64,{base64.b64encode(file).decode()}"
 
 
 def hinted_s(answer: Any) -> float:

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -21,6 +22,8 @@ MAX_ID = 512
 MAX_NAME = 200
 """bytes of an id in a file's name; file systems allow 255 for the whole name"""
 ID_HEX = 24
+Maps = Mapping[str, bytes | Path]
+"""The files of ControlNets' maps, or where they lie, by `image` in the parameters."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,8 @@ class BatchRow:
     image: str | None = None
     """of an edit: a path or a data URL"""
     mask: str | None = None
-    maps: Mapping[str, bytes] = field(default_factory=dict)
-    """files of ControlNets' maps, by their `image` in the parameters"""
+    maps: Maps = field(default_factory=dict)
+    """of ControlNets"""
     format: str = ""
     """empty: the job's"""
     compression: int | None = None

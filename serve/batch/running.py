@@ -18,16 +18,20 @@ from sdxl.handover import apart
 from sdxl.presets import Presets, preset_named
 from serve.batch import progress as displays
 from serve.batch import reading, results, tars
+from serve.batch.adapter_files import catalogue_for, files_in
 from serve.batch.batch_spec import HAS_DEAD, BatchSpec, ReportedInterrupt
 from serve.batch.driver import Driver
 from serve.batch.job import FILE, KEPT, BatchJob, check_engine, engine_of, load_job
 from serve.batch.lock import LEAVE_S, locked
 from serve.batch.progress import BatchProgress, counted
 from serve.batch.renderers import HttpRenderer, load_local, service_card
+from serve.batch.rows import ShardPiece
 from serve.batch.shard_worker import BatchTask, Load
 from serve.batch.store import Store, open_store, token
 from serve.batch.workers import StartWorker, ray_workers, thread_workers, threads_for
 from serve.orders import ModelCard
+from serve.render.control_maps import read_maps
+from serve.render.editing import content
 
 WorkerPool = Callable[
     [BatchSpec, BatchJob, BatchTask], AbstractContextManager[tuple[StartWorker, int]]
@@ -98,6 +102,11 @@ def describe(order: BatchSpec, presets: Presets | None = None) -> BatchJob:
     parameters = dict(order.parameters)
     if order.quality:
         parameters = preset_named(presets or usual, order.quality).beside(parameters)
+    maps: dict[str, str] = {}
+    if given := parameters.get("controls"):
+        parameters["controls"], _ = read_maps(given, content)
+        digests = zip(parameters["controls"], given, strict=True)
+        maps = {now.image: os.path.abspath(each.image) for now, each in digests if now.image}
     same = ("n", "format", "is_tarred", "shard_size", "deterministic")
     return BatchJob(
         inputs=tuple(str(path.absolute()) for path in paths),
@@ -108,6 +117,7 @@ def describe(order: BatchSpec, presets: Presets | None = None) -> BatchJob:
         usual_interval=None,
         provenance="" if order.through else order.provenance.kind,
         engine={},
+        maps=maps,
         threads=threads_for(max(order.workers, 1)),
         **{name: getattr(order, name) for name in same},
         **facts,
@@ -190,7 +200,7 @@ class BatchRun:
 
         def drive() -> None:
             try:
-                driver.run(self.job.shards())
+                driver.run(self._with_checked_files(self.job.shards()))
             finally:
                 packer.leave(LEAVE_S)
 
@@ -214,6 +224,16 @@ class BatchRun:
         else:
             self.job = replace(self.job, engine=engine)
             self.store.put(FILE, self.job.as_json())
+
+    def _with_checked_files(self, shards: Iterator[ShardPiece]) -> Iterator[ShardPiece]:
+        """Record the files that rows name, and stop the job at one that has changed."""
+        catalogue = None if self.order.through else catalogue_for(self.order)
+        for piece in shards:
+            job = self.job.with_files(files_in(piece, catalogue) if catalogue else {})
+            if job != self.job:
+                self.job = job
+                self.store.put(FILE, job.as_json())
+            yield piece
 
     def _show(self, progress: BatchProgress) -> None:
         self._check_lock()

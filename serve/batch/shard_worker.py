@@ -219,9 +219,8 @@ class ShardWorker:
 
     async def _order(self, row: BatchRow) -> ImageOrder:
         assert row.params is not None
-        if row.image is None:
-            format = row.format or self.task.format
-            return ImageOrder(row.params, format, row.compression, maps=row.maps)
+        if row.image is None and not row.maps:
+            return ImageOrder(row.params, row.format or self.task.format, row.compression)
         card = await self.renderer.card()
         order: ImageOrder = await self._in_thread(order_of, row, self.task.format, card)
         return order

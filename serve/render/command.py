@@ -133,12 +133,12 @@ def with_pictures(
 ) -> Sequence[GenerationParams | WithPictures]:
     """Add the image and the maps to the requests, which have one size and the same ControlNets.
     Raise InvalidParams for wrong maps."""
-    from sdxl.control_inputs import maps_of
+    from sdxl.control_maps import check_maps
     from sdxl.pipeline import WithPictures
 
     source = order.image.given.source(requests[0]) if order.image else None
     for leg in requests[0].legs:
-        maps_of(leg, order.maps, source)
+        check_maps(leg, order.maps, source)
     if source is None and not order.maps:
         return requests
     return [WithPictures(each, source, order.maps) for each in requests]

@@ -1,0 +1,37 @@
+"""The LoRAs, embeddings and ControlNets that rows name, by the digests of their files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+import engines
+from sdxl.catalogue import AdapterFile, Catalogue
+from sdxl.params import GenerationParams, InvalidParams
+from serve.batch.batch_spec import BatchSpec
+from serve.batch.rows import ShardPiece
+
+KINDS = {"lora": "LoRA", "embedding": "embedding", "control": "ControlNet"}
+
+
+def catalogue_for(order: BatchSpec) -> Catalogue:
+    from sdxl.checkpoint import find
+
+    folder = find(order.model).folder
+    return engines.catalogue_of(order.model, folder, order.lora_folder, order.control_folder)
+
+
+def files_in(piece: ShardPiece, catalogue: Catalogue) -> dict[str, str]:
+    files = (each for row in piece.rows if row.params for each in _named_in(row.params, catalogue))
+    return {f"{KINDS[each.kind]} {each.name!r}": each.sha256 for each in files}
+
+
+def _named_in(params: GenerationParams, catalogue: Catalogue) -> Iterator[AdapterFile]:
+    """Yield the files that are there: for others, a worker refuses the row."""
+    texts = {"prompt": params.prompt, "negative_prompt": params.negative_prompt or ""}
+    with suppress(InvalidParams):
+        for lora in params.loras or ():
+            yield catalogue.lora(lora.name)
+        for control in params.controls or ():
+            yield catalogue.control(control.name)
+        yield from catalogue.embeddings_in(texts)

@@ -1,0 +1,227 @@
+"""Rows of a job that name ControlNets and their maps."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sdxl.catalogue import Catalogue
+from sdxl.controls import Control
+from sdxl.images import read_parameters, to_pixels
+from sdxl.params import GenerationParams, InvalidParams, Sizes
+from sdxl.pipeline import Pipeline, WithPictures
+from sdxl.provenance import Provenance
+from serve.batch import command
+from serve.batch.batch_spec import HAS_DEAD, BatchFailed
+from serve.batch.renderers import LocalRenderer, body_of
+from serve.orders import ImageOrder, ModelCard, Update
+from tests.sdxl.control_nets import random_control
+from tests.sdxl.test_source import plain, saved
+from tests.serve.batch.drawers import Drawer, dead_letters, jsonl, ledger_of, make, pictures
+from tests.serve.batch.test_rows import line
+
+MAP, PHOTO = saved(Image.effect_noise((128, 128), 50).convert("RGB")), saved(plain(64, 64))
+DIGEST, PHOTO_DIGEST = (hashlib.sha256(each).hexdigest() for each in (MAP, PHOTO))
+URL, PHOTO_URL = (
+    f"data:image/png;base64,{base64.b64encode(each).decode()}" for each in (MAP, PHOTO)
+)
+EDGES = Control("edges", DIGEST, 0.8, preprocess="canny")
+
+
+class Noting(Drawer):
+    """A drawer that keeps its orders and can edit."""
+
+    orders: list[ImageOrder]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.orders = []
+
+    async def card(self) -> ModelCard:
+        return ModelCard("sdxl-mini", Sizes(128, 64, 512), can_edit=True)
+
+    async def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
+        self.orders.append(order)
+        async for update in super().generate(order):
+            yield update
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "maps").mkdir()
+    (tmp_path / "maps" / "a.png").write_bytes(MAP)
+    (tmp_path / "photo.png").write_bytes(PHOTO)
+    (tmp_path / "text.png").write_text("not a picture")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def orders_of(source: Path, *flags: str) -> list[ImageOrder]:
+    drawer = Noting()
+    assert make(source, source.parent / "out", *flags, load=lambda: drawer) == 0
+    assert command.main(["--verify", str(source.parent / "out")]) == 0
+    return sorted(drawer.orders, key=lambda order: order.params.prompt)
+
+
+def csv(folder: Path, text: str) -> Path:
+    path = folder / "rows.csv"
+    path.write_text(text)
+    return path
+
+
+def parquet(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    import pyarrow
+    import pyarrow.parquet
+
+    path = folder / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+FIELDS = {"name": "edges", "strength": 0.8, "preprocess": "canny"}
+LISTED = [{**FIELDS, "image": "maps/a.png"}]
+ONE = {"control": "edges:canny", "control_image": "maps/a.png", "control_strength": 0.8}
+QUOTED = json.dumps(LISTED).replace('"', '""')
+
+
+@pytest.mark.parametrize(
+    ("rows", "flags"),
+    [
+        (LISTED, ()),
+        (["edges=maps/a.png:0.8:canny"], ()),
+        ([{**FIELDS, "image": URL}], ()),
+        (ONE, ()),
+        ({"control_image": "maps/a.png"}, ("--control", "edges:0.8:canny")),
+        ({}, ("--control", "edges=maps/a.png:0.8:canny")),
+        ("prompt,control,control_image,control_strength\na,edges:canny,maps/a.png,0.8\n", ()),
+        (f'prompt,controls\na,"{QUOTED}"\n', ()),
+        ('prompt,controls\na,"edges=maps/a.png:0.8:canny"\n', ()),
+        (line("a", controls=[{**FIELDS, "image": URL}]), ()),
+        ("parquet", ()),
+    ],
+)
+def test_every_form_of_a_row_gives_the_same_control(
+    rows: Any, flags: tuple[str, ...], folder: Path
+) -> None:
+    if rows == "parquet":
+        second = {"prompt": "b", "controls": [{"name": "edges", "image": "photo.png"}]}
+        source = parquet(folder, [{"prompt": "a", "controls": LISTED}, second])
+    elif isinstance(rows, str):
+        source = csv(folder, rows)
+    elif isinstance(rows, list):
+        source = jsonl(folder, [{"prompt": "a", "controls": rows}])
+    else:
+        source = jsonl(folder, [rows if "body" in rows else {"prompt": "a", **rows}])
+    order, *_ = orders_of(source, *flags)
+    assert (order.params.controls, order.maps) == ((EDGES,), {DIGEST: MAP})
+    stored = ledger_of(folder / "out")[0]["params"]["controls"][0]
+    assert (stored["name"], stored["image"]) == ("edges", DIGEST)
+
+
+def test_an_edit_s_control_without_a_map_uses_its_image(folder: Path) -> None:
+    rows = [
+        {"prompt": "a", "image": "photo.png", "control": "edges"},
+        {"prompt": "b", "image": "photo.png", "controls": LISTED},
+    ]
+    first, second = orders_of(jsonl(folder, rows))
+    assert first.source is not None and first.params.controls == (Control("edges"),)
+    assert second.source is not None and second.maps == {DIGEST: MAP} and not first.maps
+
+
+def test_rows_with_wrong_maps_are_dead_letters(folder: Path) -> None:
+    inner = folder / "job"
+    inner.mkdir()
+    (inner / "text.png").write_text("not a picture")
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"control": "edges", "control_image": "none.png"}, "controls must be a readable file"),
+        ({"control": "edges", "control_image": "text.png"}, "must be a PNG, JPEG or WEBP"),
+        ({"control": "edges", "control_image": "../photo.png"}, "below the input's folder"),
+        ({"control": "edges", "control_image": 7}, "must be a path or a data URL"),
+        ({"control": "edges"}, "controls with 'edges': needs the picture of its map"),
+        ({"control_image": "photo.png"}, "control_image needs control"),
+        ({"control": "edges", "controls": LISTED}, "cannot be set beside controls"),
+        ({"controls": [{"name": "edges", "image": [1]}]}, "must be a path or a data URL"),
+        ({"controls": {"name": "edges"}}, "controls must be a list of NAME=FILE"),
+        ({"control": "edges", "control_image": URL, "control_strength": 3}, "from 0 to 2"),
+        (line("a", controls=[{"name": "edges", "image": "text.png"}]), "must be a data URL"),
+        (line("b", controls=["edges"]), "needs the picture of its map"),
+    ]
+    rows = [row if "body" in row else {"prompt": str(i), **row} for i, (row, _) in enumerate(wrong)]
+    source = jsonl(inner, [*rows, {"prompt": "good", "control": "edges", "control_image": URL}])
+    assert make(source, folder / "out", load=Noting) == HAS_DEAD
+    assert len(pictures(folder / "out")) == 1
+    letters = dead_letters(folder / "out")
+    for letter, (row, words) in zip(letters, wrong, strict=True):
+        assert words in letter["error"], row
+
+
+def test_a_changed_map_of_a_flag_is_another_job(folder: Path) -> None:
+    source, flags = jsonl(folder, [{"prompt": "a"}]), ("--control", "edges=maps/a.png")
+    orders_of(source, *flags)
+    (folder / "maps").rename(folder / "moved")
+    moved = ("--control", "edges=moved/a.png")
+    assert make(source, folder / "out", *moved, load=Noting) == 0
+    (folder / "moved" / "a.png").write_bytes(PHOTO)
+    with pytest.raises(InvalidParams, match="parameters must be .*to resume the job there"):
+        make(source, folder / "out", *moved, load=Noting)
+
+
+def test_a_service_gets_maps_as_data_urls() -> None:
+    second = Control("depth", PHOTO_DIGEST)
+    params = GenerationParams("a", width=128, height=128, seed=1, controls=(EDGES, second))
+    body = body_of(ImageOrder(params, maps={DIGEST: MAP, PHOTO_DIGEST: PHOTO}), "m")
+    assert [each["image"] for each in body["controls"]] == [URL, PHOTO_URL]
+    assert params.controls and params.controls[0].image == DIGEST
+    json.dumps(body)
+
+
+def test_a_job_makes_the_library_s_pictures(folder: Path, mini: Pipeline) -> None:
+    """A map of other proportions, and a name that is not listed, cost one row."""
+    (folder / "wide.png").write_bytes(saved(plain(128, 64)))
+    random_control(1).save_pretrained(folder / "nets" / "edges")
+    model = replace(mini, catalogue=Catalogue(control_folders=[folder / "nets"]))
+    fields = {"prompt": "a ring", "steps": 3, "seed": 7, "width": 128, "height": 128}
+    rows = [
+        {**fields, "control": "edges", "control_image": "maps/a.png", "id": "a"},
+        {**fields, "control": "edges", "control_image": "wide.png"},
+        {**fields, "control": "edgez", "control_image": "maps/a.png"},
+    ]
+    source, out = jsonl(folder, rows), folder / "out"
+
+    assert make(source, out, load=lambda: LocalRenderer(model, Provenance())) == HAS_DEAD
+    (file,) = pictures(out).values()
+    control = Control("edges", DIGEST)
+    params = GenerationParams(**{**fields, "controls": (control,)})
+    (result,) = model.generate([WithPictures(params, maps={DIGEST: MAP})])
+    assert result.image is not None
+    with Image.open(io.BytesIO(file)) as picture:
+        distance = np.abs(np.asarray(picture).astype(int) - to_pixels(result.image)).max()
+    assert distance <= 2, f"differs by {distance} of 255"
+    stored = read_parameters(file)
+    assert stored["controls"][0]["image"] == DIGEST and "edges" in stored["control_files"]
+    errors = [letter["error"] for letter in dead_letters(out)]
+    assert "its map is 128x64, the picture 128x128" in errors[0]
+    assert "controls must name ControlNets of the model, such as edges" in errors[1]
+
+
+def test_a_changed_file_that_rows_name_stops_the_resumed_job(folder: Path) -> None:
+    source = jsonl(folder, [{"prompt": "a <lora:ink>"}, {"prompt": "b <lora:none>"}])
+    (folder / "loras").mkdir()
+    (folder / "loras" / "ink.safetensors").write_bytes(b"first")
+    flags = ("--loras", "loras")
+    orders_of(source, *flags)
+    (folder / "loras" / "other.safetensors").write_bytes(b"new")
+    assert make(source, folder / "out", *flags, load=Noting) == 0
+    (folder / "loras" / "ink.safetensors").write_bytes(b"second")
+    with pytest.raises(BatchFailed, match="LoRA 'ink' has changed since the job began with it"):
+        make(source, folder / "out", *flags, load=Noting)
