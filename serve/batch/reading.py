@@ -27,6 +27,7 @@ ID = "id"
 
 def entries_of(each: Parameter, text: str) -> list[Any]:
     """Check the entries of a CSV field, and keep them as JSON has them."""
+    assert issubclass(each.item, Attachment)
     each.parse(text)
     return each.item.entries(text)
 
