@@ -20,7 +20,7 @@ from sdxl.pipeline import WithPictures
 from serve.settings import ServeSettings
 from serve.worker.worker import Worker
 from tests.sdxl.test_source import saved
-from tests.serve.servers import call, error_of, post
+from tests.serve.servers import GENERATE, call, error_of, post
 from tests.serve.test_batch_api import batch_api, line
 from tests.serve.test_edits import EDIT, data_url, hole, picture_in, pixels, png
 
@@ -156,6 +156,25 @@ def test_a_wrong_entry_is_refused_with_its_reason(
     assert words in error_of(answer)["message"]
     assert len(error_of(answer)["message"]) < 700
     assert controlled.is_idle
+
+
+@pytest.mark.parametrize("path", [GENERATE, EDIT, "/sdapi/v1/txt2img", "/sdapi/v1/img2img"])
+def test_a_wrong_map_never_reaches_the_worker(
+    controlled: Worker, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Worker, "generate", None)
+    wide = map_of(1, 128, 96)
+    picture = {"name": "edges", "image": data_url(b"text")}
+    unit = {"model": "edges", "image": base64.b64encode(b"text").decode()}
+    scripts = {"ControlNet": {"args": [unit]}}
+    body: dict[str, Any] = {"prompt": "a red circle", "controls": [picture]}
+    if path == EDIT:
+        body["images"] = [{"image_url": data_url(wide)}]
+    elif path != GENERATE:
+        body = {"init_images": [data_url(wide)], "alwayson_scripts": scripts}
+    answer = post(controlled, body, path, sdapi=True)
+    assert answer.status_code == 400, answer.text
+    assert "with 'edges': its map must be a" in error_of(answer)["message"]
 
 
 @pytest.mark.parametrize("more", [{"type": "depth"}, {"preprocess": "canny"}])
