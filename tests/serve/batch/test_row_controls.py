@@ -190,7 +190,13 @@ def test_a_job_makes_the_library_s_pictures(folder: Path, mini: Pipeline) -> Non
     (folder / "wide.png").write_bytes(saved(plain(128, 64)))
     random_control(1).save_pretrained(folder / "nets" / "edges")
     model = replace(mini, catalogue=Catalogue(control_folders=[folder / "nets"]))
-    fields: dict[str, Any] = {"prompt": "a ring", "steps": 3, "seed": 7, "width": 128, "height": 128}
+    fields: dict[str, Any] = {
+        "prompt": "a ring",
+        "steps": 3,
+        "seed": 7,
+        "width": 128,
+        "height": 128,
+    }
     rows = [
         {**fields, "control": "edges", "control_image": "maps/a.png", "id": "a"},
         {**fields, "control": "edges", "control_image": "wide.png"},
