@@ -10,6 +10,7 @@ from functools import partial
 
 import onnxruntime
 import torch
+from torch import nn
 
 from engines.control_graphs import control_graph
 from engines.control_weights import ControlFile
@@ -34,7 +35,8 @@ def load_control(export: ExportFolder, file: ControlFile) -> dict[str, Engine]:
     specs = control_specs(export.arch, file.architecture, dtype)
     deep = specs["control_deep"]
     made = control_graph(export.graph_bytes("unet_deep"), deep, file.shapes)
-    module = file.network().to(getattr(torch, dtype))
+    # diffusers' own `to` warns about other models' needs.
+    module = nn.Module.to(file.network(), getattr(torch, dtype))
     engines = control_engines(specs, module)
     if made is None:
         return engines
