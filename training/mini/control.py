@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import ControlNetModel
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from engines.control_weights import DIFFUSERS_FILE
 from sdxl.files import grant_usual
 from sdxl.mini.scenes import caption
 from training.fitting import fit
@@ -30,6 +32,7 @@ from training.mini.unet_training import (
 
 HINT_WIDTHS = (8, 16, 32, 64)  # channels at each of the VAE's scales
 BENT = 0.75  # of the rows, once the net follows its hints roughly
+BENT_LIMIT = 3  # of the weights of much noised rows: edges settle under less noise
 VAGUE = 0.5  # of the captions say nothing of sizes, places and relations
 
 
@@ -48,7 +51,8 @@ def train_depth(plan: TrainingPlan, weights: Path, out: Path, work: Path, device
     """Train from the weights of `edges`."""
     torch.manual_seed(0)
     pipe = load_painter(weights).to(device)
-    net = ControlNetModel.from_pretrained(out / EDGES).float().to(device)
+    net = new_control(pipe.unet).to(device)
+    net.load_state_dict(load_file(out / EDGES / DIFFUSERS_FILE))
     lesson = ControlLesson(DEPTH, pipe, net, plan, work)
     fit(net, lesson.loss_of_bent, plan.control_depth, work / f"{DEPTH}.pt")
     write_control(net, out / DEPTH)
@@ -70,14 +74,14 @@ class ControlLesson:
         )
 
     def loss(self, rng: np.random.Generator, step: int) -> Tensor:
-        return self._loss(rng, 0.0)
+        return self._loss(rng, 0.0, LIMIT)
 
     def loss_of_bent(self, rng: np.random.Generator, step: int) -> Tensor:
         """Most rows show a bent picture under their noise, and shall lead to the straight one: so
         the net learns to correct edges by the hint, which otherwise the latents show, too."""
-        return self._loss(rng, BENT)
+        return self._loss(rng, BENT, BENT_LIMIT)
 
-    def _loss(self, rng: np.random.Generator, bent: float) -> Tensor:
+    def _loss(self, rng: np.random.Generator, bent: float, limit: float) -> Tensor:
         rows = torch.from_numpy(rng.integers(0, len(self.latents), self.batch))
         is_bent = torch.from_numpy(rng.random(len(rows)) < bent)[:, None, None, None]
         clean = self.latents[rows].to(self.device)
@@ -95,7 +99,7 @@ class ControlLesson:
         error = error + GUIDED_SHARE * errors[2] * (timestep < GUIDED_BELOW)
         # Under little noise a bent row's error counts as its picture's.
         share = torch.where(is_bent.flatten().to(self.device), (1 / ratio).clamp(max=1), 1)
-        return (share * error * noise_weights(self.alphas, LIMIT)[timestep]).mean()
+        return (share * error * noise_weights(self.alphas, limit)[timestep]).mean()
 
     def _predict(self, noisy: Tensor, timestep: Tensor, rows: Tensor) -> Tensor:
         """Return the noise of rows with their captions, then of the same without."""
