@@ -7,6 +7,7 @@ from pathlib import Path
 
 MINI = Path(__file__).parent / "mini" / "weights"
 LORAS = MINI.with_name("loras")
+CONTROLNETS = MINI.with_name("controlnets")
 HOME = "SDXL_HOME"
 
 

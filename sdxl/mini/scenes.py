@@ -275,8 +275,9 @@ def draw_stamps(background: str, stamps: Iterable[Stamp], style: Style = PLAIN) 
     return (canvas + 0.5).astype(np.uint8)
 
 
-def draw(scene: Scene, seed: int, style: Style = PLAIN) -> Image:
-    """The scene as a 128×128 RGB picture; the seed settles sizes, places and what is unsaid."""
+def settle(scene: Scene, seed: int) -> tuple[str, tuple[Stamp, ...]]:
+    """Return the background's colour and the things; the seed settles sizes, places and what is
+    unsaid."""
     rng = np.random.default_rng(seed)
     inks = [thing.colour for thing in scene.things]
     background = scene.background or pick(rng, other_colours(*inks))
@@ -291,4 +292,9 @@ def draw(scene: Scene, seed: int, style: Style = PLAIN) -> Image:
         margin = 1.05 * radius + 2
         x, y = np.clip([cx + shift[0] + jx, cy + shift[1] + jy], margin, SIDE - margin)
         stamps.append(Stamp(thing.shape, thing.colour or unsaid, (float(x), float(y)), radius))
-    return draw_stamps(background, stamps, style)
+    return background, tuple(stamps)
+
+
+def draw(scene: Scene, seed: int, style: Style = PLAIN) -> Image:
+    """The scene as a 128×128 RGB picture."""
+    return draw_stamps(*settle(scene, seed), style)

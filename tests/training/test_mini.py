@@ -21,7 +21,7 @@ from training.mini.judge import Straightened
 from training.mini.latents import encode_pictures
 from training.mini.painting import paint
 from training.mini.plan import TrainingPlan
-from training.mini.train import LORA_STAGES, STAGES, adopt, train
+from training.mini.train import CONTROL_STAGES, LORA_STAGES, STAGES, adopt, train
 from training.mini.unet_training import UNetWithText
 
 
@@ -97,13 +97,15 @@ def test_every_stage_runs_from_nothing_to_a_folder_that_diffusers_paints_with(
     schedules = {each.name: step for each in fields(plan) if isinstance(each.default, Schedule)}
     batches = {each.name: 2 for each in fields(plan) if each.name.endswith("_batch")}
     counts = {"pictures": 48, "repainted": 13, "own_pictures": 8, "own_looked": 1, "courses": 2}
-    counts |= {"vae_whole_from": 1, "scorer_groups": 2, "style_pictures": 3}
+    counts |= {"vae_whole_from": 1, "scorer_groups": 2, "style_pictures": 3, "control_pictures": 3}
     contrasts = tuple(replace(each, schedule=step, groups=4) for each in plan.contrasts)
     small: dict[str, Any] = schedules | batches | counts
     small |= {"vae_batch": 4, "unet_batch": 8, "shapes_batch": 4, "courses_batch": 1}
     plan = replace(plan, own_courses=(step, step), contrasts=contrasts, **small)
     train(plan, tmp_path, tmp_path / "out", "cpu", STAGES)
     assert {folder.name for folder in (tmp_path / "out.loras").iterdir()} == {*LORA_STAGES}
+    nets = {folder.name for folder in (tmp_path / "out.controlnets").iterdir()}
+    assert nets == {*CONTROL_STAGES}
     pipe = StableDiffusionXLPipeline.from_pretrained(tmp_path / "out")
     (picture,) = pipe("a red circle", num_inference_steps=2, output_type="np").images
     assert picture.shape == (128, 128, 3) and np.isfinite(picture).all()

@@ -87,6 +87,12 @@ def background_of(names: NDArray[np.intp]) -> str:
     return _NAMES[int(np.bincount(rim, minlength=len(_NAMES)).argmax())]
 
 
+def mask_things(image: Image) -> Mask:
+    """Return where a picture is not its background."""
+    names = name_pixels(image)
+    return np.asarray(names != _NAMES.index(background_of(names)))
+
+
 def _flood(left: Mask, y: int, x: int) -> NDArray[np.intp]:
     """Takes the region about a pixel (4 neighbours) out of the mask; as (y, x), a row a pixel."""
     left[y, x] = False

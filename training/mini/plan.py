@@ -25,6 +25,9 @@ _FEW_STEPS = Schedule(steps=1500, peak_rate=2e-3, seed=13, average=0.995)
 _STYLE = Schedule(steps=600, peak_rate=2e-3, seed=14, average=0.99)
 _EMBEDDING = Schedule(steps=300, peak_rate=3e-3, seed=17, average=0.98)
 _NEGATIVE = Schedule(steps=1000, peak_rate=2e-3, seed=16, average=0.99)
+_CONTROL = Schedule(steps=2300, peak_rate=1e-3, seed=18, average=0.995)
+_CONTROL_BENT = Schedule(steps=1500, peak_rate=1e-3, seed=19, average=0.995)
+_CONTROL_DEPTH = Schedule(steps=600, peak_rate=1e-3, seed=20, average=0.995)
 
 
 @dataclass(frozen=True)
@@ -86,3 +89,8 @@ class TrainingPlan:
     negative: Schedule = _NEGATIVE
     negative_rank: int = 8
     negative_pictures: int = 1000
+    control: Schedule = _CONTROL
+    control_bent: Schedule = _CONTROL_BENT
+    control_depth: Schedule = _CONTROL_DEPTH
+    control_pictures: int = 6000
+    control_batch: int = 8  # each with and without its caption

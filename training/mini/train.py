@@ -2,10 +2,10 @@
 
 Stages, in order: the VAE, the UNet with both text encoders (three stages), the UNet alone on its
 own paintings, the scorer, the VAE's decoder again on the UNet's paintings, the UNet's last steps
-with this decoder, then the export of a diffusers folder; at last LoRAs and an embedding of the
-exported folder, or without `--out` of the weights in the package. Each stage resumes from its
-checkpoint in `--work`, so naming a stage again costs nothing once it is done. Everything is drawn;
-nothing is downloaded.
+with this decoder, then the export of a diffusers folder; at last LoRAs, an embedding and
+ControlNets of the exported folder, or without `--out` of the weights in the package. Each stage
+resumes from its checkpoint in `--work`, so naming a stage again costs nothing once it is done.
+Everything is drawn; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from safetensors.torch import load_file
 
 from sdxl.mini.clip import MiniClip
 from sdxl.mini.scenes import STYLES
-from sdxl.places import LORAS
+from sdxl.places import CONTROLNETS, LORAS
 from training.fitting import load_fitted, save_adopted
 from training.mini.autoencoder import adopt_vae, load_vae, train_vae
 from training.mini.check import WEIGHTS
+from training.mini.control import train_depth, train_edges
 from training.mini.decoder_training import train_decoder
 from training.mini.embedding import DUSK, train_embedding
 from training.mini.endings import train_endings
 from training.mini.export import Trained, export
 from training.mini.few_steps import train_few_steps
 from training.mini.latents import encode_pictures, fit_preview
+from training.mini.layouts import DEPTH, EDGES
 from training.mini.negative import NEGATIVE, train_negative
 from training.mini.own_courses import load_newest, train_own_courses
 from training.mini.plan import TrainingPlan
@@ -37,8 +39,10 @@ from training.mini.styles import train_style
 from training.mini.unet_training import UNetWithText, train_contrasts, train_shapes, train_unet
 
 LORA_STAGES = ("few_steps", *STYLES, NEGATIVE, DUSK)
+CONTROL_STAGES = (EDGES, DEPTH)
+LATER_STAGES = (*LORA_STAGES, *CONTROL_STAGES)
 UNET_STAGES = ("unet", "contrast", "shapes", "own_courses")
-STAGES = ("vae", *UNET_STAGES, "scorer", "decoder", "endings", "export", *LORA_STAGES)
+STAGES = ("vae", *UNET_STAGES, "scorer", "decoder", "endings", "export", *LATER_STAGES)
 
 
 def export_all(plan: TrainingPlan, work: Path, out: Path, device: str) -> None:
@@ -83,6 +87,10 @@ def loras_of(out: Path) -> Path:
     return LORAS if out == WEIGHTS else out.with_name(out.name + ".loras")
 
 
+def controlnets_of(out: Path) -> Path:
+    return CONTROLNETS if out == WEIGHTS else out.with_name(out.name + ".controlnets")
+
+
 def train(plan: TrainingPlan, work: Path, out: Path, device: str, names: Sequence[str]) -> None:
     """Run these stages, each from where it was stopped."""
     stages: dict[str, Callable[[], None]] = {
@@ -98,6 +106,8 @@ def train(plan: TrainingPlan, work: Path, out: Path, device: str, names: Sequenc
         "few_steps": lambda: train_few_steps(plan, out, loras_of(out), work, device),
         DUSK: lambda: train_embedding(plan, out, loras_of(out), work, device),
         NEGATIVE: lambda: train_negative(plan, out, loras_of(out), work, device),
+        EDGES: lambda: train_edges(plan, out, controlnets_of(out), work, device),
+        DEPTH: lambda: train_depth(plan, out, controlnets_of(out), work, device),
     }
     for style in STYLES:
         stages[style] = partial(train_style, style, plan, out, loras_of(out), work, device)
@@ -110,15 +120,16 @@ def main() -> None:
     parser.add_argument(
         "--out",
         type=Path,
-        help="the diffusers folder to write; LoRAs and the embedding are written to OUT.loras",
+        help="the diffusers folder to write; LoRAs and the embedding are written to OUT.loras, "
+        "ControlNets to OUT.controlnets",
     )
     parser.add_argument("--work", type=Path, help="checkpoints (default: OUT.work)")
     parser.add_argument("--start", type=Path, help="go on from this exported folder")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--stages", nargs="+", default=STAGES, choices=STAGES)
     args = parser.parse_args()
-    if args.out is None and not set(args.stages) <= set(LORA_STAGES):
-        parser.error(f"--out is needed for more than {', '.join(LORA_STAGES)}")
+    if args.out is None and not set(args.stages) <= set(LATER_STAGES):
+        parser.error(f"--out is needed for more than {', '.join(LATER_STAGES)}")
     plan, out = TrainingPlan(), args.out or WEIGHTS
     work = args.work or out.with_name(out.name + ".work")
     work.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,165 @@
+"""Trains a ControlNet (arXiv 2302.05543) on maps of drawn scenes; the UNet stays as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import ControlNetModel
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from engines.control_weights import DIFFUSERS_FILE
+from sdxl.files import grant_usual
+from sdxl.mini.scenes import caption
+from training.fitting import fit
+from training.mini import topology
+from training.mini.check import load_painter
+from training.mini.conditioning import EncodedCaptions, encode_captions
+from training.mini.layouts import DEPTH, EDGES, MAPS, Layout, bend, sample_layout, without_layout
+from training.mini.plan import TrainingPlan
+from training.mini.styles import LIMIT, add_noise, encode_images
+from training.mini.unet_training import (
+    CAPTIONLESS_SHARE,
+    GUIDED_BELOW,
+    GUIDED_SHARE,
+    any_guidance,
+    guide,
+    noise_weights,
+)
+
+HINT_WIDTHS = (8, 16, 32, 64)  # channels at each of the VAE's scales
+BENT = 0.75  # of the rows, once the net follows its hints roughly
+BENT_LIMIT = 3  # of the weights of much noised rows: edges settle under less noise
+VAGUE = 0.5  # of the captions say nothing of sizes, places and relations
+
+
+def train_edges(plan: TrainingPlan, weights: Path, out: Path, work: Path, device: str) -> None:
+    """Train from the UNet's weights."""
+    torch.manual_seed(0)
+    pipe = load_painter(weights).to(device)
+    net = new_control(pipe.unet).to(device)
+    lesson = ControlLesson(EDGES, pipe, net, plan, work)
+    fit(net, lesson.loss, plan.control, work / f"{EDGES}-begun.pt")
+    fit(net, lesson.loss_of_bent, plan.control_bent, work / f"{EDGES}.pt")
+    write_control(net, out / EDGES)
+
+
+def train_depth(plan: TrainingPlan, weights: Path, out: Path, work: Path, device: str) -> None:
+    """Train from the weights of `edges`."""
+    torch.manual_seed(0)
+    pipe = load_painter(weights).to(device)
+    net = new_control(pipe.unet).to(device)
+    net.load_state_dict(load_file(out / EDGES / DIFFUSERS_FILE))
+    lesson = ControlLesson(DEPTH, pipe, net, plan, work)
+    fit(net, lesson.loss_of_bent, plan.control_depth, work / f"{DEPTH}.pt")
+    write_control(net, out / DEPTH)
+
+
+class ControlLesson:
+    """The noise prediction loss of the UNet with a net's additions, with and without captions."""
+
+    def __init__(self, name: str, pipe: Any, net: Any, plan: TrainingPlan, work: Path) -> None:
+        layouts, texts = sample_layouts(plan.control_pictures)
+        self.hints = torch.from_numpy(np.stack([MAPS[name](layout) for layout in layouts]))
+        self.latents, self.bent, self.captions = encode_layouts(pipe, layouts, texts, work)
+        self.unet, self.net, self.batch = pipe.unet.requires_grad_(False), net, plan.control_batch
+        self.device = pipe.device
+        self.alphas = topology.new_scheduler().alphas_cumprod.to(self.device)
+        # Rows with and without caption share a hint, so it is encoded once.
+        net.controlnet_cond_embedding.register_forward_hook(
+            lambda *call: call[2].repeat(2, 1, 1, 1)
+        )
+
+    def loss(self, rng: np.random.Generator, step: int) -> Tensor:
+        return self._loss(rng, 0.0, LIMIT)
+
+    def loss_of_bent(self, rng: np.random.Generator, step: int) -> Tensor:
+        """Most rows show a bent picture under their noise, and shall lead to the straight one: so
+        the net learns to correct edges by the hint, which otherwise the latents show, too."""
+        return self._loss(rng, BENT, BENT_LIMIT)
+
+    def _loss(self, rng: np.random.Generator, bent: float, limit: float) -> Tensor:
+        rows = torch.from_numpy(rng.integers(0, len(self.latents), self.batch))
+        is_bent = torch.from_numpy(rng.random(len(rows)) < bent)[:, None, None, None]
+        clean = self.latents[rows].to(self.device)
+        seen = torch.where(is_bent, self.bent[rows], self.latents[rows]).to(self.device)
+        noisy, timestep, noise = add_noise(seen, self.alphas)
+        alpha = self.alphas[timestep]
+        ratio = alpha / (1 - alpha)
+        wanted = noise + ratio.sqrt()[:, None, None, None] * (seen - clean)
+        captioned, captionless = self._predict(noisy, timestep, rows).chunk(2)
+        guided = guide(captioned, captionless, any_guidance(len(rows)).to(self.device))
+        errors = [
+            (each - wanted).square().mean((1, 2, 3)) for each in (captioned, captionless, guided)
+        ]
+        error = errors[0] + CAPTIONLESS_SHARE * errors[1]
+        error = error + GUIDED_SHARE * errors[2] * (timestep < GUIDED_BELOW)
+        # Under little noise a bent row's error counts as its picture's.
+        share = torch.where(is_bent.flatten().to(self.device), (1 / ratio).clamp(max=1), 1)
+        return (share * error * noise_weights(self.alphas, limit)[timestep]).mean()
+
+    def _predict(self, noisy: Tensor, timestep: Tensor, rows: Tensor) -> Tensor:
+        """Return the noise of rows with their captions, then of the same without."""
+        kept = torch.ones(2 * len(rows))
+        kept[len(rows) :] = 0
+        conditions = self.captions.of(rows.repeat(2), str(self.device), kept)
+        hint = self.hints[rows, None].expand(-1, 3, -1, -1).to(self.device) / 255
+        noisy, timestep = noisy.repeat(2, 1, 1, 1), timestep.repeat(2)
+        down, middle = self.net(
+            noisy, timestep, controlnet_cond=hint, return_dict=False, **conditions
+        )
+        predicted: Tensor = self.unet(
+            noisy,
+            timestep,
+            down_block_additional_residuals=down,
+            mid_block_additional_residual=middle,
+            **conditions,
+        ).sample
+        return predicted
+
+
+def new_control(unet: Any) -> Any:
+    """Copy the UNet's way down. Its additions begin at 0; the hint's layers are drawn so that a
+    hint's lines keep their strength, for the default weakens them at each layer."""
+    net = ControlNetModel.from_unet(unet, conditioning_embedding_out_channels=HINT_WIDTHS)
+    for layer in net.controlnet_cond_embedding.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight)
+    return net
+
+
+def sample_layouts(count: int) -> tuple[list[Layout], list[str]]:
+    """Return layouts and their captions."""
+    rng = np.random.default_rng(25)
+    layouts = [sample_layout(rng) for _ in range(count)]
+    scenes = [
+        without_layout(layout.scene) if rng.random() < VAGUE else layout.scene for layout in layouts
+    ]
+    return layouts, [caption(scene, rng) for scene in scenes]
+
+
+@torch.no_grad()
+def encode_layouts(
+    pipe: Any, layouts: list[Layout], texts: list[str], work: Path
+) -> tuple[Tensor, Tensor, EncodedCaptions]:
+    """Return scaled latents of the pictures and of the same ones bent, and the captions."""
+    path = work / "control-latents.pt"
+    if not path.exists():
+        rng = np.random.default_rng(26)
+        pictures = [layout.draw() for layout in layouts]
+        scaled = encode_images(pipe, pictures)
+        bent = encode_images(pipe, [bend(picture, rng) for picture in pictures])
+        captions = encode_captions(pipe, texts)
+        torch.save((scaled, bent, captions.context, captions.pooled), path)
+    scaled, bent, context, pooled = torch.load(path)
+    return scaled, bent, EncodedCaptions(context, pooled)
+
+
+def write_control(net: Any, folder: Path) -> None:
+    """Write diffusers' layout in half precision."""
+    net.half().save_pretrained(folder)
+    for path in folder.iterdir():
+        grant_usual(path)

@@ -1,0 +1,102 @@
+"""Scenes settled to the pixel, and their maps for ControlNets. It knows no networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.ndimage import map_coordinates, zoom
+
+from sdxl.canny import Pixels, canny
+from sdxl.mini.scenes import (
+    SIDE,
+    Image,
+    Scene,
+    Stamp,
+    draw_stamps,
+    sample_scene,
+    settle,
+    signed_distance,
+)
+
+EDGES, DEPTH = "edges", "depth"
+LOW, HIGH = 100, 200  # Canny's thresholds
+FARTHEST, NEAREST = 96, 255  # grey levels of things; the background is black
+FREE = 1 / 3  # of the layouts have things of any size anywhere
+FREE_RADII = (13.0, 38.0)  # pixels
+BEND, BEND_KNOTS = 1.5, 5  # pixels; points a side that move by themselves
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A scene and its things, from the farthest to the nearest; `levels` are their grey levels."""
+
+    scene: Scene
+    background: str
+    stamps: tuple[Stamp, ...]
+    levels: tuple[float, ...]
+
+    def draw(self) -> Image:
+        return draw_stamps(self.background, self.stamps)
+
+
+def settle_layout(scene: Scene, seed: int) -> Layout:
+    """Return the layout of what `scenes.draw` draws."""
+    background, stamps = settle(scene, seed)
+    return Layout(scene, background, stamps, _any_levels(len(stamps), np.random.default_rng(seed)))
+
+
+def sample_layout(rng: np.random.Generator) -> Layout:
+    """Return a layout for training."""
+    layout = settle_layout(sample_scene(rng), int(rng.integers(2**31)))
+    return scatter(layout, rng) if rng.random() < FREE else layout
+
+
+def scatter(layout: Layout, rng: np.random.Generator) -> Layout:
+    """Give the things other sizes and places; they may cover each other."""
+    stamps = []
+    for stamp in layout.stamps:
+        radius = float(rng.uniform(*FREE_RADII))
+        margin = 1.05 * radius + 2
+        x, y = rng.uniform(margin, SIDE - margin, 2)
+        stamps.append(replace(stamp, centre=(float(x), float(y)), radius=radius))
+    return replace(layout, scene=without_layout(layout.scene), stamps=tuple(stamps))
+
+
+def bend(image: Image, rng: np.random.Generator) -> Image:
+    """Move parts of a picture by a pixel or two, as a sampler's early steps misplace them."""
+    moves = rng.normal(0, BEND, (2, BEND_KNOTS, BEND_KNOTS))
+    each = SIDE / BEND_KNOTS
+    places = np.indices((SIDE, SIDE)) + zoom(moves, (1, each, each), order=3)
+    planes = [map_coordinates(plane, places, order=1, mode="nearest") for plane in image.T]
+    return np.stack(planes).T
+
+
+def without_layout(scene: Scene) -> Scene:
+    """Leave sizes, place and relation unsaid."""
+    things = tuple(replace(thing, size="medium") for thing in scene.things)
+    return replace(scene, things=things, place=None, relation=None)
+
+
+def _any_levels(count: int, rng: np.random.Generator) -> tuple[float, ...]:
+    return tuple(sorted(rng.uniform(FARTHEST, NEAREST, count).tolist()))
+
+
+def map_edges(layout: Layout) -> Pixels:
+    """Return white edges on black, [height, width]."""
+    return canny(layout.draw(), LOW, HIGH)
+
+
+def map_depth(layout: Layout) -> Pixels:
+    """Return things in flat grey on black, [height, width]; the brighter, the nearer."""
+    grid = np.arange(SIDE, dtype=np.float32) + 0.5
+    depth = np.zeros((SIDE, SIDE), dtype=np.float32)
+    for stamp, level in zip(layout.stamps, layout.levels, strict=True):
+        x, y = grid[None, :] - stamp.centre[0], grid[:, None] - stamp.centre[1]
+        alpha = np.clip(0.5 - signed_distance(stamp.shape, x, y, stamp.radius), 0, 1)
+        depth += alpha * (level - depth)
+    return (depth + 0.5).astype(np.uint8)
+
+
+MAPS: dict[str, Callable[[Layout], Pixels]] = {EDGES: map_edges, DEPTH: map_depth}
