@@ -242,7 +242,7 @@ def test_strength_0_is_the_plain_picture(model: Pipeline) -> None:
         (Control("frist", "a"), "controls must name ControlNets of the model, such as first, "),
         (Control("first"), "controls with 'first': needs the picture of its map"),
         (Control("first", "wide"), "controls with 'first': its map is 64x32, the picture 128x96"),
-        (Control("first", "broken"), "controls must be a PNG"),
+        (Control("first", "broken"), "controls with 'first': its map must be a PNG"),
         (Control("union", "a"), "controls with 'union': type must be one of openpose, depth"),
     ],
 )

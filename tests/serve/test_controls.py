@@ -171,7 +171,8 @@ def test_a_wrong_map_never_reaches_the_worker(
     if path == EDIT:
         body["images"] = [{"image_url": data_url(wide)}]
     elif path != GENERATE:
-        body = {"init_images": [data_url(wide)], "alwayson_scripts": scripts}
+        images = {"init_images": [data_url(wide)]} if "img2img" in path else {}
+        body = {**images, "alwayson_scripts": scripts}
     answer = post(controlled, body, path, sdapi=True)
     assert answer.status_code == 400, answer.text
     assert "with 'edges': its map must be a" in error_of(answer)["message"]
