@@ -1,4 +1,4 @@
-"""LoRAs of a request: their text forms, stable-diffusion-webui's tags, and what is refused."""
+"""LoRAs and ControlNets of a request: their text forms, tags, and what is refused."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdxl.attachments import Lora, take_tags
+from sdxl.controls import Control
 from sdxl.params import PARAMETERS, GenerationParams, InvalidParams, Sizes
 
 SIZES = Sizes(default=128, minimum=64, maximum=512)
@@ -152,3 +153,30 @@ def test_an_empty_list_is_as_none() -> None:
     parameter, sizes = PARAMETERS["loras"], SIZES
     assert parameter.is_stored_if_set
     assert GenerationParams(loras=()).resolve(sizes, lambda: 0).loras is None
+
+
+URL = "data:image/png;base64,A="
+
+
+@pytest.mark.parametrize(
+    ("text", "control"),
+    [
+        ("edges", Control("edges")),
+        ("edges=", Control("edges")),
+        ("edges=a.png", Control("edges", "a.png")),
+        ("edges=a,b:c.png:0.8:0.1-0.6", Control("edges", "a,b:c.png", 0.8, 0.1, 0.6)),
+        ("edges=a.png::0-0.6:canny", Control("edges", "a.png", 1, 0, 0.6, preprocess="canny")),
+        ("edges:0.5:canny:low=50", Control("edges", "", 0.5, preprocess="canny", low=50)),
+        ("u=data:image/png;base64,A=:type=tile", Control("u", URL, type="tile")),
+        ("edges=a.png:image=b.png", Control("edges", "a.png:image=b.png")),
+    ],
+)
+def test_a_control_s_text_is_read_from_its_end(text: str, control: Control) -> None:
+    assert Control.parse(text) == control
+    assert PARAMETERS["controls"].parse(text) == (control,)
+
+
+@pytest.mark.parametrize("text", ["", "=a.png", "edges:soft", "edges=a.png:low=x", "edges=a:1.2.3"])
+def test_a_wrong_text_of_a_control_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"must be NAME=FILE|invalid literal|could not convert"):
+        Control.parse(text)

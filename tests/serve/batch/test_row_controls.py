@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image
@@ -24,11 +25,25 @@ from sdxl.provenance import Provenance
 from serve.batch import command
 from serve.batch.batch_spec import HAS_DEAD, BatchFailed
 from serve.batch.renderers import LocalRenderer, body_of
+from serve.batch.running import run
+from serve.front.api import create_app
 from serve.orders import ImageOrder, ModelCard, Update
+from serve.settings import ServeSettings
+from serve.worker.worker import Worker
 from tests.sdxl.control_nets import random_control
 from tests.sdxl.test_source import plain, saved
-from tests.serve.batch.drawers import Drawer, dead_letters, jsonl, ledger_of, make, pictures
+from tests.serve.batch.drawers import (
+    Drawer,
+    dead_letters,
+    jsonl,
+    ledger_of,
+    make,
+    order_of,
+    pictures,
+)
 from tests.serve.batch.test_rows import line
+from tests.serve.servers import listening_to
+from tests.serve.test_controls import assert_same
 
 MAP, PHOTO = saved(Image.effect_noise((128, 128), 50).convert("RGB")), saved(plain(64, 64))
 DIGEST, PHOTO_DIGEST = (hashlib.sha256(each).hexdigest() for each in (MAP, PHOTO))
@@ -190,13 +205,8 @@ def test_a_job_makes_the_library_s_pictures(folder: Path, mini: Pipeline) -> Non
     (folder / "wide.png").write_bytes(saved(plain(128, 64)))
     random_control(1).save_pretrained(folder / "nets" / "edges")
     model = replace(mini, catalogue=Catalogue(control_folders=[folder / "nets"]))
-    fields: dict[str, Any] = {
-        "prompt": "a ring",
-        "steps": 3,
-        "seed": 7,
-        "width": 128,
-        "height": 128,
-    }
+    size = {"width": 128, "height": 128}
+    fields: dict[str, Any] = {"prompt": "a ring", "steps": 3, "seed": 7, **size}
     rows = [
         {**fields, "control": "edges", "control_image": "maps/a.png", "id": "a"},
         {**fields, "control": "edges", "control_image": "wide.png"},
@@ -231,3 +241,21 @@ def test_a_changed_file_that_rows_name_stops_the_resumed_job(folder: Path) -> No
     (folder / "loras" / "ink.safetensors").write_bytes(b"second")
     with pytest.raises(BatchFailed, match="LoRA 'ink' has changed since the job began with it"):
         make(source, folder / "out", *flags, load=Noting)
+
+
+def test_a_job_through_a_service_has_its_pictures(folder: Path, controlled: Worker) -> None:
+    (folder / "wide.png").write_bytes(saved(plain(128, 64)))
+    fields = {"prompt": "a ring", "seed": 7, "width": 128, "height": 128, "control": "edges"}
+    rows = [{**fields, "control_image": name} for name in ("maps/a.png", "wide.png")]
+    source, out = jsonl(folder, rows), folder / "out"
+    with listening_to(create_app([controlled], ServeSettings())) as url:
+        flags = ("--through", url, "--steps", "3", "--control", "edges:0.5")
+        assert run(order_of(source, out, *flags)) == HAS_DEAD
+        body = {"prompt": "a ring", "seed": 7, "size": "128x128", "steps": 3}
+        control = {"name": "edges", "image": URL}
+        answer = httpx.post(f"{url}/v1/images/generations", json={**body, "controls": [control]})
+    (file,) = pictures(out).values()
+    assert_same(file, base64.b64decode(answer.json()["data"][0]["b64_json"]))
+    assert read_parameters(file)["controls"][0]["image"] == DIGEST
+    (dead,) = dead_letters(out)
+    assert "its map is 128x64, the picture 128x128" in dead["error"]
