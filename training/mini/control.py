@@ -18,7 +18,15 @@ from training.fitting import fit
 from training.mini import topology
 from training.mini.check import load_painter
 from training.mini.conditioning import EncodedCaptions, encode_captions
-from training.mini.layouts import DEPTH, EDGES, MAPS, Layout, bend, sample_layout, without_layout
+from training.mini.layouts import (
+    DEPTH,
+    EDGES,
+    MAPS,
+    SettledScene,
+    bend,
+    sample_layout,
+    without_layout,
+)
 from training.mini.plan import TrainingPlan
 from training.mini.styles import LIMIT, add_noise, encode_images
 from training.mini.unet_training import (
@@ -77,8 +85,8 @@ class ControlLesson:
         return self._loss(rng, 0.0, LIMIT)
 
     def loss_of_bent(self, rng: np.random.Generator, step: int) -> Tensor:
-        """Most rows show a bent picture under their noise, and shall lead to the straight one: so
-        the net learns to correct edges by the hint, which otherwise the latents show, too."""
+        """Most rows show a bent picture under their noise, and shall lead to the straight one:
+        only the hint shows where its edges lie."""
         return self._loss(rng, BENT, BENT_LIMIT)
 
     def _loss(self, rng: np.random.Generator, bent: float, limit: float) -> Tensor:
@@ -131,7 +139,7 @@ def new_control(unet: Any) -> Any:
     return net
 
 
-def sample_layouts(count: int) -> tuple[list[Layout], list[str]]:
+def sample_layouts(count: int) -> tuple[list[SettledScene], list[str]]:
     """Return layouts and their captions."""
     rng = np.random.default_rng(25)
     layouts = [sample_layout(rng) for _ in range(count)]
@@ -143,7 +151,7 @@ def sample_layouts(count: int) -> tuple[list[Layout], list[str]]:
 
 @torch.no_grad()
 def encode_layouts(
-    pipe: Any, layouts: list[Layout], texts: list[str], work: Path
+    pipe: Any, layouts: list[SettledScene], texts: list[str], work: Path
 ) -> tuple[Tensor, Tensor, EncodedCaptions]:
     """Return scaled latents of the pictures and of the same ones bent, and the captions."""
     path = work / "control-latents.pt"
