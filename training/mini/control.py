@@ -22,7 +22,7 @@ from training.mini.layouts import (
     DEPTH,
     EDGES,
     MAPS,
-    SceneLayout,
+    SettledScene,
     bend,
     sample_layout,
     without_layout,
@@ -85,8 +85,8 @@ class ControlLesson:
         return self._loss(rng, 0.0, LIMIT)
 
     def loss_of_bent(self, rng: np.random.Generator, step: int) -> Tensor:
-        """Most rows show a bent picture under their noise, and shall lead to the straight one: so
-        the net learns to correct edges by the hint, which otherwise the latents show, too."""
+        """Most rows show a bent picture under their noise, and shall lead to the straight one:
+        only the hint shows where its edges lie."""
         return self._loss(rng, BENT, BENT_LIMIT)
 
     def _loss(self, rng: np.random.Generator, bent: float, limit: float) -> Tensor:
@@ -139,7 +139,7 @@ def new_control(unet: Any) -> Any:
     return net
 
 
-def sample_layouts(count: int) -> tuple[list[SceneLayout], list[str]]:
+def sample_layouts(count: int) -> tuple[list[SettledScene], list[str]]:
     """Return layouts and their captions."""
     rng = np.random.default_rng(25)
     layouts = [sample_layout(rng) for _ in range(count)]
@@ -151,7 +151,7 @@ def sample_layouts(count: int) -> tuple[list[SceneLayout], list[str]]:
 
 @torch.no_grad()
 def encode_layouts(
-    pipe: Any, layouts: list[SceneLayout], texts: list[str], work: Path
+    pipe: Any, layouts: list[SettledScene], texts: list[str], work: Path
 ) -> tuple[Tensor, Tensor, EncodedCaptions]:
     """Return scaled latents of the pictures and of the same ones bent, and the captions."""
     path = work / "control-latents.pt"

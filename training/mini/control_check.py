@@ -31,7 +31,7 @@ from training.mini.layouts import (
     HIGH,
     LOW,
     MAPS,
-    SceneLayout,
+    SettledScene,
     scatter,
     settle_layout,
     without_layout,
@@ -41,7 +41,7 @@ FIRST_SEED = 10_000  # of the layouts; training draws its own at random
 _BATCH, _COLUMNS = 20, 12
 
 
-def unseen_layouts(count: int, is_free: bool = False) -> list[SceneLayout]:
+def unseen_layouts(count: int, is_free: bool = False) -> list[SettledScene]:
     scenes = held_out_scenes(count)
     layouts = [settle_layout(scene, FIRST_SEED + i) for i, scene in enumerate(scenes)]
     rng = np.random.default_rng(FIRST_SEED)

@@ -29,7 +29,7 @@ BEND, BEND_KNOTS = 1.5, 5  # pixels; points a side that move by themselves
 
 
 @dataclass(frozen=True)
-class SceneLayout:
+class SettledScene:
     """A scene and its things, from the farthest to the nearest; `levels` are their grey levels."""
 
     scene: Scene
@@ -41,21 +41,21 @@ class SceneLayout:
         return draw_stamps(self.background, self.stamps)
 
 
-def settle_layout(scene: Scene, seed: int) -> SceneLayout:
+def settle_layout(scene: Scene, seed: int) -> SettledScene:
     """Return the layout of what `scenes.draw` draws."""
     background, stamps = settle(scene, seed)
-    return SceneLayout(
+    return SettledScene(
         scene, background, stamps, _any_levels(len(stamps), np.random.default_rng(seed))
     )
 
 
-def sample_layout(rng: np.random.Generator) -> SceneLayout:
+def sample_layout(rng: np.random.Generator) -> SettledScene:
     """Return a layout for training."""
     layout = settle_layout(sample_scene(rng), int(rng.integers(2**31)))
     return scatter(layout, rng) if rng.random() < FREE else layout
 
 
-def scatter(layout: SceneLayout, rng: np.random.Generator) -> SceneLayout:
+def scatter(layout: SettledScene, rng: np.random.Generator) -> SettledScene:
     """Give the things other sizes and places; they may cover each other."""
     stamps = []
     for stamp in layout.stamps:
@@ -85,12 +85,12 @@ def _any_levels(count: int, rng: np.random.Generator) -> tuple[float, ...]:
     return tuple(sorted(rng.uniform(FARTHEST, NEAREST, count).tolist()))
 
 
-def map_edges(layout: SceneLayout) -> Pixels:
+def map_edges(layout: SettledScene) -> Pixels:
     """Return white edges on black, [height, width]."""
     return canny(layout.draw(), LOW, HIGH)
 
 
-def map_depth(layout: SceneLayout) -> Pixels:
+def map_depth(layout: SettledScene) -> Pixels:
     """Return things in flat grey on black, [height, width]; the brighter, the nearer."""
     grid = np.arange(SIDE, dtype=np.float32) + 0.5
     depth = np.zeros((SIDE, SIDE), dtype=np.float32)
@@ -101,4 +101,4 @@ def map_depth(layout: SceneLayout) -> Pixels:
     return (depth + 0.5).astype(np.uint8)
 
 
-MAPS: dict[str, Callable[[SceneLayout], Pixels]] = {EDGES: map_edges, DEPTH: map_depth}
+MAPS: dict[str, Callable[[SettledScene], Pixels]] = {EDGES: map_edges, DEPTH: map_depth}
