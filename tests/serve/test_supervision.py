@@ -17,8 +17,8 @@ import pytest
 from tests.serve.services import ROOT, is_alive
 from tests.waiting import wait_until
 
-SHUTDOWN_S = 0.5
-PROGRAM = f"""
+SHUTDOWN_S, PATIENT_S = 0.5, 280.0
+PROGRAM = """
 import os, signal, subprocess, sys, time
 from serve.supervision import supervise
 
@@ -28,21 +28,21 @@ def service():
     time.sleep(300)
     return 0
 
-sys.exit(supervise(service, {SHUTDOWN_S}, lambda text: print(text, flush=True)))
+sys.exit(supervise(service, SECONDS, lambda text: print(text, flush=True)))
 """
 DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 STOPPED = "os.kill(os.getpid(), signal.SIGSTOP)"
 RAY_S_HANDLER = "signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))"
-MOST_S = 20.0
+MOST_S = 60.0
 """For a busy machine; alone it takes 7."""
 
 
 @contextmanager
 def supervised(
-    folder: Path, body: str
+    folder: Path, body: str, shutdown_s: float = SHUTDOWN_S
 ) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
     program = folder / "program.py"
-    program.write_text(PROGRAM.replace("BODY", body))
+    program.write_text(PROGRAM.replace("BODY", body).replace("SECONDS", str(shutdown_s)))
     argv = [sys.executable, str(program)]
     process = subprocess.Popen(argv, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, text=True)
     children = partial(psutil.Process(process.pid).children, recursive=True)
@@ -80,8 +80,7 @@ def test_a_signal_always_ends_it_in_time(tmp_path: Path, body: str, code: int, n
 
 
 def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
-    with supervised(tmp_path, DEAF) as (process, below):
-        began_s = time.monotonic()
+    with supervised(tmp_path, DEAF, PATIENT_S) as (process, below):
         process.send_signal(signal.SIGTERM)
         time.sleep(0.3)
         process.send_signal(signal.SIGTERM)
@@ -89,8 +88,6 @@ def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
         assert process.poll() is None, "a second SIGTERM is no hurry"
         process.send_signal(signal.SIGINT)
         assert process.wait(MOST_S) == 1
-        took_s = time.monotonic() - began_s
-        assert took_s < SHUTDOWN_S + 5, f"{took_s:.1f} s"
         assert not any(map(is_alive, below)), below
 
 
