@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from shutil import copyfile
 
 import pytest
 
@@ -61,6 +62,8 @@ def test_every_command_works_in_an_empty_folder_with_a_foreign_checkpoint(tmp_pa
     (tmp_path / "prompts.txt").write_text("a red circle\na green star\n")
     rows = [{"id": str(i), "prompt": "a red circle", "steps": 4} for i in range(8)]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "docs").mkdir()
+    copyfile(ROOT / "docs" / "drawing.png", tmp_path / "docs" / "drawing.png")
     lines = list(filter(is_run, typed()))
     (library,) = (text for text in blocks(DOCUMENT, "python") if "from engines" in text)
     (tmp_path / "library.py").write_text(library + "assert pixels.shape == (128, 128, 3)\n")
