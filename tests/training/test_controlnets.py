@@ -41,7 +41,7 @@ from training.mini.plan import TrainingPlan
 
 MIB = 2**20
 ROOT = Path(__file__).parents[2]
-LEAST = {EDGES: 0.65, DEPTH: 0.8}
+LEAST = {EDGES: 0.7, DEPTH: 0.8}
 MOST_WITHOUT = {EDGES: 0.3, DEPTH: 0.6}
 
 

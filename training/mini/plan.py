@@ -26,7 +26,7 @@ _STYLE = Schedule(steps=600, peak_rate=2e-3, seed=14, average=0.99)
 _EMBEDDING = Schedule(steps=300, peak_rate=3e-3, seed=17, average=0.98)
 _NEGATIVE = Schedule(steps=1000, peak_rate=2e-3, seed=16, average=0.99)
 _CONTROL = Schedule(steps=2300, peak_rate=1e-3, seed=18, average=0.995)
-_CONTROL_BENT = Schedule(steps=2800, peak_rate=1e-3, seed=19, average=0.995)
+_CONTROL_BENT = Schedule(steps=3900, peak_rate=1e-3, seed=19, average=0.995)
 _CONTROL_DEPTH = Schedule(steps=600, peak_rate=1e-3, seed=20, average=0.995)
 
 
