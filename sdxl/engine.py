@@ -119,7 +119,7 @@ class Engines:
     adapters: AdapterShelf | None = None
     """LoRAs of requests; None if the engines cannot apply them."""
     controls: ControlShelf | None = None
-    """ControlNets of requests; None if the engines cannot apply them. Those in slots know none."""
+    """ControlNets of requests; None if the engines cannot apply them."""
     latent_sides: tuple[int, int] | None = None
     """The smallest and largest latent side of the engines; None: any."""
     most_chunks: int = MAX_CHUNKS

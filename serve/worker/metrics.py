@@ -93,7 +93,8 @@ class WorkerMetrics:
         labels = group.network, str(group.bucket)
         self.ticks.labels(*labels).observe(seconds)
         self.images_in_ticks.labels(*labels).inc(len(group.ids))
-        self.steps.labels(group.network.removeprefix("unet_")).inc(len(group.ids))
+        if not group.call.net:
+            self.steps.labels(group.network.removeprefix("unet_")).inc(len(group.ids))
 
     def ended(self, outcome: str, timings: Mapping[str, float]) -> None:
         self.images.labels(outcome).inc()
