@@ -70,12 +70,12 @@ class NetShelf:
 
     def lease(self, files: Sequence[AdapterFile]) -> dict[str, ControlNet]:
         with self._lock:
-            return {file.name: self._leased(file) for file in files}
+            return {file.name: self._leased(file, files) for file in files}
 
-    def _leased(self, file: AdapterFile) -> ControlNet:
+    def _leased(self, file: AdapterFile, together: Sequence[AdapterFile]) -> ControlNet:
         if file not in self._loaded:
             began = time.perf_counter()
-            self._loaded[file] = self._load(file)
+            self._loaded[file] = self._load(file, together)
             byte_s = (time.perf_counter() - began) / _weighed(file)
             self.byte_s = smoothed(self.byte_s if self.loads else None, byte_s)
             self.loads += 1
@@ -90,11 +90,11 @@ class NetShelf:
         with self._lock:
             loaded.leases -= 1
 
-    def _load(self, file: AdapterFile) -> _LoadedNet:
+    def _load(self, file: AdapterFile, together: Sequence[AdapterFile]) -> _LoadedNet:
         try:
             read = read_control(file.path, self.checkpoint)
             size = read.numbers * self.number_bytes
-            self._make_room(size, file)
+            self._make_room(size, file, together)
             engines, digests = self.load(read), file.digests
             if not file.is_unchanged:
                 raise LoraError("changed while it was read; try again")
@@ -104,10 +104,13 @@ class NetShelf:
             raise InvalidParams(FIELDS["control"], None, needed) from error
         return _LoadedNet(engines, read.architecture.types, size, digests)
 
-    def _make_room(self, size: int, file: AdapterFile) -> None:
-        """Drop unused nets until this one fits."""
+    def _make_room(self, size: int, file: AdapterFile, together: Sequence[AdapterFile]) -> None:
+        """Drop unused nets until this one fits. A request that alone needs more is refused."""
         while self._loaded and self.room < size + sum(e.bytes for e in self._loaded.values()):
             unused = next((f for f, each in self._loaded.items() if not each.leases), None)
+            if unused is None and self._loaded.keys() <= {*together}:
+                needed = f"must take at most {self.room / 2**30:.3g} GiB together; name fewer"
+                raise InvalidParams(FIELDS["control"], None, needed)
             if unused is None:
                 raise NoRoom(f"other requests leave no room for {file.name!r}; try again")
             self.synchronize()

@@ -282,6 +282,8 @@ def test_nets_are_loaded_once_and_dropped_for_others(model: Pipeline, nets: dict
     leased = small.lease([first, second])
     with pytest.raises(NoRoom, match="other requests leave no room for 'union'"):
         small.lease([union])
+    with pytest.raises(InvalidParams, match="controls must take at most 0.0[0-9]+ GiB together"):
+        small.lease([first, second, union])
     del leased
     assert small.lease([union])["union"].types == len(TYPES)
     assert small.delay_s([first]) > 0 == small.delay_s([second, union])
