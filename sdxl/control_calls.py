@@ -20,6 +20,7 @@ from sdxl.layout import Layout, Tables, scaled_sample
 from sdxl.specs import RESIDUAL, ROWS, TensorSpec
 from sdxl.static_memory import StaticMemory
 
+HINT = "control_hint"
 _numbers = itertools.count()
 
 
@@ -41,16 +42,18 @@ class ControlState:
             return True
         engine = self.given.net.engines["control_prompt"]
         inputs = {t.name: self._input(t, engines.device) for t in engine.spec.inputs}
-        self.ready = call(engine, engines.arch, inputs)
+        ready = call(engine, engines.arch, inputs)
+        # The map is the same for all rows.
+        ready[HINT] = ready[HINT].expand(len(inputs["context"]), -1, -1, -1)
+        self.ready = ready
         return False
 
     def _input(self, spec: TensorSpec, device: torch.device) -> Tensor:
-        rows = self.rows if self.given.window.has_negative else 1
         shown = self.given.hints.get(spec.name)
         if shown is None:
             own: Tensor = getattr(self.conditioning, spec.name)
-            return own[:rows].contiguous()
-        return shown.to(device, torch_dtype(spec)).expand(rows, *shown.shape).contiguous()
+            return own[: self.rows if self.given.window.has_negative else 1].contiguous()
+        return shown.to(device, torch_dtype(spec))[None].contiguous()
 
 
 @dataclass

@@ -430,13 +430,14 @@ def control_specs(
     _, timestep, added, *_ = unet["unet_deep"].inputs
     prompt = unet["unet_prompt"].inputs[:3]
     image = (arch.image_channels, "image_h", "image_w")
-    hints = [tensor("hint", "rows", *image)]
+    # One, or one for each row: those of a picture have the same.
+    hints = [tensor("hint", "pictures", *image)]
     if control.types:
-        scales = TensorSpec("hint_scales", "float32", ("rows", "hints"))
-        types = tensor("hint_types", "rows", "hints", control.types)
-        hints = [tensor("hints", "rows", "hints", *image), types, scales]
+        scales = TensorSpec("hint_scales", "float32", ("pictures", "hints"))
+        types = tensor("hint_types", "pictures", "hints", control.types)
+        hints = [tensor("hints", "pictures", "hints", *image), types, scales]
+    hint = tensor("control_hint", "rows", arch.stem_channels, *LEVEL_AXES[0])
     ready = (
-        tensor("control_hint", "rows", arch.stem_channels, *LEVEL_AXES[0]),
         replace(added, name="control_added"),
         *text_specs(control.attention_widths, dtype, "control_"),
     )
@@ -445,8 +446,12 @@ def control_specs(
     residuals = residual_specs(arch, dtype)
     strengths = TensorSpec("strengths", "float32", ("rows", len(residuals)))
     models = (
-        ModelSpec("control_prompt", (*prompt, *hints), ready),
-        ModelSpec("control_deep", (sample, timestep, strengths, *ready), residuals),
+        ModelSpec(
+            "control_prompt",
+            (*prompt, *hints),
+            (replace(hint, dims=("pictures", *hint.dims[1:])), *ready),
+        ),
+        ModelSpec("control_deep", (sample, timestep, strengths, hint, *ready), residuals),
     )
     return {model.name: model for model in models}
 

@@ -30,9 +30,9 @@ SMALLEST_SIDE, LARGEST_SIDE = 0.5, 2
 DECODE_BATCH = 1
 """Pictures are decoded one by one: a profile of four took 68.8 GB at SDXL's largest size."""
 
-FEWEST = {"pages": 1, "bank": 2, "hints": 1}
-MOST = {"pages": PAGE_COUNTS[-1], "bank": MOST_PAGES, "hints": 4}
-"""pages of LoRAs for each row, and in the bank; hints of a ControlNet's union"""
+FEWEST = {"pages": 1, "bank": 2, "hints": 1, "pictures": 1}
+MOST = {"pages": PAGE_COUNTS[-1], "bank": MOST_PAGES, "hints": 4, "pictures": 1}
+"""pages of LoRAs for each row, and in the bank; hints of a union for a picture"""
 
 Shape = tuple[int, ...]
 Range = tuple[Shape, Shape, Shape]
@@ -114,8 +114,8 @@ def _widest(spec: ModelSpec, found: Sequence[Profile], dim: str) -> tuple[int, i
 
 def _usual_axes(arch: Architecture) -> dict[str, int]:
     side = arch.sample_size
-    paged = {"pages": 2, "bank": 33}
-    return _axes(arch, rows=2, tokens=CHUNK, side=side, batch=1, chunks=2, hints=1, **paged)
+    others = {"pages": 2, "bank": 33, "hints": 1, "pictures": 1}
+    return _axes(arch, rows=2, tokens=CHUNK, side=side, batch=1, chunks=2, **others)
 
 
 def _smallest_axes(arch: Architecture) -> dict[str, int]:

@@ -25,7 +25,7 @@ from tests.sdxl.control_nets import MEDIUM, SMALL, random_control, random_union
 MOST, MOST_IN_HALVES = 1e-5, 5e-3
 DTYPES = ("float32", "float16")
 SIDES = (17, 23)
-AXES = {"rows": 3, "tokens": 77, "hints": 2, **level_axes(*SIDES)}
+AXES = {"rows": 3, "tokens": 77, "pictures": 3, "hints": 2, **level_axes(*SIDES)}
 
 
 def read(net: Any, folder: Path) -> ControlFile:

@@ -77,6 +77,7 @@ def random_tensors(rows: int, h: int, w: int, hints: int = 1, seed: int = 0) -> 
     """Return a UNet call's prompt, sample and timestep, and hints of a union."""
     arch = find("mini").arch
     axes = {"rows": rows, "tokens": 77, "latent_h": h, "latent_w": w, "hints": hints}
+    axes["pictures"] = rows
     axes |= image_axes(arch, h, w)
     generator = torch.Generator().manual_seed(seed)
     unet = network_specs(arch)

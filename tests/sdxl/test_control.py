@@ -239,7 +239,8 @@ def test_residuals_have_sdxls_shapes_at_full_size(side: int) -> None:
         net = ControlNetModel.from_unet(UNet2DConditionModel(**configs.SDXL_1_0["unet"]))
     own = architecture_of(net)
     assert own == ControlArchitecture((*[640] * 4, *[1280] * 30))
-    axes = {"rows": 2, "tokens": 77} | level_axes(side, side) | image_axes(SDXL_1_0, side, side)
+    axes = {"rows": 2, "pictures": 1, "tokens": 77, **level_axes(side, side)}
+    axes |= image_axes(SDXL_1_0, side, side)
     specs, networks = control_specs(SDXL_1_0, own), control_networks(net)
     for name, spec in specs.items():
         inputs = [torch.zeros(t.shape(axes), device="meta") for t in spec.inputs]

@@ -31,7 +31,7 @@ def shapes(spec: ModelSpec, **axes: int) -> dict[str, tuple[int, ...]]:
     usual = {"rows": 2, "tokens": 77, "latent_h": 128, "latent_w": 128, "chunks": 2, "batch": 1}
     found = usual | axes
     found |= image_axes(SDXL_1_0, found["latent_h"], found["latent_w"])
-    found |= level_axes(found["latent_h"], found["latent_w"]) | {"hints": 2}
+    found |= level_axes(found["latent_h"], found["latent_w"]) | {"hints": 2, "pictures": 1}
     return {t.name: t.shape(found) for t in spec.inputs}
 
 
