@@ -157,8 +157,7 @@ def _tensorrt(asked: EngineRequest, flavour: Flavour) -> Engines:
 
 
 def _onnxruntime(asked: EngineRequest) -> Engines:
-    from engines.onnx_controls import control_shelf
-    from engines.onnxruntime_engine import load_onnxruntime
+    from engines.onnxruntime_engine import control_shelf, load_onnxruntime
 
     if asked.device is not None and not asked.is_for_cpu:
         raise InvalidParams("device", asked.device, "must be cpu for the backend onnxruntime")

@@ -6,8 +6,6 @@ once a picture, and nets that differ from the UNet's way down run in PyTorch.
 
 from __future__ import annotations
 
-from functools import partial
-
 import onnxruntime
 import torch
 from torch import nn
@@ -15,23 +13,14 @@ from torch import nn
 from engines.control_graphs import control_graph
 from engines.control_weights import ControlFile
 from engines.folders.export_folder import ExportFolder
-from engines.net_shelf import NetShelf, room_bytes
 from engines.onnxruntime_engine import LARGE_BYTES, OnnxRuntimeEngine, new_session, options_for
 from engines.pytorch.torch_engine import control_engines
-from sdxl.checkpoint import Checkpoint
 from sdxl.engine import Engine
 from sdxl.specs import control_specs
 
 
-def control_shelf(export: ExportFolder, checkpoint: Checkpoint) -> NetShelf:
-    size = getattr(torch, _dtype_of(export)).itemsize
-    return NetShelf(
-        checkpoint, partial(load_control, export), room_bytes(torch.device("cpu")), size
-    )
-
-
 def load_control(export: ExportFolder, file: ControlFile) -> dict[str, Engine]:
-    dtype = _dtype_of(export)
+    dtype = export.specs["unet_deep"].outputs[0].dtype
     specs = control_specs(export.arch, file.architecture, dtype)
     deep = specs["control_deep"]
     made = control_graph(export.graph_bytes("unet_deep"), deep, file.shapes)
@@ -49,7 +38,3 @@ def load_control(export: ExportFolder, file: ControlFile) -> dict[str, Engine]:
     options.add_external_initializers(names, values)
     session = new_session(graph, export.folder / export.graphs["unet_deep"].file, options)
     return {**engines, deep.name: OnnxRuntimeEngine(deep, session, is_large)}
-
-
-def _dtype_of(export: ExportFolder) -> str:
-    return export.specs["unet_deep"].outputs[0].dtype

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import onnx
 import onnxruntime
@@ -24,6 +24,7 @@ from engines.lora import load_parts
 from engines.onnxruntime_engine import load_onnxruntime, session_options, threads
 from engines.parity.calls import EngineCall, StepError, listening, step_errors, worst
 from engines.parity.findings import (
+    EIGHT_BIT_NETWORKS,
     PICTURE_BOUNDS,
     STEP_BOUNDS,
     CheckFailed,
@@ -52,7 +53,6 @@ from onnx_export.reference import fake_quantise, torch_engines
 from sdxl import schedulers
 from sdxl.checkpoint import NETWORK_FOLDERS
 from sdxl.engine import Engine, Engines, call, torch_dtype
-from sdxl.flight import Network
 from sdxl.memory import give_back
 from sdxl.params import GenerationParams
 from sdxl.specs import Architecture, ModelSpec, image_axes
@@ -198,7 +198,7 @@ class _Run:
 
     def reference(self, whole: Engines) -> ReferencePictures:
         checkpoint, subject = self.order.checkpoint, self.subject
-        recorder, calls = listening(whole, *get_args(Network))
+        recorder, calls = listening(whole, *EIGHT_BIT_NETWORKS)
         stepped = min(STEPPED, subject.compared)
         pictures = [paint(checkpoint, recorder, subject, stepped)]
         if self.painted > stepped:
@@ -249,7 +249,7 @@ class _Run:
         tries = [self.outputs(rounded, partial(shift_sample, seed)) for seed in range(SHIFTS)]
         return {
             name: max(worst_difference(shifted[name], expected[name]) for shifted in tries)
-            for name in get_args(Network)
+            for name in EIGHT_BIT_NETWORKS
         }
 
     def compared(
@@ -260,7 +260,7 @@ class _Run:
         scatter: float = 0.0,
     ) -> Finding:
         spec = self.export.graphs[name].spec
-        is_eight_bit = self.is_quantised and name in get_args(Network)
+        is_eight_bit = self.is_quantised and name in EIGHT_BIT_NETWORKS
         is_whole = spec.outputs[0].dtype == "float32"
         precision = self.export.precision if is_eight_bit else "fp32" if is_whole else "fp16"
         measure = largest_difference if precision == "fp32" else relative_norm

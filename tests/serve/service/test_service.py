@@ -72,7 +72,7 @@ def test_a_picture_is_the_pipeline_s(http: httpx.Client, mini: Pipeline) -> None
         ("GET", GENERATE, {}, 405),
         ("POST", GENERATE, {"json": {}}, 400),
         ("POST", GENERATE, {"content": b"{"}, 400),
-        ("POST", GENERATE, {"content": b" " * 300_000}, 413),
+        ("POST", "/v1/images/prompts", {"content": b" " * 300_000}, 413),
         ("POST", GENERATE, {"json": {"prompt": "a", "deadline_s": 0.001}}, 429),
         ("GET", "/v1/models", {"headers": {"host": "evil.example"}}, 403),
     ],
