@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from engines.control_weights import ControlFile
 from engines.cuda.device import local_target
 from engines.folders.digests import model_digest
 from engines.folders.engine_folder import FILE as MANIFEST
@@ -24,7 +25,7 @@ from engines.pytorch.torch_options import TorchOptions
 from engines.trt.engine_store import best_for
 from engines.trt.flavours import FLAVOURS, BackendFailed, BackendMissing, Flavour
 from sdxl.checkpoint import MINI, Checkpoint
-from sdxl.engine import Engines
+from sdxl.engine import Engine, Engines, torch_dtype
 from sdxl.files import OutputError
 from sdxl.params import InvalidParams
 from sdxl.specs import CONTROL
@@ -157,12 +158,23 @@ def _tensorrt(asked: EngineRequest, flavour: Flavour) -> Engines:
 
 
 def _onnxruntime(asked: EngineRequest) -> Engines:
-    from engines.onnxruntime_engine import control_shelf, load_onnxruntime
+    from engines.net_shelf import NetShelf, room_bytes
+    from engines.onnxruntime_engine import load_onnxruntime
 
     if asked.device is not None and not asked.is_for_cpu:
         raise InvalidParams("device", asked.device, "must be cpu for the backend onnxruntime")
     export = find_export(asked)
-    return replace(load_onnxruntime(export), controls=control_shelf(export, asked.checkpoint))
+    engines = load_onnxruntime(export)
+
+    def load(file: ControlFile) -> Mapping[str, Engine]:
+        # Imported late: plain pictures need neither diffusers nor `onnx`.
+        from engines.onnx_controls import load_control
+
+        return load_control(export, file)
+
+    size = torch_dtype(engines["unet_deep"].spec.outputs[0]).itemsize
+    shelf = NetShelf(asked.checkpoint, load, room_bytes(engines.device), size)
+    return replace(engines, controls=shelf)
 
 
 def _check_exported(precision: str | None) -> None:

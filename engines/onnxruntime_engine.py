@@ -21,14 +21,11 @@ import torch
 from torch import Tensor
 
 from engines.bank_shelf import BankShelf, new_bank
-from engines.control_weights import ControlFile
 from engines.cpu import rows_on_cpu
 from engines.folders.export_folder import ExportFolder
 from engines.low_rank import Bank
-from engines.net_shelf import NetShelf, room_bytes
 from engines.trt.flavours import BackendFailed
-from sdxl.checkpoint import Checkpoint
-from sdxl.engine import Engine, Engines, check_inputs, torch_dtype
+from sdxl.engine import Engine, Engines, check_inputs
 from sdxl.handover import WorkThread
 from sdxl.slow import named_if_slow
 from sdxl.specs import (
@@ -129,19 +126,6 @@ def load_onnxruntime(export: ExportFolder) -> Engines:
             **({"loras": export.loras} if export.loras else {}),
         },
     )
-
-
-def control_shelf(export: ExportFolder, checkpoint: Checkpoint) -> NetShelf:
-    """Return a shelf of ControlNets beside an export's UNet."""
-
-    def load(file: ControlFile) -> dict[str, Engine]:
-        # Imported late: plain pictures need neither diffusers nor `onnx`.
-        from engines.onnx_controls import load_control
-
-        return load_control(export, file)
-
-    dtype = torch_dtype(export.specs["unet_deep"].outputs[0])
-    return NetShelf(checkpoint, load, room_bytes(torch.device("cpu")), dtype.itemsize)
 
 
 class _Networks(dict[str, Engine]):
