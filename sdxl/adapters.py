@@ -55,7 +55,6 @@ class ControlNet:
     """sdxl.engine.Engine by the names of specs.control_specs"""
     types: int = 0
     """of a union: how many types of maps it knows"""
-    lease: object = field(default=None, repr=False)
 
     @property
     def key(self) -> str:

@@ -5,6 +5,7 @@ It knows no torch and no networks.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 
@@ -21,6 +22,13 @@ MOST_PIXELS = 2**21
 """of a map that is shown without a request for a picture"""
 Pictures = Mapping[str, bytes]
 """The files of maps, by their `image` in a Control."""
+
+
+def add_map(file: bytes, maps: dict[str, bytes]) -> str:
+    """Add the file of a map; return its name there, the SHA-256."""
+    digest = hashlib.sha256(file).hexdigest()
+    maps[digest] = file
+    return digest
 
 
 def shown_map(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sdxl.engine import Engines, torch_dtype
-from sdxl.specs import CHUNK, ROWS, TensorSpec, image_axes, level_axes
+from sdxl.specs import CHUNK, ROWS, TensorSpec, level_axes
 
 
 @dataclass
@@ -30,8 +30,7 @@ class StaticMemory:
 
     def all_sizes(self, sizes: dict[str, int]) -> dict[str, int]:
         """Return the sizes with those that follow from the latents'."""
-        latents = sizes["latent_h"], sizes["latent_w"]
-        return sizes | level_axes(*latents) | image_axes(self.engines.arch, *latents)
+        return sizes | level_axes(sizes["latent_h"], sizes["latent_w"])
 
     def map(self, name: str, spec: TensorSpec, sizes: dict[str, int]) -> Tensor:
         """Return a tensor of the UNet's maps, in the layout of the engines."""

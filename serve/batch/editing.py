@@ -14,12 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sdxl.control_maps import FIELD
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.source import GivenImage, SourceImage
 from serve.batch.rows import BatchRow
 from serve.errors import invalid, of_params
 from serve.orders import ImageOrder, ModelCard
-from serve.render.control_maps import FIELD, read_maps
+from serve.render.control_maps import read_maps
 from serve.render.editing import content
 
 IMAGE, MASK = "image", "mask"

@@ -4,12 +4,11 @@ queued. It knows no HTTP server.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from sdxl.control_maps import FIELD, Pictures, check_maps, previewed
+from sdxl.control_maps import FIELD, Pictures, add_map, check_maps, previewed
 from sdxl.controls import Control
 from sdxl.parameter import MAX_ATTACHMENTS
 from sdxl.params import InvalidParams
@@ -72,13 +71,6 @@ def taken(asked: R, files: Sequence[bytes] = ()) -> tuple[R, Pictures]:
         needed = f"must be {len(files) - len(left)} files, one for each entry of {FIELD}"
         raise invalid(FILES, f"{FILES} {needed} without an image, got {len(files)}")
     return asked.model_copy(update={FIELD: entries or None}), maps
-
-
-def add_map(data: bytes, maps: dict[str, bytes]) -> str:
-    """Return the map's name in `maps`: its SHA-256."""
-    digest = hashlib.sha256(data).hexdigest()
-    maps[digest] = data
-    return digest
 
 
 def _map_of(entry: Mapping[str, Any], left: list[bytes]) -> bytes | None:

@@ -3,16 +3,14 @@ from then on."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from sdxl.control_maps import FIELD, add_map
 from sdxl.controls import Control
 from sdxl.parameter import table_of
 from sdxl.params import InvalidParams
 from sdxl.source import decode
-
-FIELD = "controls"
 
 
 def read_maps(
@@ -25,8 +23,7 @@ def read_maps(
         if each.image:
             file = read(each.image, FIELD)
             check_picture(file, each.image)
-            digest = hashlib.sha256(file).hexdigest()
-            files[digest], each = file, replace(each, image=digest)
+            each = replace(each, image=add_map(file, files))
         made.append(each)
     return tuple(made), files
 

@@ -12,13 +12,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
 
 from sdxl.attachments import unknown_name
-from sdxl.control_maps import Pictures
+from sdxl.control_maps import Pictures, add_map
 from sdxl.control_texts import BALANCED, MODES, RESIZES
 from sdxl.controls import CANNY, CROP, FILL, NONE, PREPROCESSORS, Control
 from sdxl.parameter import MAX_ATTACHMENTS, table_of
 from serve.errors import invalid, of_params, of_schema
 from serve.front.a1111.wire import UNITS, Number, TextToImage, Whole, image_bytes
-from serve.front.control_maps import add_map
 from serve.front.openai_images import bounds_of
 from serve.orders import ModelCard
 
