@@ -59,6 +59,8 @@ SECTIONS = {
     "requests": Section("eval.gpu.proof", "requests", 20),
     "pictures": Section("eval.gpu.proof", "pictures", 15),
     "agreement": Section("eval.gpu.proof", "agreement", 40),
+    "loras": Section("eval.gpu.attached", "loras", 45),
+    "controls": Section("eval.gpu.attached", "controls", 45),
 }
 USUAL = [*SECTIONS][:8]
 TRACES = ("one_size", "four_sizes", "official_sizes", "free_sizes")

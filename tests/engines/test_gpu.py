@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 import engines
 from engines.cuda.device import CudaDevice, local_target
@@ -19,9 +20,12 @@ from engines.trt.build import BuildSpec, build
 from engines.trt.flavours import FLAVOURS, Flavour
 from engines.trt.tensorrt_engine import TensorRTEngine
 from engines.trt.tensorrt_loading import load_tensorrt
+from sdxl.attachments import Lora
 from sdxl.checkpoint import find
+from sdxl.controls import Control
 from sdxl.params import GenerationParams
-from sdxl.pipeline import Pipeline
+from sdxl.picture_files import file_of
+from sdxl.pipeline import Pipeline, Result, WithPictures
 from tests.conftest import psnr
 from tests.engines.eight_bit_layers import eight_bit_layer
 
@@ -39,9 +43,12 @@ REQUESTS = [
 
 
 def assert_like_the_cpu(pipeline: Pipeline, mini: Pipeline) -> None:
-    found, expected = pipeline.generate(REQUESTS), mini.generate(REQUESTS)
+    assert_alike(pipeline.generate(REQUESTS), mini.generate(REQUESTS))
+
+
+def assert_alike(found: Sequence[Result], expected: Sequence[Result]) -> None:
     for ours, theirs in zip(found, expected, strict=True):
-        assert ours.image is not None and theirs.image is not None, ours.error
+        assert ours.image is not None and theirs.image is not None, ours.error or theirs.error
         measured = psnr(ours.image, theirs.image)
         assert measured >= LEAST_PSNR_DB, f"{measured:.1f} dB, needed {LEAST_PSNR_DB}"
 
@@ -143,6 +150,29 @@ def test_half_precision_paints_the_cpus_pictures_under_every_setting(
 ) -> None:
     found = engines.load("mini", "torch", device="cuda", precision="fp16", torch_options=line)
     assert_like_the_cpu(found, mini)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_loras_and_controlnets_share_a_batch_as_on_the_cpu(precision: str) -> None:
+    plain, *_ = REQUESTS
+    maps = {"map": file_of(Image.linear_gradient("L").resize((128, 128)).convert("RGB"))}
+    control = Control("edges", "map", preprocess="canny")
+    asked = [
+        WithPictures(replace(plain, **fields), maps=maps)
+        for fields in (
+            {},
+            {"loras": (Lora("outlined"),), "cache_interval": 2},
+            {"loras": (Lora("outlined", 0.5), Lora("hollow", -0.5))},
+            {"loras": (Lora("negative"),)},
+            {"controls": (control,), "cache_interval": 2},
+            {"controls": (control,), "loras": (Lora("outlined"),)},
+        )
+    ]
+    found = engines.load("mini", "torch", device="cuda", precision=precision)
+    reference = engines.load("mini", "torch", device="cpu")
+    for _ in range(2):
+        # Replayed the second time.
+        assert_alike(found.generate(asked), reference.generate(asked))
 
 
 @pytest.mark.parametrize("number", [torch.float8_e4m3fn, torch.int8])
