@@ -154,6 +154,15 @@ def is_adapting(layer: Any) -> bool:
     return rows is not None and any(f"{name}.down" in rows.bank for name in names_of(layer))
 
 
+def factors_of(name: str) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """Return what the current call's LoRAs add to a linear layer, for kernels: the bank's factors,
+    the rows' pages, and the strengths of their ranks; None if nothing."""
+    rows = _rows.get()
+    if rows is None or f"{name}.down" not in rows.bank:
+        return None
+    return rows.bank[f"{name}.down"], rows.bank[f"{name}.up"], rows.pages, rows.scales
+
+
 def _product(x: Tensor, rows: _Rows, name: str, stride: tuple[int, int]) -> Tensor:
     down, up = (rows.bank[f"{name}.{side}"][rows.pages].flatten(1, 2) for side in ("down", "up"))
     if down.dim() == 4:

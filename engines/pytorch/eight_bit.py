@@ -23,7 +23,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from engines.folders.export_folder import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
-from engines.low_rank import addition, is_adapting, name_layer, names_of
+from engines.low_rank import (
+    addition,
+    factors_of,
+    is_adapting,
+    name_layer,
+    names_of,
+    plus_loras,
+)
 from engines.pytorch.launches import LARGEST, capability_of, has_kernels, triton_module
 from sdxl.networks.vae import SIDES, summed
 
@@ -76,10 +83,8 @@ class EightBit(nn.Module):
         return self.weight.dtype
 
     def forward(self, x: Tensor) -> Tensor:
-        stored = self.stored(x)
-        return self.product(
-            stored, x.dtype, addition(self, stored if self.weight.dim() == 2 else x)
-        )
+        added = addition(self, x) if self.weight.dim() > 2 else None
+        return self.product(self.stored(x), x.dtype, added)
 
     def stored(self, x: Tensor, added: Tensor | None = None) -> Tensor:
         """Round x, or its sum with `added`, to steps of the 8-bit number; a map or tokens."""
@@ -112,17 +117,49 @@ class EightBit(nn.Module):
         return steps.clamp(-largest, largest).to(self.number)
 
     def product(self, stored: Tensor, dtype: torch.dtype, residual: Tensor | None = None) -> Tensor:
+        """Multiply what was rounded; of a linear layer, with what the call's LoRAs add."""
         if not has_kernels(stored):
             return in_type(self._reference(stored, residual), dtype)
+        if (parts := len(names_of(self))) > 1 and is_adapting(self):
+            return torch.cat([*self.products(stored, dtype, parts)], -1)
         if residual is None and self.is_scaled_mm(stored, dtype):
             return self._scaled_mm(stored, dtype)
         residual = None if residual is None else _channels_last(residual)
         product = triton_module("product").product
-        return product(stored, self.weight, self.scale, self.bias, dtype, residual)
+        given = stored, self.weight, self.scale, self.bias, dtype, residual
+        return product(*given, self.low_rank(stored))
+
+    def products(self, stored: Tensor, dtype: torch.dtype, parts: int) -> Sequence[Tensor]:
+        """The products of the layers that this one joins, which have the same size."""
+        if not (has_kernels(stored) and is_adapting(self)):
+            return self.product(stored, dtype).chunk(parts, -1)
+        joined = (each.chunk(parts) for each in (self.weight, self.scale, self.bias))
+        product = triton_module("product").product
+        return [
+            product(stored, *own, dtype, None, self._low_rank_of(name, stored))
+            for name, own in zip(names_of(self), zip(*joined, strict=True), strict=True)
+        ]
+
+    def low_rank(self, stored: Tensor) -> Any:
+        """What the call's LoRAs add to a linear layer's product, for our kernels; None if
+        nothing."""
+        return self._low_rank_of(names_of(self)[0], stored) if self._has_low_rank else None
+
+    def _low_rank_of(self, name: str, stored: Tensor) -> Any:
+        factors = factors_of(name)
+        if factors is None:
+            return None
+        return triton_module("low_rank").low_rank(stored, self.flags, *factors)
+
+    @property
+    def _has_low_rank(self) -> bool:
+        return self.weight.dim() == 2 and is_adapting(self)
 
     def is_scaled_mm(self, stored: Tensor, dtype: torch.dtype) -> bool:
-        """Whether PyTorch's own product runs, which gives halves and floats."""
+        """Whether PyTorch's own product runs, which gives halves and floats, without LoRAs."""
         if not has_kernels(stored) or self.weight.dim() != 2 or dtype in LARGEST:
+            return False
+        if self._has_low_rank:
             return False
         return self.number != torch.int8 and has_scaled_mm(stored.device, dtype)
 
@@ -131,7 +168,8 @@ class EightBit(nn.Module):
         if not has_kernels(stored):
             return in_type(self._reference(stored, None), dtype).permute(2, 0, 1)
         turned_product = triton_module("product").turned_product
-        return turned_product(stored, self.weight, self.scale, self.bias, dtype)
+        given = stored, self.weight, self.scale, self.bias, dtype
+        return turned_product(*given, self.low_rank(stored))
 
     def _scaled_mm(self, stored: Tensor, dtype: torch.dtype) -> Tensor:
         tokens, ones = stored.reshape(-1, stored.shape[-1]), _ones(stored.device)
@@ -151,7 +189,7 @@ class EightBit(nn.Module):
     def _reference(self, stored: Tensor, residual: Tensor | None) -> Tensor:
         weight = self.weight.float() * self.scale.view(-1, *[1] * (self.weight.dim() - 1))
         if self.weight.dim() == 2:
-            out = F.linear(stored.float(), weight, self.bias)
+            out = plus_loras(F.linear(stored.float(), weight, self.bias), self, stored)
         else:
             out = F.conv2d(stored.float(), weight.permute(0, 3, 1, 2), self.bias, padding=1)
         return out if residual is None else out + residual.float()
@@ -300,11 +338,8 @@ def fits_attention(stored: Tensor, heads: int) -> bool:
 def attend_in_e4m3(pair: Any, to_v: Any, stored: Tensor, heads: int, reader: Any) -> Tensor:
     """Attention among pixels in E4M3, whatever number the layers have; `pair` makes queries and
     keys, `reader` reads the result."""
-    query, key = pair.product(stored, E4M3, addition(pair, stored)).chunk(2, dim=-1)
-    if is_adapting(to_v):
-        value = to_v.product(stored, E4M3, addition(to_v, stored)).permute(2, 0, 1).contiguous()
-    else:
-        value = to_v.turned(stored, E4M3)
+    query, key = pair.products(stored, E4M3, 2)
+    value = to_v.turned(stored, E4M3)
     if has_kernels(stored):
         return triton_module("attention").attention(query, key, value, heads, **reader.rounding)
     return reader.rounded(_attend(query.float(), key.float(), value.float(), heads) * reader.steps)

@@ -90,23 +90,20 @@ def apply(
     """Apply a layer to what was rounded for it, with the call's LoRAs; the result has `like`'s
     type. `exact` gives a convolution's input before it was rounded."""
     if isinstance(layer, EightBit | SlotConvolution):
-        residual = _with_loras(layer, value, residual, exact)
+        residual = _with_loras(layer, residual, exact)
         return layer.product(value, like.dtype, residual)
     return layer(value) if residual is None else layer(value) + residual
 
 
 def _with_loras(
-    layer: nn.Module,
-    value: Tensor,
-    residual: Tensor | None,
-    exact: Callable[[], Tensor] | None = None,
+    layer: nn.Module, residual: Tensor | None, exact: Callable[[], Tensor] | None
 ) -> Tensor | None:
-    """Add to the residual what LoRAs add to an 8-bit layer; other layers have hooks."""
-    if not isinstance(layer, EightBit) or not is_adapting(layer):
+    """Add to the residual what LoRAs add to an 8-bit convolution, which reads its exact input;
+    8-bit linear layers add themselves, and other layers have hooks."""
+    if not isinstance(layer, EightBit) or layer.weight.dim() == 2 or not is_adapting(layer):
         return residual
-    if layer.weight.dim() > 2:
-        assert exact is not None
-        value = exact()
+    assert exact is not None
+    value = exact()
     return addition(layer, value) if residual is None else plus_loras(residual, layer, value)
 
 
@@ -298,12 +295,14 @@ class FeedForward(nn.Module):
                 self.gated_bias,
                 self.fall.flags,
                 self.fall.number,
+                self.rise.low_rank(normed),
+                self.rise.scale,
             )
             return added_to(x, self.fall, gated)
         return added_to(x, self.fall, self._gated(apply(self.rise, normed, x)))
 
     def _is_one_product(self, normed: Tensor) -> bool:
-        has_fitting = self.is_rounded and has_kernels(normed) and not is_adapting(self.rise)
+        has_fitting = self.is_rounded and has_kernels(normed)
         return has_fitting and triton_module("product").fits_tma(self.rise.weight)
 
     def _gated(self, hidden: Tensor) -> Tensor:

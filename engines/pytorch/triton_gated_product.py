@@ -14,6 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engines.pytorch.launches import LARGEST, launch
 from engines.pytorch.tiles import Tile
+from engines.pytorch.triton_low_rank import LowRank, arguments_of, lora_sums, rows_of_tile
 from engines.pytorch.triton_shared import (
     jit,
     own_tile,
@@ -43,12 +44,19 @@ def _gated_product(
     x,
     weight,
     flags,
+    own_scale,
+    ranks,
+    up,
+    pages,
+    page_count,
+    lora_tokens,
     out,
     tokens,
     count,
     channels,
     out_channels,
     largest,
+    HAS_LORAS: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
@@ -57,6 +65,14 @@ def _gated_product(
     HALF: tl.constexpr = N // 2
     down, right = own_tile(count, out_channels, M, HALF)
     total = tl.zeros([M, N], tl.int32 if IS_WHOLE else tl.float32)
+    if HAS_LORAS:
+        low_rank = (ranks, up, pages, page_count, lora_tokens)
+        place, rows = down + tl.arange(0, M), rows_of_tile(down, M, count, lora_tokens)
+        # Values, then their gates. Beyond the last channel, results are not stored.
+        each = tl.arange(0, N)
+        line = (each // HALF) * out_channels + right + each % HALF
+        lines = 2 * out_channels
+        total = lora_sums(low_rank, own_scale, place, line, rows, count, lines, IS_WHOLE)
     for channel in range(0, channels, K):
         a = x.load([down, channel])
         b = weight.load([0, right, channel]).reshape(N, K)
@@ -79,6 +95,8 @@ def run_gated_product(
     bias: Tensor,
     flags: Tensor,
     out: Tensor,
+    low_rank: LowRank | None,
+    own_scale: Tensor | None,
     tile: Tile,
 ) -> None:
     """Multiply tokens [rows, tokens, channels]; the second half of the weight makes the gates."""
@@ -93,11 +111,14 @@ def run_gated_product(
         TensorDescriptor(x, [count, channels], [channels, 1], [tile.m, tile.k]),
         TensorDescriptor(weight, sizes, strides, [2, half, tile.k]),
         flags,
+        scale if own_scale is None else own_scale,
+        *arguments_of(low_rank, scale),
         out,
         x.shape[1],
         count,
         channels,
         out_channels,
         LARGEST[out.dtype],
+        HAS_LORAS=low_rank is not None,
         **settings_of(tile, x),
     )

@@ -21,6 +21,7 @@ from engines.pytorch.launches import launch
 from engines.pytorch.slots import bordered_slot_of
 from engines.pytorch.tiles import Tile, TileProblem, Tiles, tiles_of
 from engines.pytorch.triton_gated_product import _gated_product, run_gated_product
+from engines.pytorch.triton_low_rank import LowRank, arguments_of, lora_sums, rows_of_tile
 from engines.pytorch.triton_shared import (
     IS_INTERPRETED,
     jit,
@@ -54,6 +55,11 @@ def _product(
     scale,
     bias,
     residual,
+    ranks,
+    up,
+    pages,
+    page_count,
+    lora_tokens,
     out,
     count,
     height,
@@ -62,6 +68,7 @@ def _product(
     out_channels,
     TAPS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    HAS_LORAS: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
@@ -73,6 +80,10 @@ def _product(
     left, top = pixel % width, (pixel // width) % height
     blocks = tl.cdiv(channels, K)
     total = tl.zeros([M, N], tl.int32 if IS_WHOLE else tl.float32)
+    if HAS_LORAS:
+        low_rank = (ranks, up, pages, page_count, lora_tokens)
+        rows = rows_of_tile(down, M, count, lora_tokens)
+        total = lora_sums(low_rank, scale, pixel, target, rows, count, out_channels, IS_WHOLE)
     for k in range(TAPS * blocks):
         tap, channel = k // blocks, (k % blocks) * K + tl.arange(0, K)
         down_by, right_by = tap_by(tap, quarter, TAPS)
@@ -105,19 +116,26 @@ def product(
     bias: Tensor,
     dtype: torch.dtype,
     residual: Tensor | None = None,
+    low_rank: LowRank | None = None,
 ) -> Tensor:
     """x 8-bit: tokens [..., channels] with a weight [out, channels], or a channels-last map
     [rows, channels, h, w] with a weight [out, 3, 3, channels], or, as if it were doubled,
-    [4, out, 2, 2, channels]; bordered, it comes by descriptors."""
+    [4, out, 2, 2, channels]; bordered, it comes by descriptors.
+    LoRAs add to a product of tokens alone."""
     out = _empty_product(x, weight, dtype)
     start = run_tma_product if takes_tma(x, weight) else _run_product
-    run = partial(start, x, weight, scale, bias, residual, out)
+    run = partial(start, x, weight, scale, bias, residual, out, low_rank=low_rank)
     run(_tile(x, weight, residual is not None, run))
     return out
 
 
 def turned_product(
-    x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, dtype: torch.dtype
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    dtype: torch.dtype,
+    low_rank: LowRank | None = None,
 ) -> Tensor:
     """A linear layer's product of tokens [rows, tokens, channels] as [out, rows, tokens]: a
     channel's tokens lie side by side, and rows are padded to multiples of 16 bytes. By descriptors
@@ -127,20 +145,28 @@ def turned_product(
     out = torch.empty(dims, dtype=dtype, device=x.device)[:, :, :tokens]
     # Weight and tokens swap places.
     given = (weight, x.flatten(0, 1), scale, bias, None, out)
-    run = partial(run_tma_product, *given, is_turned=True)
+    run = partial(run_tma_product, *given, is_turned=True, low_rank=low_rank)
     run(_tile(x, weight, False, run, is_turned=True))
     return out
 
 
 def gated_product(
-    x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, flags: Tensor, number: torch.dtype
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    flags: Tensor,
+    number: torch.dtype,
+    low_rank: LowRank | None = None,
+    own_scale: Tensor | None = None,
 ) -> Tensor:
     """A linear layer's product of tokens: the first half of its channels times the GELU of the
-    second, rounded to `number`. The first half's scale and bias contain the steps. By descriptors
-    only."""
+    second, rounded to `number`. The first half's scale and bias contain the steps, `own_scale` does
+    not: LoRAs add in its units. By descriptors only."""
     channels = weight.shape[0] // 2
     out = torch.empty((*x.shape[:-1], channels), dtype=number, device=x.device)
-    run = partial(run_gated_product, x, weight, scale, bias, flags, out)
+    given = (x, weight, scale, bias, flags, out, low_rank, own_scale)
+    run = partial(run_gated_product, *given)
     run(_tile(x, weight, False, run, is_gated=True))
     return out
 
@@ -206,6 +232,8 @@ def _run_product(
     residual: Tensor | None,
     out: Tensor,
     tile: Tile,
+    *,
+    low_rank: LowRank | None = None,
 ) -> None:
     out_channels, channels = out_channels_of(weight), weight.shape[-1]
     count = x.numel() // channels
@@ -218,6 +246,7 @@ def _run_product(
         scale,
         bias,
         out if residual is None else residual,
+        *arguments_of(low_rank, scale),
         out,
         count,
         height,
@@ -226,5 +255,6 @@ def _run_product(
         out_channels,
         TAPS=taps_of(weight),
         HAS_RESIDUAL=residual is not None,
+        HAS_LORAS=low_rank is not None,
         **settings_of(tile, x),
     )

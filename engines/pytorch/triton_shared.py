@@ -18,7 +18,18 @@ from torch import Tensor
 from engines.pytorch.tiles import Tile
 
 IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
-SIZES = ("count", "height", "width", "pixels", "places", "tokens", "keys", "splits")
+SIZES = (
+    "count",
+    "height",
+    "width",
+    "pixels",
+    "places",
+    "tokens",
+    "keys",
+    "splits",
+    "page_count",
+    "lora_tokens",
+)
 """Parameters that depend on the picture's size or on the rows of a call. Kernels do not specialise
 them, so that one compiled form serves all sizes; channels stay specialised, and their divisibility
 vectorises addresses."""

@@ -17,6 +17,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from engines.pytorch.launches import LARGEST, capability_of, launch
 from engines.pytorch.slots import bordered, bordered_slot_of, sides_of
 from engines.pytorch.tiles import Tile
+from engines.pytorch.triton_low_rank import (
+    LowRank,
+    arguments_of,
+    lora_sums,
+    rows_of_tile,
+    turned_lora_sums,
+)
 from engines.pytorch.triton_shared import (
     IS_INTERPRETED,
     jit,
@@ -105,6 +112,11 @@ def _tma_product(
     weight,
     residual,
     sides,
+    ranks,
+    up,
+    pages,
+    page_count,
+    lora_tokens,
     out,
     count,
     height,
@@ -116,6 +128,7 @@ def _tma_product(
     TAPS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     HAS_SIDES: tl.constexpr,
+    HAS_LORAS: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     IS_TURNED: tl.constexpr,
     M: tl.constexpr,
@@ -132,6 +145,15 @@ def _tma_product(
     row = down // places
     height, width = own_sides(sides, row, height, width, HAS_SIDES)
     total = tl.zeros([M, N], tl.int32 if IS_WHOLE else tl.float32)
+    if HAS_LORAS:
+        low_rank = (ranks, up, pages, page_count, lora_tokens)
+        first, second = down + tl.arange(0, M), right + tl.arange(0, N)
+        if IS_TURNED:
+            batch = tl.program_id(1)
+            total = turned_lora_sums(low_rank, scale, first, second, batch, count, IS_WHOLE)
+        else:
+            rows = rows_of_tile(down, M, count, lora_tokens)
+            total = lora_sums(low_rank, scale, first, second, rows, count, out_channels, IS_WHOLE)
     steps = TAPS * blocks
     if HAS_SIDES:
         # A tile behind its picture has nothing to multiply.
@@ -201,6 +223,7 @@ def run_tma_product(
     tile: Tile,
     *,
     is_turned: bool = False,
+    low_rank: LowRank | None = None,
 ) -> None:
     """Multiply by a weight. `is_turned`: x is the weight and `weight` the tokens [rows, tokens,
     channels]; the lines of `out` [out, rows, tokens] are padded to multiples of 16 bytes."""
@@ -231,6 +254,7 @@ def run_tma_product(
         ),
         out if residual is None else residual,
         scale if sides is None else sides,
+        *arguments_of(low_rank, scale),
         out,
         count,
         height,
@@ -242,6 +266,7 @@ def run_tma_product(
         TAPS=taps,
         HAS_RESIDUAL=residual is not None,
         HAS_SIDES=sides is not None,
+        HAS_LORAS=low_rank is not None,
         IS_TURNED=is_turned,
         **settings_of(tile, x),
     )

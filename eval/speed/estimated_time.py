@@ -86,6 +86,9 @@ RATES: dict[tuple[Unit, bool, int], KernelRate] = {
     ("product", False, 16): KernelRate(
         826, 400, "PyTorch 2.11 on an H200, 8192³ of random bfloat16: 788 TFLOP/s"
     ),
+    ("product", True, 16): KernelRate(
+        400, 400, "assumed: half of PyTorch's; ranks of LoRAs have few columns"
+    ),
     ("product", False, 8): KernelRate(
         1600, 800, "1440 at a depth of 7168, where DeepGEMM reaches 1550 on an H800 (its README)"
     ),

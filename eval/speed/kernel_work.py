@@ -30,10 +30,10 @@ GROUPS = {
     "3×3 convolutions": r"conv",
 }
 """groups of layers by the name of their weight; the first match counts"""
-ATTENTION, MEMORY = "attention", "passes over memory"
+ATTENTION, MEMORY, LORAS = "attention", "passes over memory", "ranks of LoRAs"
 ALLOCATING = ("aten.empty", "aten.new_empty", "aten._unsafe_view")
 OUR_PRODUCTS = ("_product", "_tma_product", "_gated_product")
-GATED = "_gated_product"
+GATED, RANKS = "_gated_product", "_ranks"
 GATED_OPERATIONS = {torch.int8: 13, torch.float8_e4m3fn: 8}
 """Extra instructions of each gated value, counted in Triton's code for sm_90
 (tests/engines/test_kernels_compile.py). One is ex2.approx, which runs at an eighth of the rate of
@@ -89,9 +89,9 @@ class Recorder(TorchDispatchMode):
             out = out.contiguous(memory_format=torch.channels_last)
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         if is_view(func):
-            for tensor in tensors:
-                if id(tensor) in self.weights and isinstance(out, Tensor):
-                    self.weights[id(out)] = out, self.weights[id(tensor)][1]
+            names = [self.weights[id(t)][1] for t in tensors if id(t) in self.weights]
+            parts = [each for each in tree_leaves(out) if isinstance(each, Tensor)]
+            self.weights |= {id(part): (part, name) for name in names for part in parts}
         elif not str(func).startswith(ALLOCATING):
             results = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
             work = work_of_operator(func, args, kwargs or {}, out, results, self.weights)
@@ -150,14 +150,19 @@ def work_of_operator(
 
 
 def work_of_launch(launch: Launch, weights: Mapping[int, tuple[Tensor, str]]) -> KernelWork:
-    moved = moved_bytes(launch.tensors)
     arguments = dict(zip(launch.kernel.arg_names, launch.arguments, strict=False))
+    moved = moved_bytes(launch.tensors) - unread_bytes(launch, arguments)
     if launch.name in OUR_ATTENTIONS:
         count, query = arguments[OUR_ATTENTIONS[launch.name]], arguments["query"]
         bits = 8 * tensor_of(query).element_size()
         flops = 4.0 * arguments["out"].numel() * count
         heads = {"tokens": count, "head": launch.constants["HEAD"]}
         return KernelWork(ATTENTION, "attention", True, bits, flops, moved, **heads)
+    if launch.name == RANKS:
+        ranks, depth = arguments["out"], arguments["channels"]
+        shape = ranks.numel() // ranks.shape[-1], ranks.shape[-1]
+        flops = 2.0 * depth * ranks.numel()
+        return KernelWork(LORAS, "product", True, 16, flops, moved, depth, shape)
     if launch.name not in OUR_PRODUCTS:
         return KernelWork(MEMORY, "memory", True, 16, 0, moved)
     taps = int(launch.constants.get("TAPS", 1))
@@ -166,6 +171,9 @@ def work_of_launch(launch: Launch, weights: Mapping[int, tuple[Tensor, str]]) ->
     if launch.constants.get("IS_TURNED"):
         columns = arguments["out"].numel() // arguments["count"]
     depth, shape = taps * arguments["channels"], (arguments["count"], columns)
+    if launch.constants["HAS_LORAS"]:
+        # Its products in 16 bits take twice the time.
+        depth += 2 * arguments["ranks"].shape[-1]
     name = next(weights[id(t)][1] for t in launch.tensors if id(t) in weights)
     unit: Unit = "product" if taps == 1 else "convolution"
     work = KernelWork(group_of(name), unit, True, 8, 2.0 * depth * prod(shape), moved, depth, shape)
@@ -173,6 +181,14 @@ def work_of_launch(launch: Launch, weights: Mapping[int, tuple[Tensor, str]]) ->
         return work
     out: Tensor = arguments["out"]
     return replace(work, operations=out.numel() * GATED_OPERATIONS[out.dtype])
+
+
+def unread_bytes(launch: Launch, arguments: Mapping[str, Any]) -> float:
+    """The bytes of the bank of LoRAs that the call's pages leave out."""
+    if launch.name != RANKS and not launch.constants.get("HAS_LORAS"):
+        return 0.0
+    bank = arguments["down" if launch.name == RANKS else "up"]
+    return float(stored_bytes(bank) - arguments["pages"].numel() * stored_bytes(bank[0]))
 
 
 def tensor_of(argument: Any) -> Any:

@@ -26,7 +26,12 @@ from engines.pytorch.forms import PRODUCTS, Form, compile_form, forms_of
 from engines.pytorch.launches import Launch, like_a_gpu
 from engines.pytorch.tiles import KIB, TENSOR_MEMORY, Tiles
 from eval.speed.meta_networks import NUMBERS, PRECISIONS, UNETS
-from tests.engines.meta_launches import launches_in_slots, launches_of, launches_of_a_picture
+from tests.engines.meta_launches import (
+    launches_in_slots,
+    launches_of,
+    launches_of_a_picture,
+    launches_with_loras,
+)
 
 SHARED_BYTES = {80: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB}
 """what a block may have, by compute capability: CUDA C++ Programming Guide, 'Technical
@@ -52,6 +57,8 @@ def launches(arch: int, only_products: bool) -> Iterator[Launch]:
     with like_a_gpu(divmod(arch, 10)):
         if only_products:
             yield from launches_of("unet_deep", "int8", ROWS[1])
+        for precision in NUMBERS:
+            yield from launches_with_loras(precision, ROWS[1])
         for precision in () if only_products else PRECISIONS:
             for rows in ROWS:
                 for name in UNETS:
@@ -129,7 +136,7 @@ def main(argv: list[str]) -> int:
 
 def chosen(arch: int, only_products: bool) -> Iterator[Form]:
     usual: set[tuple[Any, ...]] = set()
-    given = ("TAPS", "HAS_RESIDUAL", "IS_TURNED")
+    given = ("TAPS", "HAS_RESIDUAL", "HAS_LORAS", "IS_TURNED")
     tiles = Tiles(SHARED_BYTES[arch], arch // 10 in TENSOR_MEMORY)
     for form in forms_of(launches(arch, only_products), target_of(arch), tiles.fitting):
         kind = (form.kernel, number_of(form), *(form.constants.get(name) for name in given))

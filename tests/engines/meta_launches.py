@@ -6,19 +6,20 @@ import torch
 
 from engines.folders.profiles import buckets
 from engines.folders.targets import TARGETS
+from engines.low_rank import adapted, bank_of
 from engines.pytorch.launches import Launch, meta_inputs, noted
 from engines.pytorch.slots import in_slots
 from engines.pytorch.torch_engine import TorchEngine, memory_format
 from engines.pytorch.torch_options import TorchOptions
 from eval.measuring.arithmetic import FULL_SIZE, architecture_of, configs_of
-from eval.speed.meta_networks import decoder, inputs_of, latents_of, unets
+from eval.speed.meta_networks import bank, decoder, inputs_of, latents_of, unets
 from sdxl import deepcache, schedulers
 from sdxl.checkpoint import find
 from sdxl.conditioning import Conditioning
 from sdxl.engine import Engines
 from sdxl.inflight import InFlight, Request
 from sdxl.policy import Limits
-from sdxl.specs import CHUNK, TIME_IDS, network_specs
+from sdxl.specs import CHUNK, TIME_IDS, VARIANTS, network_specs
 
 SCHEDULE = find("mini").scheduler
 
@@ -59,6 +60,16 @@ def launches_of(name: str, precision: str, rows: int, side: int = 1024) -> list[
     """The launches of our kernels in one call, in order."""
     with torch.inference_mode(), noted() as launches:
         unets(precision)[name](*inputs_of(name, rows, side))
+    return launches
+
+
+def launches_with_loras(precision: str, rows: int) -> list[Launch]:
+    """The same of a deep call whose rows have LoRAs."""
+    module = unets(precision)["unet_deep"]
+    pages, scales = torch.zeros(2, rows, 2, device="meta")
+    own = bank_of(VARIANTS["lora"]["unet_deep"], module, bank())
+    with torch.inference_mode(), noted() as launches, adapted(own, pages.long(), scales):
+        module(*inputs_of("unet_deep", rows, 1024))
     return launches
 
 

@@ -14,6 +14,7 @@ import engines
 from engines.cuda.device import CudaDevice, local_target
 from engines.cuda.recordings import Ticks
 from engines.folders.shipped import open_mini
+from engines.low_rank import adapted, name_layer
 from engines.pytorch.eight_bit import EightBit, attend_in_e4m3
 from engines.pytorch.joined_layers import joined
 from engines.trt.build import BuildSpec, build
@@ -187,6 +188,27 @@ def test_8_bit_products_are_those_of_the_cpu(number: torch.dtype, is_conv: bool)
     found = layer.to("cuda")(x.cuda().half()).float().cpu()
     measured = float((found - expected).norm() / expected.norm())
     assert measured <= 0.01, f"{measured:.4f}, at most 0.01"
+
+
+@pytest.mark.parametrize("number", [torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize("tokens", [112, 1000])
+def test_8_bit_products_with_loras_are_those_of_the_cpu(number: torch.dtype, tokens: int) -> None:
+    torch.manual_seed(0)
+    layer = eight_bit_layer(128, 256, number)
+    name_layer(layer, ("layer",))
+    stored, residual = layer.stored(torch.randn(3, tokens, 128)), torch.randn(3, tokens, 256)
+    bank = {f"layer.{side}": torch.randn(5, 16, n) / 30 for side, n in (("down", 128), ("up", 256))}
+    pages, scales = torch.tensor([[1, 2], [0, 3], [4, 4]]), torch.randn(3, 2)
+    with adapted(bank, pages, scales):
+        expected = layer.product(stored, torch.float32, residual), layer.turned(stored, torch.half)
+    on_gpu = {name: each.cuda().half() for name, each in bank.items()}
+    layer, stored = layer.to("cuda"), stored.cuda()
+    with adapted(on_gpu, pages.cuda(), scales.cuda()):
+        found = layer.product(stored, torch.half, residual.cuda().half())
+        turned = layer.turned(stored, torch.half)
+    for ours, theirs in zip((found, turned), expected, strict=True):
+        measured = float((ours.cpu().float() - theirs.float()).norm() / theirs.float().norm())
+        assert measured <= 0.01, f"{measured:.4f}, at most 0.01"
 
 
 @pytest.mark.parametrize("number", [torch.float8_e4m3fn, torch.int8])

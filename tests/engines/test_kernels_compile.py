@@ -34,6 +34,8 @@ INSTRUCTIONS = {
     (90, "*fp8e4nv"): "QGMMA",
 }
 """of the tensor cores, by compute capability and number; others than these are not looked for"""
+HALVES = {80: "HMMA", 89: "HMMA", 90: "HGMMA"}
+"""of what LoRAs add"""
 
 
 def compiled(place: Path, *arguments: str, path: str = "") -> list[dict[str, Any]]:
@@ -66,8 +68,10 @@ def wrong(form: dict[str, Any]) -> str:
     if not form["keeps_nan"]:
         return "a NaN is lost where values are limited"
     needed = INSTRUCTIONS.get((arch, number))
-    if form["kernel"] in FACTORS and needed and form["tensor_cores"] != [needed]:
-        return f"instructions {form['tensor_cores']}, needed {needed}"
+    if form["kernel"] in FACTORS and needed:
+        others = {HALVES[arch]} if form["constants"].get("HAS_LORAS") else set[str]()
+        if {*form["tensor_cores"]} != {needed, *others}:
+            return f"instructions {form['tensor_cores']}, needed {needed} {others or ''}"
     if form["kernel"] in (*BY_DESCRIPTORS, "_attention") and not form["copies_tiles"]:
         return "tiles do not come by the copy engine"
     if form["kernel"] in BY_DESCRIPTORS and form["from_registers"]:
@@ -103,9 +107,13 @@ def assert_gates_take_what_the_paper_says(products: list[dict[str, Any]]) -> Non
         f["number"]: f["behind_sums"]
         for f in products
         if f["constants"].get("TAPS") == 1
-        and not (f["constants"]["HAS_RESIDUAL"] or f["constants"]["IS_TURNED"])
+        and not any(f["constants"][n] for n in ("HAS_RESIDUAL", "HAS_LORAS", "IS_TURNED"))
     }
-    gated = {f["number"]: f["behind_sums"] for f in products if f["kernel"] == GATED}
+    gated = {
+        f["number"]: f["behind_sums"]
+        for f in products
+        if f["kernel"] == GATED and not f["constants"]["HAS_LORAS"]
+    }
     values = USUAL.m * USUAL.n / 2 / (32 * USUAL.warps)
     for number, most in GATED_OPERATIONS.items():
         name = {torch.int8: "*i8", torch.float8_e4m3fn: "*fp8e4nv"}[number]

@@ -20,8 +20,10 @@ from torch import Tensor
 from engines.pytorch.eight_bit import EightBit, Flagged, quartered
 from engines.pytorch.triton_group_norm import FOLDED, summed
 from engines.pytorch.triton_kernels import add_norm, affine, gated, norm_act
+from engines.pytorch.triton_low_rank import low_rank
 from engines.pytorch.triton_product import gated_product, product, turned_product
 from engines.pytorch.triton_tma_product import is_bordered
+from sdxl.specs import PAGE_RANK
 from tests.engines.pytorch import interpreted_attention  # noqa: F401
 from tests.engines.pytorch.kernel_checks import (
     BEYOND_5,
@@ -247,6 +249,43 @@ def products_of_doubled_maps() -> Iterator[str]:
         most = 0.01 if number is torch.int8 else 0.04
         yield from wrong_by(found, expected, most, what)
         yield from wrong_by(found, quarters._reference(stored, None), 1e-5, (*what, "reference"))
+
+
+@check
+def products_with_loras() -> Iterator[str]:
+    """Each row with pages of its own, in every kind of product; a tile has tokens of three rows."""
+    out = 41
+    for number, (inside, count) in itertools.product(NUMBERS, ((CHANNELS, 1), (80, 3))):
+        tokens, weight = whole(ROWS, 7, inside).to(number), whole(2 * out, inside).to(number)
+        scale, bias = torch.rand(2 * out) / 1000, torch.randn(2 * out)
+        down, up = torch.randn(5, PAGE_RANK, inside) / 50, torch.randn(5, PAGE_RANK, 2 * out) / 50
+        pages = torch.tensor([[0, 1, 4], [2, 2, 3], [4, 0, 1]])[:, :count].contiguous()
+        scales = torch.randn(ROWS, count * PAGE_RANK)
+        flags = torch.zeros(ROWS)
+        both = low_rank(tokens, flags, down, up, pages, scales)
+        ranks = torch.einsum("rti,rpki->rtpk", tokens.double(), down.double()[pages])
+        ranks = ranks.flatten(2) * scales.double()[:, None]
+        added = ranks @ up.double()[pages].flatten(1, 2)
+        expected, past = linear(tokens, weight, scale, bias) + added, torch.randn(ROWS, 7, 2 * out)
+        what: Any = (number, inside, count)
+        yield from wrong_by(both.ranks, ranks, 1e-5, (*what, "ranks"))
+        yield from flags_wrong(flags, set(), number, what)
+        # Whole sums are rounded to units of the scale.
+        most = 2e-4 if number is torch.int8 else 1e-5
+        found = product(tokens, weight, scale, bias, torch.float32, past, both)
+        yield from wrong_by(found, expected + past.double(), most, (*what, "residual"))
+        if inside % 16:
+            continue
+        found = turned_product(tokens, weight, scale, bias, torch.float32, both)
+        yield from wrong_by(found, expected.permute(2, 0, 1), most, (*what, "turned"))
+        steps = torch.cat([torch.rand(out) * 20 + 1, torch.ones(out)])
+        given = (tokens, weight, scale * steps, bias * steps, flags, number, both, scale)
+        value, gate = expected.chunk(2, dim=-1)
+        wanted = rounded(value * F.gelu(gate) * steps[:out], number)
+        yield from gated_wrong(gated_product(*given), wanted, number)
+        down[2, 3, 5] = INFINITY
+        low_rank(tokens, flags, down, up, pages, scales)
+        yield from flags_wrong(flags, {1}, number, (*what, "infinite"))
 
 
 @check
