@@ -14,7 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engines.pytorch.launches import LARGEST, launch
 from engines.pytorch.tiles import Tile
-from engines.pytorch.triton_low_rank import LowRank, arguments_of, lora_sums, rows_of_tile
+from engines.pytorch.triton_low_rank import TokenRanks, arguments_of, lora_sums, rows_of_tile
 from engines.pytorch.triton_shared import (
     jit,
     own_tile,
@@ -95,7 +95,7 @@ def run_gated_product(
     bias: Tensor,
     flags: Tensor,
     out: Tensor,
-    low_rank: LowRank | None,
+    low_rank: TokenRanks | None,
     own_scale: Tensor | None,
     tile: Tile,
 ) -> None:

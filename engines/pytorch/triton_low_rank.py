@@ -28,7 +28,7 @@ M, K = 128, 64
 
 
 @dataclass(frozen=True)
-class LowRank:
+class TokenRanks:
     """What LoRAs add to a layer's product of tokens."""
 
     ranks: Tensor
@@ -44,7 +44,7 @@ class LowRank:
         return self.ranks, self.up, self.pages, self.pages.shape[1], self.ranks.shape[1]
 
 
-def arguments_of(low_rank: LowRank | None, instead: Tensor) -> tuple[Any, ...]:
+def arguments_of(low_rank: TokenRanks | None, instead: Tensor) -> tuple[Any, ...]:
     """The same, or what stands for them in a product without LoRAs."""
     return (instead, instead, instead, 1, 1) if low_rank is None else low_rank.arguments
 
@@ -155,7 +155,7 @@ def _in_units(total, unit, IS_WHOLE: tl.constexpr):
 
 def low_rank(
     x: Tensor, flags: Tensor, down: Tensor, up: Tensor, pages: Tensor, scales: Tensor
-) -> LowRank:
+) -> TokenRanks:
     """Multiply 8-bit tokens [rows, tokens, channels] by their rows' `down`; `scales` are
     [rows, pages × rank]. Of int8 tokens, the flag of a row whose ranks are no numbers becomes
     NaN."""
@@ -179,4 +179,4 @@ def low_rank(
         num_warps=4,
         num_stages=3,
     )
-    return LowRank(ranks, up, pages)
+    return TokenRanks(ranks, up, pages)

@@ -21,7 +21,7 @@ from engines.pytorch.launches import launch
 from engines.pytorch.slots import bordered_slot_of
 from engines.pytorch.tiles import Tile, TileProblem, Tiles, tiles_of
 from engines.pytorch.triton_gated_product import _gated_product, run_gated_product
-from engines.pytorch.triton_low_rank import LowRank, arguments_of, lora_sums, rows_of_tile
+from engines.pytorch.triton_low_rank import TokenRanks, arguments_of, lora_sums, rows_of_tile
 from engines.pytorch.triton_shared import (
     IS_INTERPRETED,
     jit,
@@ -116,7 +116,7 @@ def product(
     bias: Tensor,
     dtype: torch.dtype,
     residual: Tensor | None = None,
-    low_rank: LowRank | None = None,
+    low_rank: TokenRanks | None = None,
 ) -> Tensor:
     """x 8-bit: tokens [..., channels] with a weight [out, channels], or a channels-last map
     [rows, channels, h, w] with a weight [out, 3, 3, channels], or, as if it were doubled,
@@ -135,7 +135,7 @@ def turned_product(
     scale: Tensor,
     bias: Tensor,
     dtype: torch.dtype,
-    low_rank: LowRank | None = None,
+    low_rank: TokenRanks | None = None,
 ) -> Tensor:
     """A linear layer's product of tokens [rows, tokens, channels] as [out, rows, tokens]: a
     channel's tokens lie side by side, and rows are padded to multiples of 16 bytes. By descriptors
@@ -157,7 +157,7 @@ def gated_product(
     bias: Tensor,
     flags: Tensor,
     number: torch.dtype,
-    low_rank: LowRank | None = None,
+    low_rank: TokenRanks | None = None,
     own_scale: Tensor | None = None,
 ) -> Tensor:
     """A linear layer's product of tokens: the first half of its channels times the GELU of the
@@ -233,7 +233,7 @@ def _run_product(
     out: Tensor,
     tile: Tile,
     *,
-    low_rank: LowRank | None = None,
+    low_rank: TokenRanks | None = None,
 ) -> None:
     out_channels, channels = out_channels_of(weight), weight.shape[-1]
     count = x.numel() // channels

@@ -18,7 +18,7 @@ from engines.pytorch.launches import LARGEST, capability_of, launch
 from engines.pytorch.slots import bordered, bordered_slot_of, sides_of
 from engines.pytorch.tiles import Tile
 from engines.pytorch.triton_low_rank import (
-    LowRank,
+    TokenRanks,
     arguments_of,
     lora_sums,
     rows_of_tile,
@@ -223,7 +223,7 @@ def run_tma_product(
     tile: Tile,
     *,
     is_turned: bool = False,
-    low_rank: LowRank | None = None,
+    low_rank: TokenRanks | None = None,
 ) -> None:
     """Multiply by a weight. `is_turned`: x is the weight and `weight` the tokens [rows, tokens,
     channels]; the lines of `out` [out, rows, tokens] are padded to multiples of 16 bytes."""
