@@ -17,7 +17,7 @@ ENUMS = ("ExecutionContextAllocationStrategy", "DynamicShapesKernelSpecializatio
 
 LEAN = "tensorrt_lean_bindings.tensorrt_lean"
 REAL = {"tensorrt_rtx": "tensorrt_rtx", "tensorrt": LEAN}
-"""The data-centre library comes from its vendor's index alone; its lean runtime has the same classes."""
+"""`tensorrt` comes from its vendor's index alone; its lean runtime has the same classes."""
 OF_RTX = {
     "IExecutionContext": ["is_stream_capturable"],
     "IRuntimeConfig": ["dynamic_shapes_kernel_specialization_strategy"],
