@@ -20,10 +20,16 @@ FOLDER = "use this folder of sdxl export or sdxl build instead of searching SDXL
 """the help of flags for `load`'s folder"""
 LORAS = "folder of LoRAs; those in `loras` beside the model and in SDXL_HOME are found without it"
 CONTROLNETS = "folder of ControlNets; those in `controlnets` beside the model and in SDXL_HOME too"
-"""the help of flags for both"""
+IP_ADAPTERS = (
+    "folder of IP-Adapters, with their image_encoder; those in `ip_adapters` beside the model and "
+    "in SDXL_HOME too"
+)
+"""the help of flags for them"""
 
 
-def catalogue_of(model: str, folder: Path, loras: str = "", controlnets: str = "") -> Catalogue:
+def catalogue_of(
+    model: str, folder: Path, loras: str = "", controlnets: str = "", ip_adapters: str = ""
+) -> Catalogue:
     """Return what requests of a model may name. `folder` is the model's."""
     from sdxl.catalogue import Catalogue
     from sdxl.model_names import folders_of
@@ -31,6 +37,7 @@ def catalogue_of(model: str, folder: Path, loras: str = "", controlnets: str = "
     return Catalogue(
         folders_of(model, folder, "loras", loras),
         folders_of(model, folder, "controlnets", controlnets),
+        folders_of(model, folder, "ip_adapters", ip_adapters),
     )
 
 
@@ -46,12 +53,13 @@ def load(
     takes_unchecked: bool = False,
     loras: str = "",
     controlnets: str = "",
+    ip_adapters: str = "",
 ) -> Pipeline:
     """Load a model on the named backend, or on the fastest one here. Its engines' description says
     which that is and, under `passed_over`, why faster ones cannot run. `folder` of `sdxl export` or
     `sdxl build` replaces the search. Unchecked engines are refused unless `takes_unchecked`.
-    `loras` and `controlnets` are one more folder of each. For backends of other packages see
-    choice.plugged_in."""
+    `loras`, `controlnets` and `ip_adapters` are one more folder of each. For backends of other
+    packages see choice.plugged_in."""
     from engines.choice import EngineRequest, choose_engines
     from sdxl.checkpoint import find
     from sdxl.params import InvalidParams
@@ -62,7 +70,7 @@ def load(
     if precision not in (None, *ASKED_PRECISIONS) and backend in BACKENDS:
         raise InvalidParams("precision", precision, f"must be one of {', '.join(ASKED_PRECISIONS)}")
     checkpoint = find(model)
-    catalogue = catalogue_of(model, checkpoint.folder, loras, controlnets)
+    catalogue = catalogue_of(model, checkpoint.folder, loras, controlnets, ip_adapters)
     asked = EngineRequest(
         model, checkpoint, device, precision, torch_options, folder, takes_unchecked
     )

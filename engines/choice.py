@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engines.control_weights import ControlFile
+from engines.control_weights import ControlFile, read_control
 from engines.cuda.device import local_target
 from engines.folders.digests import model_digest
 from engines.folders.engine_folder import FILE as MANIFEST
@@ -24,8 +24,9 @@ from engines.folders.places import export_place, plans_root
 from engines.pytorch.torch_options import TorchOptions
 from engines.trt.engine_store import best_for
 from engines.trt.flavours import FLAVOURS, BackendFailed, BackendMissing, Flavour
+from sdxl.adapters import ControlNet
 from sdxl.checkpoint import MINI, Checkpoint
-from sdxl.engine import Engine, Engines, torch_dtype
+from sdxl.engine import Engines, torch_dtype
 from sdxl.files import OutputError
 from sdxl.params import InvalidParams
 from sdxl.specs import CONTROL
@@ -158,7 +159,7 @@ def _tensorrt(asked: EngineRequest, flavour: Flavour) -> Engines:
 
 
 def _onnxruntime(asked: EngineRequest) -> Engines:
-    from engines.net_shelf import NetShelf, room_bytes
+    from engines.net_shelf import Make, NetShelf, room_bytes
     from engines.onnxruntime_engine import load_onnxruntime
 
     if asked.device is not None and not asked.is_for_cpu:
@@ -166,14 +167,15 @@ def _onnxruntime(asked: EngineRequest) -> Engines:
     export = find_export(asked)
     engines = load_onnxruntime(export)
 
-    def load(file: ControlFile) -> Mapping[str, Engine]:
+    def load(file: ControlFile) -> Make[ControlNet]:
         # Imported late: plain pictures need neither diffusers nor `onnx`.
         from engines.onnx_controls import load_control
 
-        return load_control(export, file)
+        loaded = load_control(export, file)
+        return partial(ControlNet, engines=loaded, types=file.architecture.types)
 
     size = torch_dtype(engines["unet_deep"].spec.outputs[0]).itemsize
-    shelf = NetShelf(asked.checkpoint, load, room_bytes(engines.device), size)
+    shelf = NetShelf(asked.checkpoint, read_control, load, room_bytes(engines.device), size)
     return replace(engines, controls=shelf)
 
 

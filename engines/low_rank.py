@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sdxl.specs import CONTROL, MOST_VECTORS, PAGE_RANK, VARIANTS, TensorSpec, layer_name
+from sdxl.specs import MOST_VECTORS, PAGE_RANK, VARIANTS, TensorSpec, layer_name, lora_name
 
 Bank = Mapping[str, Tensor]
 """by the names of `bank_specs`"""
@@ -125,7 +125,7 @@ def shifts(width: int) -> Tensor:
 
 def is_adapted(graph: str, layer: str) -> bool:
     """Whether a network of VARIANTS adapts one of its layers."""
-    is_lora = graph.removesuffix(f"+{CONTROL}") == VARIANTS["lora"]["unet_deep"]
+    is_lora = lora_name(graph) == VARIANTS["lora"]["unet_deep"]
     return not is_lora or TRANSFORMERS in layer
 
 

@@ -1,5 +1,5 @@
-"""ControlNets of requests: loaded when a request asks for one, kept while it runs, and dropped for
-others when their memory is full, the least recently used first."""
+"""ControlNets or image adapters of requests: loaded when a request asks for one, kept while it
+runs, and dropped for others when their memory is full, the least recently used first."""
 
 from __future__ import annotations
 
@@ -11,35 +11,47 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
 from engines.bank_shelf import FIRST_BYTES_S, LEAST_BYTES, START_S
-from engines.control_weights import ControlFile, read_control
 from engines.lora_weights import LoraError
-from sdxl.adapters import ControlNet, NoRoom
+from sdxl.adapters import LoadedFile, NoRoom
 from sdxl.catalogue import FIELDS, AdapterFile
 from sdxl.checkpoint import Checkpoint
 from sdxl.cost import smoothed
-from sdxl.engine import Engine
 from sdxl.params import InvalidParams
 
 GPU_SHARE, CPU_SHARE = 0.15, 0.25
-"""of the device's memory for ControlNets"""
+"""of the device's memory for ControlNets, and for image adapters"""
 _numbers = itertools.count()
 
 
 def room_bytes(device: torch.device) -> int:
-    """Return the memory for ControlNets. One always fits."""
+    """Return the memory of a shelf. One file always fits."""
     if device.type == "cuda":
         return int(GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
     return int(CPU_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
+class FileHeader(Protocol):
+    @property
+    def numbers(self) -> int:
+        """How many numbers the networks hold."""
+        ...
+
+
+R = TypeVar("R", bound=FileHeader)
+T = TypeVar("T", bound=LoadedFile)
+Make = Callable[[AdapterFile, Mapping[str, str], int], T]
+"""makes a lease of file, digests and number"""
+
+
 @dataclass(eq=False)
-class _LoadedNet:
-    engines: Mapping[str, Engine]
-    types: int
+class _LoadedNet(Generic[T]):
+    make: Make[T]
     bytes: int
     digests: Mapping[str, str]
     number: int = field(default_factory=_numbers.__next__)
@@ -47,11 +59,13 @@ class _LoadedNet:
 
 
 @dataclass
-class NetShelf:
-    """Implements sdxl.adapters.ControlShelf."""
+class NetShelf(Generic[R, T]):
+    """Implements sdxl.adapters.Shelf."""
 
     checkpoint: Checkpoint
-    load: Callable[[ControlFile], Mapping[str, Engine]]
+    read: Callable[[Path, Checkpoint], R]
+    """reads a file's header"""
+    load: Callable[[R], Make[T]]
     room: int
     """bytes of weights"""
     number_bytes: int = 4
@@ -60,7 +74,7 @@ class NetShelf:
     """waits for the device, which may still read what is dropped"""
     byte_s: float = FIRST_BYTES_S
     loads: int = 0
-    _loaded: OrderedDict[AdapterFile, _LoadedNet] = field(default_factory=OrderedDict)
+    _loaded: OrderedDict[AdapterFile, _LoadedNet[T]] = field(default_factory=OrderedDict)
     """the least recently used first"""
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -68,11 +82,11 @@ class NetShelf:
         start_s = START_S if files and not self.loads else 0.0
         return start_s + self.byte_s * sum(_weighed(file) for file in {*files} - {*self._loaded})
 
-    def lease(self, files: Sequence[AdapterFile]) -> dict[str, ControlNet]:
+    def lease(self, files: Sequence[AdapterFile]) -> dict[str, T]:
         with self._lock:
             return {file.name: self._leased(file, files) for file in files}
 
-    def _leased(self, file: AdapterFile, together: Sequence[AdapterFile]) -> ControlNet:
+    def _leased(self, file: AdapterFile, together: Sequence[AdapterFile]) -> T:
         if file not in self._loaded:
             began = time.perf_counter()
             self._loaded[file] = self._load(file, together)
@@ -81,36 +95,36 @@ class NetShelf:
             self.loads += 1
         self._loaded.move_to_end(file)
         loaded = self._loaded[file]
-        net = ControlNet(file, loaded.digests, loaded.number, loaded.engines, loaded.types)
+        net = loaded.make(file, loaded.digests, loaded.number)
         loaded.leases += 1
         weakref.finalize(net, self._release, loaded)
         return net
 
-    def _release(self, loaded: _LoadedNet) -> None:
+    def _release(self, loaded: _LoadedNet[T]) -> None:
         with self._lock:
             loaded.leases -= 1
 
-    def _load(self, file: AdapterFile, together: Sequence[AdapterFile]) -> _LoadedNet:
+    def _load(self, file: AdapterFile, together: Sequence[AdapterFile]) -> _LoadedNet[T]:
         try:
-            read = read_control(file.path, self.checkpoint)
+            read = self.read(file.path, self.checkpoint)
             size = read.numbers * self.number_bytes
             self._make_room(size, file, together)
-            engines, digests = self.load(read), file.digests
+            make, digests = self.load(read), file.digests
             if not file.is_unchanged:
                 raise LoraError("changed while it was read; try again")
         except (LoraError, OSError) as error:
             said = f"cannot be read ({error})" if isinstance(error, OSError) else str(error)
             needed = f"names {file.name!r}, which {said}"
-            raise InvalidParams(FIELDS["control"], None, needed) from error
-        return _LoadedNet(engines, read.architecture.types, size, digests)
+            raise InvalidParams(FIELDS[file.kind], None, needed) from error
+        return _LoadedNet(make, size, digests)
 
     def _make_room(self, size: int, file: AdapterFile, together: Sequence[AdapterFile]) -> None:
-        """Drop unused nets until this one fits. A request that alone needs more is refused."""
+        """Drop unused files until this one fits. A request that alone needs more is refused."""
         while self._loaded and self.room < size + sum(e.bytes for e in self._loaded.values()):
             unused = next((f for f, each in self._loaded.items() if not each.leases), None)
             if unused is None and self._loaded.keys() <= {*together}:
                 needed = f"must take at most {self.room / 2**30:.3g} GiB together; name fewer"
-                raise InvalidParams(FIELDS["control"], None, needed)
+                raise InvalidParams(FIELDS[file.kind], None, needed)
             if unused is None:
                 raise NoRoom(f"other requests leave no room for {file.name!r}; try again")
             self.synchronize()

@@ -29,6 +29,9 @@ def check_able(engines: Engines, params: GenerationParams) -> None:
     if params.controls and engines.controls is None:
         needed = "cannot be applied: these engines have no networks with ControlNets"
         raise InvalidParams("controls", None, needed)
+    if params.image_prompts and engines.image_prompts is None:
+        needed = "cannot be applied: these engines have no networks with image prompts"
+        raise InvalidParams("image_prompts", None, needed)
     if can_edit(engines) or not (params.is_edit or is_encoded):
         return
     needed = f"needs engines with {ENCODER} (run sdxl export and sdxl build again)"

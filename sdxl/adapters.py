@@ -1,14 +1,14 @@
 """What a request adds to the model, as the networks read it: pages of LoRAs in a bank, with a scale
-for each, vectors of embeddings for the text encoders, and ControlNets.
+for each, vectors of embeddings for the text encoders, ControlNets, and image adapters.
 
 A page holds PAGE_RANK ranks of every adapted layer. It does not know how files are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -44,13 +44,17 @@ def lora_inputs(rows: Sequence[Pages], count: int) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
-class ControlNet:
-    """A ControlNet on the device. It stays there while this object lives."""
+class LoadedFile:
+    """A file's networks on the device. They stay there while this object lives."""
 
     file: AdapterFile
     digests: Mapping[str, str]
     number: int
     """identifies the addresses of its weights"""
+
+
+@dataclass(frozen=True, eq=False)
+class ControlNet(LoadedFile):
     engines: Mapping[str, Any]
     """sdxl.engine.Engine by the names of specs.control_specs"""
     types: int = 0
@@ -63,9 +67,22 @@ class ControlNet:
 
 
 @dataclass(frozen=True, eq=False)
+class ImageAdapter(LoadedFile):
+    """An IP-Adapter."""
+
+    encode: Callable[[bytes], Sequence[Tensor]]
+    """Returns keys and values of every cross-attention, [1, tokens, width], for a picture's file;
+    raises InvalidParams for a wrong one."""
+    negative: Sequence[Tensor]
+    """what stands for them in negative rows"""
+    layers: Mapping[str, Container[int]]
+    """the cross-attentions that attend to the picture, by mode"""
+
+
+@dataclass(frozen=True, eq=False)
 class Adapters:
-    """A request's LoRAs and embeddings in a bank, and its ControlNets. They stay there while this
-    object lives."""
+    """A request's LoRAs and embeddings in a bank, its ControlNets and its image adapters. They stay
+    there while this object lives."""
 
     unet: Pages = Pages()
     text: Pages = Pages()
@@ -76,6 +93,8 @@ class Adapters:
     files: tuple[tuple[AdapterFile, Mapping[str, str]], ...] = ()
     """with their digests"""
     nets: Mapping[str, ControlNet] = field(default_factory=dict)
+    """by name"""
+    image_adapters: Mapping[str, ImageAdapter] = field(default_factory=dict)
     """by name"""
     leases: Sequence[object] = field(default=(), repr=False)
 
@@ -89,8 +108,8 @@ class Adapters:
     def facts(self) -> dict[str, Any]:
         """What a picture's metadata says of the files."""
         facts: dict[str, Any] = {}
-        nets = [(net.file, net.digests) for net in self.nets.values()]
-        for file, digests in (*self.files, *nets):
+        loaded = [*self.nets.values(), *self.image_adapters.values()]
+        for file, digests in (*self.files, *((each.file, each.digests) for each in loaded)):
             facts.setdefault(FILE_KEYS[file.kind], {})[file.name] = dict(digests)
         return facts
 
@@ -115,18 +134,23 @@ class AdapterShelf(Protocol):
         ...
 
 
-class ControlShelf(Protocol):
-    """Loads ControlNets to the device when requests ask for them, as many as there is room for."""
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Shelf(Protocol[T_co]):
+    """Loads ControlNets or image adapters to the device when requests ask for them, as many as
+    there is room for."""
 
     def delay_s(self, files: Sequence[AdapterFile]) -> float:
         """The expected seconds to load those that are not loaded."""
         ...
 
-    def lease(self, files: Sequence[AdapterFile]) -> dict[str, ControlNet]:
+    def lease(self, files: Sequence[AdapterFile]) -> Mapping[str, T_co]:
         """Load them, by name; raise InvalidParams for files that do not fit the model, NoRoom if
         other requests use the memory."""
         ...
 
 
 class NoRoom(RuntimeError):
-    """The bank, or the memory for ControlNets, is full of what other requests use."""
+    """The bank, or the memory for ControlNets or image adapters, is full of what other requests
+    use."""

@@ -1,4 +1,5 @@
-"""The LoRAs, embeddings and ControlNets that requests may name: safetensors files in folders.
+"""The LoRAs, embeddings, ControlNets and image adapters that requests may name: safetensors files
+in folders.
 
 The folders are read for every list and for names not seen before, so files come and go without a
 restart. A request names a file as it is listed, never by a path. This module knows no tensors.
@@ -18,6 +19,7 @@ from typing import Literal
 from sdxl.attachments import EMBEDDING_FILES, LORA_FILES, MAX_NAME, NAME, unknown_name
 from sdxl.controls import CONTROL_FILES
 from sdxl.digests import Stamp, remembered_digest, sha256_of, stamps
+from sdxl.image_prompts import IMAGE_FILES
 from sdxl.prompt import BODY, embedding_words, words_of
 from sdxl.single_file.recognition import SAFETENSORS
 
@@ -41,14 +43,22 @@ COMPANIONS = {
 SETTLED_NS = 10**9
 EMBEDDINGS = "embeddings"
 """the subfolder of embeddings"""
-Kind = Literal["lora", "embedding", "control"]
+ENCODER = "image_encoder"
+"""a subfolder with the encoder of image adapters"""
+Kind = Literal["lora", "embedding", "control", "image"]
 FILE_KEYS: Mapping[Kind, str] = {
     "lora": LORA_FILES,
     "embedding": EMBEDDING_FILES,
     "control": CONTROL_FILES,
+    "image": IMAGE_FILES,
 }
 """keys of a picture's metadata"""
-FIELDS: Mapping[Kind, str] = {"lora": "loras", "embedding": "prompt", "control": "controls"}
+FIELDS: Mapping[Kind, str] = {
+    "lora": "loras",
+    "embedding": "prompt",
+    "control": "controls",
+    "image": "image_prompts",
+}
 """fields of a request that name them"""
 HASHED = slice(0x100000, 0x110000)
 """the bytes that give stable-diffusion-webui's hash of a ControlNet"""
@@ -80,9 +90,9 @@ class AdapterFile:
     @property
     def digests(self) -> dict[str, str]:
         """The sha256, and the digits by which stable-diffusion-webui and sites know a file: 12 of a
-        LoRA's AddNet hash, which is the sha256 of all that follows the header, 8 of a ControlNet's
-        part, or 12 of an embedding."""
-        if self.kind == "control":
+        LoRA's AddNet hash, which is the sha256 of all that follows the header, 8 of a part of a
+        ControlNet or image adapter, or 12 of an embedding."""
+        if self.kind in ("control", "image"):
             return {"sha256": self.sha256, "short": self.webui_hash}
         is_lora = self.kind == "lora"
         short = _tensors_digest(self.path, self.stamps) if is_lora else self.sha256
@@ -90,7 +100,8 @@ class AdapterFile:
 
     @property
     def webui_hash(self) -> str:
-        """The hash of a ControlNet in stable-diffusion-webui's names, `name [hash]`."""
+        """The hash of a ControlNet or image adapter in stable-diffusion-webui's names,
+        `name [hash]`."""
         return _part_digest(self.path, self.stamps)[:8]
 
     @property
@@ -175,6 +186,8 @@ class Catalogue:
     """of LoRAs and embeddings"""
     control_folders: Sequence[Path] = ()
     """of ControlNets"""
+    image_folders: Sequence[Path] = ()
+    """of image adapters"""
     _known: dict[tuple[Kind, str], AdapterFile] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -193,12 +206,16 @@ class Catalogue:
     def controls(self) -> list[AdapterFile]:
         return self._listed("control")
 
-    def names(self) -> tuple[tuple[str, ...], dict[str, int], dict[str, str]]:
+    def image_adapters(self) -> list[AdapterFile]:
+        return self._listed("image")
+
+    def names(self) -> tuple[tuple[str, ...], dict[str, int], dict[str, str], dict[str, str]]:
         """The names of the LoRAs, those of the embeddings with their numbers of vectors, and those
-        of the ControlNets with stable-diffusion-webui's hashes."""
+        of the ControlNets and of the image adapters with stable-diffusion-webui's hashes."""
         loras = tuple(each.name for each in self.loras())
         vectors = {each.name: each.vectors for each in self.embeddings()}
-        return loras, vectors, {each.name: each.webui_hash for each in self.controls()}
+        nets = {each.name: each.webui_hash for each in self.controls()}
+        return loras, vectors, nets, {each.name: each.webui_hash for each in self.image_adapters()}
 
     def lora(self, name: str, field: str = "loras") -> AdapterFile:
         """Find a LoRA, or raise InvalidParams with the nearest names."""
@@ -207,6 +224,10 @@ class Catalogue:
     def control(self, name: str, field: str = "controls") -> AdapterFile:
         """Find a ControlNet, or raise InvalidParams with the nearest names."""
         return self._found("control", name, field, "ControlNets")
+
+    def image_adapter(self, name: str, field: str = "image_prompts") -> AdapterFile:
+        """Find an image adapter, or raise InvalidParams with the nearest names."""
+        return self._found("image", name, field, "IP-Adapters")
 
     def _found(self, kind: Kind, name: str, field: str, what: str) -> AdapterFile:
         known = self._known.get((kind, name))
@@ -245,7 +266,8 @@ class Catalogue:
 
     def _listed(self, kind: Kind) -> list[AdapterFile]:
         files: dict[str, AdapterFile] = {}
-        for folder in self.control_folders if kind == "control" else self.folders:
+        folders = {"control": self.control_folders, "image": self.image_folders}
+        for folder in folders.get(kind, self.folders):
             for each in _scan(folder, kind):
                 files.setdefault(each.name, each)
         return [files[name] for name in sorted(files)]
@@ -266,6 +288,8 @@ def _changed_ns(folder: Path) -> int:
 def _scan(folder: Path, kind: Kind) -> Iterator[AdapterFile]:
     top = folder / EMBEDDINGS if kind == "embedding" else folder
     for path in _files(top, skipped=EMBEDDINGS if kind == "lora" else ""):
+        if kind == "image" and path.parent.name == ENCODER:
+            continue
         is_named_by_folder = path.name in NAMED_BY_FOLDER and path.parent != top
         named = path.parent if is_named_by_folder else path.with_suffix("")
         name = named.relative_to(top).as_posix()

@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 from sdxl.adapters import NO_ADAPTERS, Adapters, Pages, lora_inputs
 from sdxl.engine import Engine, Engines, call, torch_dtype
 from sdxl.flight import PLAIN, Variant
+from sdxl.image_inputs import ImageInput
 from sdxl.params import GenerationParams
 from sdxl.prompt import MAX_TOKENS, Learned, Tokenizer, Tokens, tokenize
 from sdxl.specs import Architecture
@@ -39,6 +40,8 @@ class Conditioning:
     guidance_embedding: Tensor | None = None
     """[rows, channels], for a UNet with a guidance embedding"""
     adapters: Adapters = NO_ADAPTERS
+    images: tuple[ImageInput, ...] = ()
+    """its image prompts"""
 
     @property
     def tokens(self) -> int:
@@ -50,7 +53,8 @@ class Conditioning:
 
     @property
     def tensors(self) -> list[Tensor]:
-        return [each for each in vars(self).values() if isinstance(each, Tensor)]
+        own = [each for each in vars(self).values() if isinstance(each, Tensor)]
+        return own + [tensor for image in self.images for tensor in image.text]
 
     def sized(self, height: int, width: int) -> Conditioning:
         """Return the conditioning for another size."""

@@ -3,30 +3,22 @@ tensors."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
-from sdxl.attachments import MAX_NAME, NAME
 from sdxl.control_strengths import MODES
-from sdxl.parameter import Attachment, InvalidParams, parameter, table_of
+from sdxl.parameter import InvalidParams, parameter
+from sdxl.pictured import MAX_PATH, Pictured, is_within
 
 CONTROL_FILES = "control_files"
 """The key of a picture's metadata for the digests of ControlNets' files, by name."""
-MAX_STRENGTH = 2
-MAX_PATH = 4096
 NONE, CANNY = "none", "canny"
 PREPROCESSORS = (NONE, CANNY)
 RESIZES = CROP, FILL, STRETCH = "crop", "fill", "stretch"
 """How a map of other proportions becomes one of the picture's."""
 TYPES = ("openpose", "depth", "scribble", "canny", "normal", "segment", "tile", "repaint")
 """The maps of a union, in the order of its numbers (xinsir/controlnet-union-sdxl-1.0)."""
-FORM = "NAME=FILE[:STRENGTH[:START-END]][:canny][:KEY=VALUE]"
-NAME_AND_REST = re.compile(r"([^=:]+)(=?)(.*)", re.DOTALL)
-STRENGTH = re.compile(r"-?[\d.]+", re.ASCII)
-STEPS = re.compile(r"([\d.]+)-([\d.]+)", re.ASCII)
 
 
 class Window(NamedTuple):
@@ -40,8 +32,7 @@ class Window(NamedTuple):
     """whether it guides the negative row, too"""
 
     def covers(self, step: int, steps: int) -> bool:
-        """As in diffusers."""
-        return self.begin <= step / steps and (step + 1) / steps <= self.end
+        return is_within(self.begin, self.end, step, steps)
 
     def rows(self, rows: int) -> int:
         """How many of a step's rows it guides."""
@@ -49,16 +40,13 @@ class Window(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Control(Attachment):
-    name: str = parameter(MISSING, "Name", "its name, as the model lists it", high=MAX_NAME)
+class Control(Pictured):
+    FORM: ClassVar[str] = "NAME=FILE[:STRENGTH[:START-END]][:canny][:KEY=VALUE]"
+    BARE: ClassVar[str] = "preprocess"
+
     image: str = parameter(
         "", "Map", "the map: a picture; without one, the image that is edited", high=MAX_PATH
     )
-    strength: float = parameter(
-        1.0, "Strength", "1 = full strength, 0 = none", low=0, high=MAX_STRENGTH
-    )
-    start: float = parameter(0.0, "Start", "share of the steps at which it begins", low=0, high=1)
-    end: float = parameter(1.0, "End", "share of the steps at which it ends", low=0, high=1)
     mode: str = parameter(
         MODES[0],
         "Mode",
@@ -83,49 +71,6 @@ class Control(Attachment):
         None, "Type", "what the map of a union shows (default: as preprocess)", choices=TYPES
     )
 
-    @classmethod
-    def form(cls) -> str:
-        return FORM
-
-    @classmethod
-    def entries(cls, text: str) -> list[Any]:
-        """Names of files may have commas: several entries are a JSON list."""
-        if not text.lstrip().startswith("["):
-            return [text]
-        return list(json.loads(text))
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Names of files may have colons: the other parts are read from the end."""
-        match = NAME_AND_REST.fullmatch(text)
-        if match is None:
-            raise ValueError(f"must be {FORM}, got {text!r}")
-        name, mark, rest = match.groups()
-        parts, given = rest.split(":"), dict[str, Any]()
-        while len(parts) > 1 and (option := _option(parts[-1])):
-            given = option | given
-            parts.pop()
-        steps = STEPS.fullmatch(parts[-1]) if len(parts) > 1 else None
-        if steps is not None:
-            given |= {"start": float(steps[1]), "end": float(steps[2])}
-            parts.pop()
-        if len(parts) > 1 and STRENGTH.fullmatch(parts[-1]):
-            given["strength"] = float(parts.pop())
-        elif len(parts) > 1 and steps is not None and not parts[-1]:
-            parts.pop()
-        image = ":".join(parts).strip()
-        if image and not mark:
-            raise ValueError(f"must be {FORM}, got {text!r}")
-        return cls(name.strip(), image, **given)
-
-    def check(self, field: str) -> None:
-        super().check(field)
-        if not NAME.fullmatch(self.name or ""):
-            raise InvalidParams(field, self.name, "must have names without : , < >")
-        if self.start >= self.end:
-            needed = f"with {self.name!r}: start must be below end, got {self.start} and {self.end}"
-            raise InvalidParams(field, None, needed)
-
     @property
     def map_type(self) -> str | None:
         """What a union's map shows."""
@@ -146,15 +91,6 @@ class Control(Attachment):
 
     def window(self, net: str) -> Window:
         return Window(net, self.start, self.end, self.has_negative)
-
-
-def _option(text: str) -> dict[str, Any]:
-    """Return the field that a part of the text form sets, if it is one. Raises ValueError."""
-    if text in PREPROCESSORS:
-        return {"preprocess": text}
-    key, mark, value = text.partition("=")
-    each = table_of(Control).get(key)
-    return {key: each.parse(value)} if mark and each and key not in ("name", "image") else {}
 
 
 def windows_of(controls: Sequence[Control]) -> tuple[Window, ...]:

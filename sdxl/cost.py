@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from sdxl.controls import Window
 from sdxl.flight import PLAIN, CallKey, Flight, Network, State
+from sdxl.image_prompts import ImageWindow
 from sdxl.policy import Group, Limits, foremost, groups_of, plan_tick, stepping
 
 SMOOTHING = 0.2
@@ -228,11 +229,12 @@ def project(
 def all_ready_s(flights: Sequence[Flight], limits: Limits, costs: Costs, now: float) -> float:
     """An upper bound of `project` for all flights, in any order: each row counts at the most that
     it can cost. It takes a twentieth of the time, and is infinite if a cost is unknown, an image is
-    held, has ControlNets, or has LoRAs and shares calls."""
+    held, has ControlNets or image prompts, or has LoRAs and shares calls."""
     work_s, after_s, pasting_s = 0.0, 0.0, costs.pasting_s
     row_s: dict[CallKey, float] = {}
     for flight in flights:
-        if flight.is_held or flight.windows or (flight.rides and flight.variant != PLAIN):
+        has_windows = flight.windows or flight.image_windows
+        if flight.is_held or has_windows or (flight.rides and flight.variant != PLAIN):
             # A row that rides with others makes theirs dearer.
             return math.inf
         later = flight.later
@@ -262,7 +264,7 @@ def _stride(
     """Seconds of the next tick, and the steps that each image takes. If `is_long`: of all ticks
     until one image needs less room."""
     at, ends = [f.step for f in running], [f.step + f.steady_ticks for f in running]
-    looked_up = [((f.axes, f.variant, f.windows), f.plan, f.plan.to_deep) for f in running]
+    looked_up = [((f.axes, f.variant, _windows(f)), f.plan, f.plan.to_deep) for f in running]
     seconds = 0.0
     while True:
         pattern = tuple(
@@ -278,7 +280,11 @@ def _stride(
             return seconds, [step - f.step for f, step in zip(running, at, strict=True)]
 
 
-def _covering(windows: Sequence[Window], step: int, steps: int) -> tuple[bool, ...]:
+def _windows(flight: Flight) -> Sequence[Window | ImageWindow]:
+    return (*flight.windows, *flight.image_windows)
+
+
+def _covering(windows: Sequence[Window | ImageWindow], step: int, steps: int) -> tuple[bool, ...]:
     return tuple(window.covers(step, steps) for window in windows)
 
 

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sdxl.adapters import AdapterShelf, ControlShelf
+from sdxl.adapters import AdapterShelf, ControlNet, ImageAdapter, Shelf
 from sdxl.flight import PLAIN, Variant
 from sdxl.prompt import MAX_CHUNKS
 from sdxl.specs import (
@@ -118,8 +118,10 @@ class Engines:
     call; None if only equal sizes can."""
     adapters: AdapterShelf | None = None
     """LoRAs of requests; None if the engines cannot apply them."""
-    controls: ControlShelf | None = None
+    controls: Shelf[ControlNet] | None = None
     """ControlNets of requests; None if the engines cannot apply them."""
+    image_prompts: Shelf[ImageAdapter] | None = None
+    """image adapters of requests; None if the engines cannot apply them"""
     latent_sides: tuple[int, int] | None = None
     """The smallest and largest latent side of the engines; None: any."""
     most_chunks: int = MAX_CHUNKS

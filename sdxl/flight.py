@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Literal, NamedTuple
 
 from sdxl.controls import Window
 from sdxl.deepcache import Step, StepPlan
-from sdxl.specs import CONTROL, CONTROLLED, VARIANTS, Axes
+from sdxl.image_prompts import ImageWindow
+from sdxl.specs import (
+    CONTROL,
+    CONTROLLED,
+    IMAGE,
+    IMAGE_COUNTS,
+    IMAGE_TOKENS,
+    PROMPTED,
+    VARIANTS,
+    Axes,
+)
 
 Network = Literal["unet_deep", "unet_shallow", "control_deep"]
 
@@ -23,23 +34,46 @@ class Variant(NamedTuple):
     """pages of LoRAs for each row"""
     is_controlled: bool = False
     """whether residuals of ControlNets are added"""
+    images: int = 0
+    """image prompts of each row"""
+    image_tokens: int = 0
+    """of each image prompt"""
 
     def of(self, network: str) -> Variant:
         """What it needs of one network."""
         has_loras = network in VARIANTS.get(self.name, ())
         own = self if has_loras else PLAIN
-        return own._replace(is_controlled=self.is_controlled and network in CONTROLLED)
+        is_prompted = network in PROMPTED
+        return own._replace(
+            is_controlled=self.is_controlled and network in CONTROLLED,
+            images=self.images if is_prompted else 0,
+            image_tokens=self.image_tokens if is_prompted else 0,
+        )
 
     def graph(self, network: str) -> str:
         """The name of the network that computes it."""
-        name = VARIANTS.get(self.name, {}).get(network, network)
-        return f"{name}+{CONTROL}" if self.of(network).is_controlled else name
+        own, name = self.of(network), VARIANTS.get(self.name, {}).get(network, network)
+        name = f"{name}+{CONTROL}" if own.is_controlled else name
+        return f"{name}+{IMAGE}" if own.images else name
+
+    def with_images(self, windows: Sequence[ImageWindow]) -> Variant:
+        """The least that has room for these image prompts."""
+        most = max((window.tokens for window in windows), default=0)
+        return self._replace(
+            images=next(count for count in (0, *IMAGE_COUNTS) if count >= len(windows)),
+            image_tokens=next(tokens for tokens in (0, *IMAGE_TOKENS) if tokens >= most),
+        )
 
     def joined(self, other: Variant) -> Variant:
         """The least variant that runs rows of both."""
         name = max(self.name, other.name, key=["", *VARIANTS].index)
-        is_controlled = self.is_controlled or other.is_controlled
-        return Variant(name, max(self.pages, other.pages), is_controlled)
+        return Variant(
+            name,
+            max(self.pages, other.pages),
+            self.is_controlled or other.is_controlled,
+            max(self.images, other.images),
+            max(self.image_tokens, other.image_tokens),
+        )
 
 
 PLAIN = Variant()
@@ -109,11 +143,13 @@ class Flight:
     request_id: str = ""
     """Images of one request are promised together."""
     variant: Variant = PLAIN
-    """What its rows need."""
+    """What its rows need, but for image prompts."""
     rides: bool = False
     """True if its rows share calls with rows of other variants."""
     windows: tuple[Window, ...] = ()
     """of its ControlNets, which run in deep steps, by net"""
+    image_windows: tuple[ImageWindow, ...] = ()
+    """of its image prompts, which deep steps attend to"""
     later: Leg | None = None
     pasted: float = 0.0
     """Pixels of the image files that the result is pasted into, over those of the model's own size;
@@ -121,7 +157,20 @@ class Flight:
 
     def call(self, network: Network) -> CallKey:
         """The call of its next step, by itself."""
-        return CallKey(network, self.axes, self.variant.of(network))
+        return CallKey(network, self.axes, self.step_variant.of(network))
+
+    @property
+    def step_variant(self) -> Variant:
+        """What its rows need in the next step."""
+        if not self.image_windows:
+            return self.variant
+        return self.variant.with_images([self.image_windows[i] for i in self.image_places])
+
+    @property
+    def image_places(self) -> tuple[int, ...]:
+        """The image prompts of its next step, by their places in `image_windows`."""
+        steps = len(self.plan)
+        return tuple(i for i, w in enumerate(self.image_windows) if w.covers(self.step, steps))
 
     @property
     def next_step(self) -> Step:
@@ -146,7 +195,7 @@ class Flight:
     @property
     def batch_key(self) -> tuple[Axes, Variant]:
         """Images with the same key can share calls."""
-        return self.axes, PLAIN if self.rides else self.variant
+        return self.axes, PLAIN if self.rides else self.variant.with_images(self.image_windows)
 
     @property
     def rows(self) -> int:

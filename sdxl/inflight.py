@@ -31,7 +31,8 @@ from sdxl.editing import KeptPart, SourceLatents, begin
 from sdxl.engine import Engines, Fence
 from sdxl.fairness import VirtualTime
 from sdxl.flight import Flight, Priority, State, Variant
-from sdxl.layout import ImageTensors, Layout, Member
+from sdxl.image_prompts import ImageWindow
+from sdxl.layout import ImageTensors, Layout, Member, stacked_by_width
 from sdxl.noise import NoiseSource
 from sdxl.policy import Group, Limits, plan_tick
 from sdxl.rows import Stage
@@ -71,13 +72,17 @@ class Request:
 
     @property
     def variant(self) -> Variant:
-        """What its rows need."""
+        """What its rows need, but for image prompts."""
         own = self.conditioning.adapters.variant
         return own._replace(is_controlled=bool(self.controls))
 
     @property
     def windows(self) -> tuple[Window, ...]:
         return tuple(each.window for each in self.controls)
+
+    @property
+    def image_windows(self) -> tuple[ImageWindow, ...]:
+        return tuple(each.window for each in self.conditioning.images)
 
 
 class Finished(NamedTuple):
@@ -114,7 +119,9 @@ class _Image:
         latents, pages = latents.to(engines.device), request.conditioning.adapters.unet
         rows = request.plan.room[0]
         controls = [ControlState(each, request.conditioning, rows) for each in request.controls]
-        self.tensors = ImageTensors(latents, request.guidance, masked, slot, pages, controls)
+        prompts = [stacked_by_width(each.text) for each in request.conditioning.images]
+        own = latents, request.guidance, masked, slot, pages, controls, prompts
+        self.tensors = ImageTensors(*own)
         return self.tensors
 
 
@@ -161,9 +168,13 @@ class InFlight:
         """Accept an image, or raise Refused (admission.py); one that was `admitted` before keeps
         its promise."""
         flight = admitted or self.admission().admit(self._flight(request), self.time)
-        # What LoRAs and ControlNets need is known for certain only once they are loaded.
-        needs = {"variant": request.variant, "windows": request.windows}
-        flight = flight.changed(axes=self._axes(request), **needs)
+        # What files need is known for certain only once they are loaded.
+        flight = flight.changed(
+            axes=self._axes(request),
+            variant=request.variant,
+            windows=request.windows,
+            image_windows=request.image_windows,
+        )
         self._flights[flight.id] = flight.changed(rides=self.limits.rides)
         noise = NoiseSource(request.seed, self._latent_dims(request))
         self._images[flight.id] = _Image(request, noise)
@@ -314,7 +325,7 @@ class InFlight:
         images = [self._images[id_] for id_ in group.ids]
         rows = self._coefficients(flights)
         members = tuple(
-            Member(self._tensors(f.id), is_guided=f.next_step.is_guided) for f in flights
+            Member(self._tensors(f.id), f.next_step.is_guided, f.image_places) for f in flights
         )
         layout = Layout(group.call.axes, group.bucket, members, group.call.variant)
         noise = [
@@ -360,6 +371,7 @@ class InFlight:
             weight=request.weight,
             variant=request.variant,
             windows=request.windows,
+            image_windows=request.image_windows,
             rides=self.limits.rides,
         )
 

@@ -35,6 +35,8 @@ class ImageTensors:
     """its LoRAs"""
     controls: Sequence[Any] = ()
     """states of its ControlNets (control_calls.py)"""
+    prompts: Sequence[list[Tensor]] = ()
+    """its image prompts: keys and values stacked by width, [tensors, rows, tokens, width]"""
     sides: tuple[int, int] = field(init=False)
     """height and width of its latents"""
     estimate: Tensor = field(init=False)
@@ -77,6 +79,7 @@ class ImageTensors:
         """Free everything but the result."""
         self.text, self.cache, self.staged, self.keeps_cache = [], [], None, False
         self.controls, self.residuals, self.kept_residuals = [], [], []
+        self.prompts = []
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,8 @@ class Member:
     image: ImageTensors
     is_guided: bool
     """True if it has a negative row in this call."""
+    prompts: tuple[int, ...] = field(default=(), compare=False)
+    """the image prompts of this step, by their places in `image.prompts`"""
 
 
 @dataclass(frozen=True)
@@ -175,6 +180,14 @@ class Tables:
     @cached_property
     def guidance(self) -> Tensor:
         return self.numbers[:, -1].view(-1, 1, 1, 1)
+
+
+def stacked_by_width(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Stack those of one width; the widths are in the order of their first."""
+    groups: dict[int, list[Tensor]] = {}
+    for each in tensors:
+        groups.setdefault(each.shape[-1], []).append(each)
+    return [torch.stack(group) for group in groups.values()]
 
 
 def fill(target: Tensor, values: Tensor) -> None:

@@ -45,8 +45,9 @@ def is_file(model: str) -> bool:
 
 
 def folders_of(model: str, folder: Path, kind: str, named: str = "") -> list[Path]:
-    """Where a model's LoRAs or ControlNets lie: the named folder first, then beside the model and
-    in the home. `folder` is that of a model from the hub, `kind` the name of theirs."""
+    """Where a model's LoRAs, ControlNets or IP-Adapters lie: the named folder first, then beside
+    the model and in the home. `folder` is that of a model from the hub, `kind` the name of
+    theirs."""
     base, _ = split_vae(model)
     if base in MINI_NAMES:
         folder = MINI

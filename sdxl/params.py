@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from sdxl.attachments import Lora, merged, take_tags
 from sdxl.controls import Control
+from sdxl.image_prompts import ImagePrompt
 from sdxl.parameter import FEW_STEPS, USUAL_INTERVAL, needed_steps, parameter, table_of
 from sdxl.parameter import MAX_STEPS as MAX_STEPS
 from sdxl.parameter import SIZE as SIZE
@@ -223,6 +224,14 @@ class GenerationParams:
         flag="control",
         flag_help="; without =FILE the edited image; :canny draws its edges; KEY is mode, resize, "
         "type, low or high",
+        is_stored_if_set=True,
+    )
+    image_prompts: tuple[ImagePrompt, ...] | None = parameter(
+        None,
+        "Image prompts",
+        "pictures that prompt, each with the IP-Adapter that reads it",
+        flag="image-prompt",
+        flag_help="; style or composition takes that alone",
         is_stored_if_set=True,
     )
 

@@ -32,6 +32,7 @@ from sdxl.engine import Engines, to_host
 from sdxl.flight import PLAIN, Variant
 from sdxl.image_decoder import ImageDecoder, checked
 from sdxl.image_encoder import ImageEncoder
+from sdxl.image_inputs import image_inputs
 from sdxl.images import BrokenImage, Pixels, forming, load_preview_map
 from sdxl.inflight import Failed, InFlight, Request
 from sdxl.params import DRAWN_SEEDS, LATENT, GenerationParams, InvalidParams, Sizes
@@ -56,7 +57,7 @@ class WithPictures:
     source: SourceImage | None = None
     """of an edit"""
     maps: Pictures = field(default_factory=dict)
-    """of ControlNets"""
+    """pictures of ControlNets and image prompts"""
 
 
 @dataclass(frozen=True)
@@ -93,11 +94,11 @@ def _learned(files: Iterable[AdapterFile]) -> dict[str, tuple[int, ...]]:
     return learned_ids((file.name, file.vectors) for file in files if file.kind == "embedding")
 
 
-def _parted(uses: Iterable[Use]) -> tuple[list[Use], list[AdapterFile]]:
-    """Part what lies in the bank from ControlNets."""
+def _parted(uses: Iterable[Use]) -> tuple[list[Use], list[AdapterFile], list[AdapterFile]]:
+    """Part what lies in the bank from ControlNets and image adapters."""
     uses = list(uses)
-    nets = [file for file, *_ in uses if file.kind == "control"]
-    return [use for use in uses if use[0].kind != "control"], nets
+    nets, images = ([f for f, *_ in uses if f.kind == kind] for kind in ("control", "image"))
+    return [use for use in uses if use[0].kind not in ("control", "image")], nets, images
 
 
 _Numbered = tuple[int, WithPictures]
@@ -182,9 +183,9 @@ class Pipeline:
         return resolved
 
     def uses(self, params: GenerationParams) -> list[Use]:
-        """Look up a request's LoRAs, the embeddings in its prompts and its ControlNets, or raise
-        InvalidParams for an unknown name, a map's unknown type, and engines that cannot use
-        them."""
+        """Look up a request's LoRAs, the embeddings in its prompts, its ControlNets and its image
+        adapters, or raise InvalidParams for an unknown name, a map's unknown type, and engines that
+        cannot use them."""
         loras = [(self.catalogue.lora(e.name), e.weight, e.in_text) for e in params.loras or ()]
         texts = {"prompt": params.prompt, "negative_prompt": params.negative_prompt or ""}
         embeddings = [(file, 1.0, 1.0) for file in self.catalogue.embeddings_in(texts)]
@@ -195,32 +196,44 @@ class Pipeline:
         for file, control in controls:
             if types := file.types:
                 control.type_number(types)
-        return loras + embeddings + [(file, 1.0, 1.0) for file, _ in controls]
+        files = [file for file, _ in controls]
+        files += [self.catalogue.image_adapter(each.name) for each in params.image_prompts or ()]
+        return loras + embeddings + [(file, 1.0, 1.0) for file in files]
 
     def adapters(self, uses: Sequence[Use]) -> Adapters:
-        """Load a request's LoRAs, embeddings and ControlNets. They stay loaded while the result
-        lives."""
-        in_bank, nets = _parted(uses)
+        """Load a request's LoRAs, embeddings, ControlNets and image adapters. They stay loaded
+        while the result lives."""
+        in_bank, nets, images = _parted(uses)
         leased = NO_ADAPTERS
         with self.engines.on_stream():
             if in_bank and self.engines.adapters is not None:
                 leased = self.engines.adapters.lease(in_bank)
             if nets and self.engines.controls is not None:
                 leased = replace(leased, nets=self.engines.controls.lease(nets))
-                for network in CONTROLLED:
-                    # Opened here, beside the loop.
-                    self.engines.of(network, leased.variant._replace(is_controlled=True))
+            if images and self.engines.image_prompts is not None:
+                leased = replace(leased, image_adapters=self.engines.image_prompts.lease(images))
+            if nets or images:
+                self._open_networks(leased.variant, bool(nets), bool(images))
         return leased
+
+    def _open_networks(self, variant: Variant, is_controlled: bool, has_images: bool) -> None:
+        """Open the networks that these requests need, beside the loop. Steps outside the windows
+        of image prompts run those without."""
+        variant = variant._replace(is_controlled=is_controlled)
+        for images in {False, has_images}:
+            for network in CONTROLLED:
+                self.engines.of(network, variant._replace(images=int(images)))
 
     def loading_s(self, uses: Sequence[Use]) -> float:
         """Predict the time to load them."""
-        (in_bank, nets), engines = _parted(uses), self.engines
-        bank_s = engines.adapters.delay_s(in_bank) if engines.adapters else 0.0
-        return bank_s + (engines.controls.delay_s(nets) if engines.controls else 0.0)
+        (in_bank, nets, images), engines = _parted(uses), self.engines
+        delay_s = engines.adapters.delay_s(in_bank) if engines.adapters else 0.0
+        delay_s += engines.controls.delay_s(nets) if engines.controls else 0.0
+        return delay_s + (engines.image_prompts.delay_s(images) if engines.image_prompts else 0.0)
 
     def variant(self, uses: Sequence[Use]) -> Variant:
-        """Predict what they need of the UNet."""
-        in_bank, nets = _parted(uses)
+        """Predict what they need of the UNet, but for image prompts."""
+        in_bank, nets, _ = _parted(uses)
         own = self.engines.adapters.variant(in_bank) if self.engines.adapters else PLAIN
         return own._replace(is_controlled=bool(nets))
 
@@ -385,6 +398,15 @@ class Pipeline:
         maps = maps_of(leg, asked.maps, asked.source)
         return control_inputs(leg.controls, conditioning.adapters.nets, maps)
 
+    def prompted(self, conditioning: Conditioning, asked: WithPictures) -> Conditioning:
+        """Return the conditioning with the request's image prompts. Raise InvalidParams for wrong
+        pictures."""
+        if not asked.params.image_prompts:
+            return conditioning
+        given = asked.params.image_prompts, conditioning.adapters.image_adapters, asked.maps
+        with self.engines.on_stream():
+            return replace(conditioning, images=image_inputs(*given))
+
     @cached_property
     def image_decoder(self) -> ImageDecoder:
         return ImageDecoder(self.engines)
@@ -443,6 +465,7 @@ class Pipeline:
             start, params, source = self.clock(), asked.params, asked.source
             first, *later = params.legs
             try:
+                conditioning = self.prompted(conditioning, asked)
                 controls = self.controls(first, conditioning, asked)
             except InvalidParams as error:
                 failed.append(Result(index, params, error=error))

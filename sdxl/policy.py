@@ -363,7 +363,7 @@ def _joined(call: CallKey, members: Sequence[Flight]) -> CallKey:
     """The call with all that its members need."""
     variant = call.variant
     for flight in members:
-        variant = variant.joined(flight.variant.of(call.network))
+        variant = variant.joined(flight.step_variant.of(call.network))
     return call._replace(variant=variant)
 
 

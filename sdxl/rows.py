@@ -9,6 +9,7 @@ and caches stay on the stage while the same images run. It imports no policy and
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
@@ -24,7 +25,16 @@ from sdxl.control_calls import ControlCalls
 from sdxl.engine import Engines, torch_dtype
 from sdxl.flight import PLAIN, Variant
 from sdxl.layout import ImageTensors, Layout, Tables, fill, scaled_sample
-from sdxl.specs import CONTROL, RESIDUAL, ROWS, Axes, ModelSpec, TensorSpec, with_residuals
+from sdxl.specs import (
+    CONTROL,
+    RESIDUAL,
+    ROWS,
+    Axes,
+    ModelSpec,
+    TensorSpec,
+    image_specs,
+    with_residuals,
+)
 from sdxl.static_memory import StaticMemory
 
 MOST_LAYOUTS = 512
@@ -69,6 +79,9 @@ class Stage:
             spec.name: [i for i, own in enumerate(self._stacks) if set(own) & set(spec.inputs)]
             for spec in (deep, shallow)
         }
+        self._images = image_specs(engines.arch, deep.outputs[0].dtype)
+        self._images_at: dict[int, Hashable] = {}
+        """by address: the image prompts on the stage"""
         self._memory = StaticMemory(engines)
         self._control_calls = ControlCalls(engines, self._memory, self.number)
         self._tables: dict[int, Tables] = {}
@@ -151,6 +164,8 @@ class Stage:
         given = {**views.by_name, **tables.loras(count)} if count else views.by_name
         if layout.variant.is_controlled:
             given = given | self._load_residuals(network, layout, engine.spec)
+        if layout.variant.images:
+            given = given | self._load_images(layout)
         inputs = {t.name: given[t.name] for t in engine.spec.inputs}
         if layout.members[0].image.slot is not None:
             inputs["sides"] = tables.sides
@@ -197,6 +212,34 @@ class Stage:
                 image.kept_residuals = image.residuals[: self._kept]
                 image.residuals = []
         return loaded
+
+    def _load_images(self, layout: Layout) -> dict[str, Tensor]:
+        """Copy the members' image prompts to the stage, unless they are there. A row without any
+        has values of 0."""
+        variant = layout.variant
+        most = {"images": variant.images, "image_tokens": variant.image_tokens}
+        sizes = {ROWS: layout.bucket, **dict(layout.axes), **most}
+        *specs, mask = self._images
+        stacks = _by_shape(specs)
+        text = [self._memory.stack(own[0], sizes, len(own)) for own in stacks]
+        (masks,) = self._memory.stack(mask, sizes, 1)
+        content = variant, layout.bucket, [(m, m.prompts) for m in layout.members]
+        if self._images_at.get(masks.data_ptr()) != content:
+            self._images_at[masks.data_ptr()] = content
+            for target in (*text, masks):
+                target.zero_()
+            for member, rows in zip(layout.members, layout.rows_of_members, strict=True):
+                for place, number in enumerate(member.prompts):
+                    for target, own in zip(text, member.image.prompts[number], strict=True):
+                        tokens = own.shape[2]
+                        target[:, rows, place, :tokens] = own[:, : len(rows)]
+                        masks[rows, place, tokens:] = -math.inf
+        named = {
+            spec.name: tensor
+            for own, tensors in zip(stacks, text, strict=True)
+            for spec, tensor in zip(own, tensors, strict=True)
+        }
+        return {**named, mask.name: masks}
 
     def _load(self, network: str, layout: Layout, views: _Views) -> None:
         """Copy what the call reads to the stage, unless it is there."""

@@ -57,6 +57,15 @@ CONTROL = "control"
 CONTROLLED = ("unet_deep", "unet_shallow")
 RESIDUAL = "residual_"
 """the beginning of the names of their residuals"""
+IMAGE = "image"
+"""The ending of networks that attend to image prompts."""
+PROMPTED = ("unet_deep",)
+IMAGE_KEYS, IMAGE_MASK = "image_text_", "image_mask"
+"""the beginning of the names of their keys and values, and the name of their mask"""
+IMAGE_COUNTS = (1, 2, 4, 8, 16)
+"""Image prompts of a row in a call; fewer are padded."""
+IMAGE_TOKENS = (4, 16, 32, 64, 128, 256)
+"""Tokens of one of them in a call; fewer are padded."""
 LEVEL_AXES = (("latent_h", "latent_w"), ("half_h", "half_w"), ("quarter_h", "quarter_w"))
 """height and width of the maps at each level of the UNet"""
 
@@ -362,8 +371,13 @@ def layer_name(part: str, name: str) -> str:
 
 
 def plain_name(network: str) -> str:
-    """Return the name of the network without LoRAs."""
+    """Return the name of the network without LoRAs, ControlNets and image prompts."""
     return network.partition("+")[0]
+
+
+def lora_name(network: str) -> str:
+    """Return the name of the network without ControlNets and image prompts."""
+    return network.removesuffix(f"+{IMAGE}").removesuffix(f"+{CONTROL}")
 
 
 def with_loras(specs: Mapping[str, ModelSpec]) -> dict[str, ModelSpec]:
@@ -378,13 +392,53 @@ def with_loras(specs: Mapping[str, ModelSpec]) -> dict[str, ModelSpec]:
     return made
 
 
-def text_specs(widths: tuple[int, ...], dtype: str, prefix: str = "") -> tuple[TensorSpec, ...]:
+def text_specs(
+    widths: tuple[int, ...],
+    dtype: str,
+    prefix: str = "",
+    dims: tuple[Dim, ...] = ("rows", "tokens"),
+) -> tuple[TensorSpec, ...]:
     """A prompt's keys and values of cross-attentions of these widths."""
     return tuple(
-        TensorSpec(f"{prefix}{what}_{layer}", dtype, ("rows", "tokens", width))
+        TensorSpec(f"{prefix}{what}_{layer}", dtype, (*dims, width))
         for layer, width in enumerate(widths)
         for what in ("keys", "values")
     )
+
+
+def image_specs(arch: Architecture, dtype: str) -> tuple[TensorSpec, ...]:
+    """What image prompts add to Deep: the keys and values of each one's tokens, and a mask, which
+    is 0, or -inf where a prompt has no token. A row without image prompts has values of 0."""
+    dims = ("rows", "images", "image_tokens")
+    return (
+        *text_specs(arch.attention_widths, dtype, IMAGE_KEYS, dims),
+        TensorSpec(IMAGE_MASK, dtype, dims),
+    )
+
+
+def with_images(specs: Mapping[str, ModelSpec], arch: Architecture) -> dict[str, ModelSpec]:
+    """The networks in `specs` that attend to image prompts, too."""
+    made = {}
+    for name, spec in specs.items():
+        if plain_name(name) in PROMPTED:
+            images = image_specs(arch, spec.outputs[0].dtype)
+            own = f"{name}+{IMAGE}"
+            made[own] = replace(spec, name=own, inputs=(*spec.inputs, *images))
+    return made
+
+
+def variants_of(specs: Mapping[str, ModelSpec], arch: Architecture) -> dict[str, ModelSpec]:
+    """The networks that take ControlNets, image prompts or both, beside those in `specs`."""
+    controlled = with_residuals(specs, arch)
+    return controlled | with_images({**specs, **controlled}, arch)
+
+
+def image_prompt_spec(arch: Architecture, side: int, tokens: int, dtype: str) -> ModelSpec:
+    """An image adapter's network: pictures to the keys and values of their tokens."""
+    pixels = TensorSpec("pixels", dtype, ("pictures", arch.image_channels, side, side))
+    dims = ("pictures", tokens)
+    text = text_specs(arch.attention_widths, dtype, IMAGE_KEYS, dims)
+    return ModelSpec("image_prompt", (pixels,), text)
 
 
 def residual_specs(arch: Architecture, dtype: str) -> tuple[TensorSpec, ...]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sdxl.engine import Engines, torch_dtype
-from sdxl.specs import CHUNK, ROWS, TensorSpec, level_axes
+from sdxl.specs import CHUNK, IMAGE_COUNTS, IMAGE_TOKENS, ROWS, TensorSpec, level_axes
 
 
 @dataclass
@@ -25,7 +25,8 @@ class StaticMemory:
 
     def __post_init__(self) -> None:
         side = self.engines.arch.sample_size
-        sizes = {"latent_h": side, "latent_w": side, "tokens": CHUNK}
+        images = {"images": IMAGE_COUNTS[0], "image_tokens": IMAGE_TOKENS[0]}
+        sizes = {"latent_h": side, "latent_w": side, "tokens": CHUNK, **images}
         self._standard = {ROWS: self.engines.buckets[-1], **self.all_sizes(sizes)}
 
     def all_sizes(self, sizes: dict[str, int]) -> dict[str, int]:

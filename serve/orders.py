@@ -40,7 +40,7 @@ class ImageOrder:
     source: SourceImage | None = None
     """source of an edit"""
     maps: Mapping[str, bytes] = field(default_factory=dict)
-    """files of ControlNets' maps, by their `image` in `params.controls`"""
+    """files of pictures, by their `image` in `params.controls` and `params.image_prompts`"""
     model: str = ""
     """the only model that may make it, by its name in the settings; empty: any"""
 
@@ -121,6 +121,8 @@ class ModelCard:
     """names of the embeddings that prompts may use now, with their numbers of vectors"""
     controlnets: Mapping[str, str] = field(default_factory=dict)
     """names of the ControlNets that requests may use now, with stable-diffusion-webui's hashes"""
+    ip_adapters: Mapping[str, str] = field(default_factory=dict)
+    """the same of IP-Adapters"""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from engines.pytorch.joined_layers import alike, joined
 from engines.pytorch.launches import has_kernels, triton_module
 from engines.pytorch.slot_convolution import SlotConvolution
 from engines.pytorch.slots import sides_of
-from sdxl.networks.attention import Text, attend, ready
+from sdxl.networks.attention import Text, attend, has_images, plus_images, ready
 
 ATTENTION = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -247,12 +247,14 @@ class Attention(nn.Module):
             mixed = attend_in_e4m3(self.pair, self.to_v, normed, self.heads, self.to_out)
             return added_to(x, self.to_out, mixed)
         projected = self._projected(normed, x, text)
-        if self.layer is not None and self._rounds(projected[0]):
+        if self.layer is not None and not has_images() and self._rounds(projected[0]):
             text_attention = triton_module("text_attention").text_attention
             mixed = text_attention(*projected, self.heads, **self.to_out.rounding)
             return added_to(x, self.to_out, mixed)
         with sdpa_kernel(self.order, set_priority=True) if self.order else nullcontext():
             mixed = attend(*projected, self.heads)
+        if self.layer is not None:
+            mixed = plus_images(mixed, projected[0], self.layer, self.heads)
         return added_to(x, self.to_out, added_for(self.to_out, mixed, None))
 
     def _rounds(self, query: Tensor) -> bool:

@@ -7,50 +7,61 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 
 from engines.bank_shelf import BankShelf, new_bank
-from engines.control_weights import ControlFile
+from engines.control_weights import ControlFile, read_control
 from engines.cpu import rows_on_cpu
 from engines.cuda.device import CudaDevice, local_target, numbered
 from engines.cuda.recordings import RecordedEngine, Ticks
 from engines.folders.profiles import buckets
+from engines.image_weights import ImageFile, read_image_adapter
 from engines.lora import ADAPTED
 from engines.low_rank import Bank, adapt, adapted, bank_of, bank_specs
-from engines.net_shelf import NetShelf, room_bytes
+from engines.net_shelf import Make, NetShelf, room_bytes
 from engines.pytorch.eight_bit import flagged, has_e4m3, put_decoder_layers, quantise, steps_of
 from engines.pytorch.launches import capability_of, like_a_gpu, triton_module
 from engines.pytorch.slots import in_slots, slot_of
 from engines.pytorch.tiles import measuring
 from engines.pytorch.torch_options import PLAIN, TorchOptions
+from sdxl.adapters import ControlNet, ImageAdapter
 from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint, quiet_loading
 from sdxl.checkpoint_checks import network_class
 from sdxl.engine import Engine, Engines, check_inputs
+from sdxl.image_inputs import pixels_of
+from sdxl.networks.attention import prompted
 from sdxl.networks.control import control_networks
 from sdxl.networks.halves import fit_halves
 from sdxl.networks.parts import networks_of
 from sdxl.params import InvalidParams
 from sdxl.slow import named_if_slow
 from sdxl.specs import (
+    IMAGE_KEYS,
+    IMAGE_MASK,
     Architecture,
     Cut,
     ModelSpec,
     control_specs,
     network_specs,
     plain_name,
+    variants_of,
     with_loras,
-    with_residuals,
 )
 
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 EIGHT_BIT = ("int8", "fp8")
 """Other layers are in halves; a CPU, which has no 8-bit products, computes in float32."""
+
+KEPT_PICTURES = 8
+"""image prompts of an adapter whose keys and values are kept"""
+IMAGES = (IMAGE_KEYS, IMAGE_MASK)
 
 
 @dataclass(frozen=True)
@@ -63,13 +74,18 @@ class TorchEngine:
     @torch.inference_mode()
     def __call__(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
         check_inputs(self.spec, inputs)
-        own = [inputs[t.name] for t in self.spec.inputs]
+        given = {t.name: inputs[t.name] for t in self.spec.inputs}
+        images = [given.pop(name) for name in [*given] if name.startswith(IMAGES)]
+        own = list(given.values())
         with ExitStack() as stack:
             if (sides := inputs.get("sides")) is not None:
                 stack.enter_context(in_slots(inputs["sample"].shape[-1], sides))
             if self.bank is not None:
                 *own, pages, scales = own
                 stack.enter_context(adapted(self.bank, pages, scales))
+            if images:
+                *text, mask = images
+                stack.enter_context(prompted(text, mask))
             results = self.module(*own)
         for tensor, result in zip(self.spec.outputs, results, strict=True):
             outputs[tensor.name].copy_(result)
@@ -117,7 +133,7 @@ def load_torch(
                 runs: Any = torch.compile(network) if is_compiled else network
                 engines[name] = TorchEngine(specs[name], runs)
     deep: Any = engines["unet_deep"]
-    for name, spec in with_residuals(specs, checkpoint.arch).items():
+    for name, spec in variants_of(specs, checkpoint.arch).items():
         plain: Any = engines[plain_name(name)]
         engines[name] = TorchEngine(spec, plain.module)
     prepare = partial(_add_loras, engines, specs, checkpoint.arch, shapes, chosen)
@@ -150,6 +166,7 @@ def load_torch(
         memory_format=layout,
         adapters=shelf,
         controls=control_shelf(checkpoint, dtype, chosen, layout),
+        image_prompts=image_shelf(checkpoint, dtype, chosen),
         warming=partial(_warming, chosen, ticks) if is_cuda else nullcontext,
         run_recorded=ticks or Engines.run_recorded,
         description=said,
@@ -168,8 +185,8 @@ def _add_loras(
     """Add the networks with LoRAs to the engines."""
     bank = new_bank(bank_specs(shapes, specs["unet_deep"].outputs[0].dtype), device)
     with_pages = with_loras(specs)
-    controlled = with_residuals({**specs, **with_pages}, arch)
-    added = with_pages | {n: each for n, each in controlled.items() if n not in engines}
+    others = variants_of({**specs, **with_pages}, arch)
+    added = with_pages | {n: each for n, each in others.items() if n not in engines}
     for name, spec in added.items():
         plain: Any = engines[plain_name(name)]
         own = bank_of(name, plain.module, bank)
@@ -182,15 +199,48 @@ def control_shelf(
     dtype: str,
     device: torch.device,
     layout: torch.memory_format = torch.contiguous_format,
-) -> NetShelf:
+) -> NetShelf[ControlFile, ControlNet]:
     """Return a shelf of ControlNets in PyTorch."""
-    return NetShelf(
-        checkpoint,
-        lambda file: torch_control(file, checkpoint.arch, dtype, device, layout),
-        room_bytes(device),
-        getattr(torch, dtype).itemsize,
-        partial(torch.cuda.synchronize, device) if device.type == "cuda" else NetShelf.synchronize,
-    )
+
+    def load(file: ControlFile) -> Make[ControlNet]:
+        engines = torch_control(file, checkpoint.arch, dtype, device, layout)
+        return partial(ControlNet, engines=engines, types=file.architecture.types)
+
+    return NetShelf(checkpoint, read_control, load, *_room(dtype, device))
+
+
+def image_shelf(
+    checkpoint: Checkpoint, dtype: str, device: torch.device
+) -> NetShelf[ImageFile, ImageAdapter]:
+    """Return a shelf of image adapters in PyTorch. Those with the same encoder share it."""
+    encoders: WeakValueDictionary[Path, nn.Module] = WeakValueDictionary()
+    number = getattr(torch, dtype)
+
+    def load(file: ImageFile) -> Make[ImageAdapter]:
+        vision = encoders.get(file.encoder)
+        if vision is None:
+            vision = encoders[file.encoder] = file.vision()
+        network: Any = file.network(vision).to(device, number)
+
+        # The pictures of one request have the same image prompts.
+        @lru_cache(maxsize=KEPT_PICTURES)
+        @torch.inference_mode()
+        def encode(data: bytes) -> tuple[Tensor, ...]:
+            result: tuple[Tensor, ...] = network(pixels_of(data, file.side).to(device, number))
+            return result
+
+        with torch.inference_mode():
+            black = torch.zeros(1, checkpoint.arch.image_channels, file.side, file.side)
+            negative = network.without(black.to(device, number))
+        return partial(ImageAdapter, encode=encode, negative=negative, layers=file.layers)
+
+    return NetShelf(checkpoint, read_image_adapter, load, *_room(dtype, device))
+
+
+def _room(dtype: str, device: torch.device) -> tuple[int, int, Callable[[], None]]:
+    is_cuda = device.type == "cuda"
+    wait = partial(torch.cuda.synchronize, device) if is_cuda else NetShelf.synchronize
+    return room_bytes(device), getattr(torch, dtype).itemsize, wait
 
 
 def torch_control(

@@ -1,4 +1,4 @@
-"""Attention in the UNet; a prompt's keys and values are precomputed.
+"""Attention in the UNet; the keys and values of a prompt, and of image prompts, are precomputed.
 
 A processor for diffusers' Attention modules, whose weights it leaves unchanged. In a graph it is
 the one operator that exporters have for attention.
@@ -7,6 +7,9 @@ the one operator that exporters have for attention.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +18,34 @@ from torch import Tensor
 
 Text = Sequence[Tensor]
 """Keys and values of every cross-attention in order, [rows, tokens, width] each."""
+
+
+@dataclass(frozen=True)
+class _Images:
+    """What the current call's image prompts give."""
+
+    text: Text
+    """[rows, images, tokens, width] each"""
+    mask: Tensor
+    """[rows, images, tokens], added to the scores"""
+
+
+_images: ContextVar[_Images | None] = ContextVar("image prompts", default=None)
+
+
+@contextmanager
+def prompted(text: Text, mask: Tensor) -> Iterator[None]:
+    """The UNet's cross-attentions attend to image prompts, too, while the block runs."""
+    token = _images.set(_Images(text, mask))
+    try:
+        yield
+    finally:
+        _images.reset(token)
+
+
+def has_images() -> bool:
+    """Whether the current call has image prompts."""
+    return _images.get() is not None
 
 
 class Attend:
@@ -38,9 +69,11 @@ class Attend:
         else:
             assert self.layer is not None
             key, value = ready(source, self.layer)
-        found: Tensor = attention.to_out[0](
-            attend(attention.to_q(hidden_states), key, value, attention.heads)
-        )
+        query = attention.to_q(hidden_states)
+        mixed = attend(query, key, value, attention.heads)
+        if self.layer is not None:
+            mixed = plus_images(mixed, query, self.layer, attention.heads)
+        found: Tensor = attention.to_out[0](mixed)
         return found
 
 
@@ -55,6 +88,20 @@ def attend(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
         return torch.onnx.ops.attention(query, key, value, q_num_heads=heads, kv_num_heads=heads)[0]
     split = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (query, key, value))
     return F.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
+
+
+def plus_images(mixed: Tensor, query: Tensor, layer: int, heads: int) -> Tensor:
+    """Add the attention to each of the call's image prompts, if it has any. The strength of an
+    image prompt is in its values; a row without any has values of 0."""
+    images = _images.get()
+    if images is None:
+        return mixed
+    given = query[:, None], *ready(images.text, layer)
+    query, key, value = (t.unflatten(-1, (heads, -1)).transpose(2, 3) for t in given)
+    scores = torch.matmul(query * query.shape[-1] ** -0.5, key.mT)
+    shares = torch.softmax(scores + images.mask[:, :, None, None], -1)
+    added = torch.matmul(shares, value).sum(1)
+    return mixed + added.transpose(1, 2).flatten(2)
 
 
 def cross_attentions(unet: Any) -> Iterator[Any]:

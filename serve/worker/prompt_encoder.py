@@ -152,6 +152,7 @@ class PromptEncoder:
             return
         try:
             source = job.order.source
+            conditioning = self._prompted(job, conditioning)
             controls = self.pipeline.controls(job.leg, conditioning, job.asked)
             latents = self._encode_image(job, source) if source is not None else None
             request = self._request(job, conditioning, latents, controls)
@@ -161,6 +162,12 @@ class PromptEncoder:
         job.conditioning = conditioning
         job.stage("encode_s")
         self.denoiser.submit(request, job.leg_flight, job)
+
+    def _prompted(self, job: ImageJob, conditioning: Conditioning) -> Conditioning:
+        """Add the job's image prompts."""
+        prompted = self._beside(partial(self.pipeline.prompted, conditioning, job.asked))
+        self._stream.give(*prompted.tensors)
+        return prompted
 
     def _request(
         self,

@@ -22,6 +22,7 @@ from sdxl.attachments import take_tags
 from sdxl.controls import windows_of
 from sdxl.cost import Costs, project
 from sdxl.flight import Flight, Leg, State
+from sdxl.image_prompts import image_windows_of
 from sdxl.mini import vocabulary
 from sdxl.model_names import MINI_NAME
 from sdxl.params import LATENT, GenerationParams, InvalidParams
@@ -143,7 +144,7 @@ class Worker:
         self._started()
         engines = dict(self.pipeline.engines.description)
         pipeline = self.pipeline
-        loras, embeddings, nets = await asyncio.to_thread(pipeline.catalogue.names)
+        loras, embeddings, nets, adapters = await asyncio.to_thread(pipeline.catalogue.names)
         return ModelCard(
             pipeline.model_id,
             pipeline.sizes,
@@ -157,6 +158,7 @@ class Worker:
             loras=loras if pipeline.engines.adapters else (),
             embeddings=embeddings if pipeline.engines.adapters else {},
             controlnets=nets if pipeline.engines.controls else {},
+            ip_adapters=adapters if pipeline.engines.image_prompts else {},
         )
 
     async def ready(self) -> ModelCard:
@@ -319,6 +321,7 @@ class Worker:
             weight=order.weight,
             request_id=order.request_id,
             windows=windows_of(params.controls or ()),
+            image_windows=image_windows_of(params.image_prompts or ()),
             later=self._later(params, threads, chunks),
             pasted=order.pasted_pixels / self.pipeline.sizes.default**2,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sdxl import schedulers
 from sdxl.editing import begin
@@ -26,7 +27,7 @@ def denoise(engines: Engines, request: Request) -> Tensor:
     ready = call(engines["unet_prompt"], engines.arch, conditions)
     cache: dict[str, Tensor] = {}
     cached, residuals = 0, dict[str, Tensor]()
-    deep, shallow = (engines.of(f"unet_{kind}", request.variant) for kind in ("deep", "shallow"))
+    shallow = engines.of("unet_shallow", request.variant)
     for number, (row, step) in enumerate(zip(request.table.rows, request.plan, strict=True)):
         coefficients = torch.from_numpy(row).float()[None]
         inputs = {
@@ -36,8 +37,10 @@ def denoise(engines: Engines, request: Request) -> Tensor:
         conditions = {name: tensor[: step.rows] for name, tensor in ready.items()}
         if step.is_deep:
             residuals = residuals_of(engines, request, inputs, number)
-            given = inputs | conditions | residuals
-            cache = call(deep, engines.arch, given)
+            images = images_of(request, number, step.rows)
+            given = inputs | conditions | residuals | images
+            variant = request.variant._replace(images=int(bool(images)))
+            cache = call(engines.of("unet_deep", variant), engines.arch, given)
             predicted, cached = cache.pop("noise"), step.rows
         else:
             assert step.rows <= cached, "no deep step has made the negative row's features"
@@ -52,6 +55,27 @@ def denoise(engines: Engines, request: Request) -> Tensor:
         fresh = noise.next()[None] if row[schedulers.COLUMNS.index("d")] else None
         x, h = schedulers.step(x, guided, h, fresh, schedulers.columns(coefficients))
     return x[0]
+
+
+def images_of(request: Request, number: int, rows: int) -> dict[str, Tensor]:
+    """The keys and values of the image prompts in a deep step, without a place more than needed."""
+    begin, end = number / len(request.plan), (number + 1) / len(request.plan)
+    shown = [
+        each.text
+        for each in request.conditioning.images
+        if each.window.begin <= begin and end <= each.window.end
+    ]
+    if not shown:
+        return {}
+    most = max(text[0].shape[1] for text in shown)
+    missing = [most - text[0].shape[1] for text in shown]
+    given = {}
+    for index, tensors in enumerate(zip(*shown, strict=True)):
+        padded = [pad(t, (0, 0, 0, n)) for t, n in zip(tensors, missing, strict=True)]
+        name = f"image_text_{('keys', 'values')[index % 2]}_{index // 2}"
+        given[name] = torch.stack(padded, 1)[:rows]
+    masks = [torch.cat([torch.zeros(most - n), torch.full((n,), -torch.inf)]) for n in missing]
+    return {**given, "image_mask": torch.stack(masks)[None].repeat(rows, 1, 1)}
 
 
 def residuals_of(

@@ -1,0 +1,65 @@
+"""The image prompts of a request: each with its picture, strength and steps. It knows no files and
+no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import MISSING, dataclass
+from typing import ClassVar, NamedTuple
+
+from sdxl.attachments import MAX_NAME
+from sdxl.parameter import parameter
+from sdxl.pictured import MAX_PATH, Pictured, is_within
+
+IMAGE_FILES = "image_prompt_files"
+"""The key of a picture's metadata for the digests of image adapters' files, by name."""
+USUAL, STYLE, COMPOSITION = "usual", "style", "composition"
+MODES = (USUAL, STYLE, COMPOSITION)
+"""Which layers attend to the picture: all, or those of InstantStyle (arXiv:2404.02733)."""
+UNKNOWN_TOKENS = 16
+"""tokens of a picture for an adapter that is not loaded: those of IP-Adapter Plus"""
+
+
+class ImageWindow(NamedTuple):
+    """The steps in which an image prompt guides a picture."""
+
+    begin: float = 0.0
+    """shares of the picture's steps"""
+    end: float = 1.0
+    tokens: int = UNKNOWN_TOKENS
+
+    def covers(self, step: int, steps: int) -> bool:
+        return is_within(self.begin, self.end, step, steps)
+
+
+@dataclass(frozen=True)
+class ImagePrompt(Pictured):
+    FORM: ClassVar[str] = "NAME=FILE[:STRENGTH[:START-END]][:style|composition]"
+    BARE: ClassVar[str] = "mode"
+
+    name: str = parameter(
+        MISSING, "Name", "of the IP-Adapter, as the model lists it", high=MAX_NAME
+    )
+    image: str = parameter("", "Picture", "the picture that prompts", high=MAX_PATH)
+    mode: str = parameter(
+        USUAL,
+        "Mode",
+        "usual; or what to take of the picture alone: style, or composition",
+        choices=MODES,
+    )
+
+    @property
+    def group(self) -> tuple[object, ...]:
+        """Pictures of one group are attended to together."""
+        return self.name, self.start, self.end, self.mode
+
+
+def image_windows_of(prompts: Iterable[ImagePrompt]) -> tuple[ImageWindow, ...]:
+    """The windows of image prompts whose adapters are not loaded."""
+    groups: dict[object, ImageWindow] = {}
+    for each in prompts:
+        if each.strength:
+            before = groups.get(each.group)
+            tokens = UNKNOWN_TOKENS + (before.tokens if before else 0)
+            groups[each.group] = ImageWindow(each.start, each.end, tokens)
+    return tuple(groups.values())

@@ -1,0 +1,297 @@
+"""Pictures with image prompts, against diffusers' pipelines and among others in flight."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+from PIL import Image
+from torch import Tensor
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+from sdxl.adapters import NoRoom
+from sdxl.attachments import Lora
+from sdxl.catalogue import Catalogue
+from sdxl.controls import Control
+from sdxl.image_inputs import pixels_of
+from sdxl.image_prompts import ImagePrompt
+from sdxl.inflight import Finished
+from sdxl.params import GenerationParams, InvalidParams
+from sdxl.picture_files import file_of
+from sdxl.pipeline import Edit, Pipeline, WithPictures
+from sdxl.places import LORAS
+from tests.conftest import assert_as_alone, assert_picture, psnr
+from tests.sdxl.control_nets import random_control
+from tests.sdxl.flights import launched_groups
+from tests.sdxl.image_adapters import PLAIN, PLUS, SIDE, write_adapters
+from tests.sdxl.reference import denoise
+from tests.sdxl.test_editing import edit, params_of
+from tests.sdxl.test_pipeline import set_scheduler
+from tests.sdxl.their_schedulers import asked_of
+
+SIZE = (128, 96)
+ONE, OTHER = ImagePrompt(PLAIN, "a"), ImagePrompt(PLUS, "b")
+
+
+def picture_of(seed: int, width: int = SIDE, height: int = SIDE) -> Image.Image:
+    small = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), np.uint8)
+    return Image.fromarray(small).resize((width, height), Image.Resampling.NEAREST)
+
+
+PICTURES = {"a": picture_of(1), "b": picture_of(2), "map": picture_of(3, *SIZE)}
+FILES = {name: file_of(each) for name, each in PICTURES.items()}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: Any) -> Path:
+    made: Path = tmp_path_factory.mktemp("ip_adapters")
+    return write_adapters(made)
+
+
+@pytest.fixture(scope="module")
+def net() -> Any:
+    return random_control(1)
+
+
+@pytest.fixture(scope="module")
+def model(mini: Pipeline, net: Any, folder: Path, tmp_path_factory: Any) -> Iterator[Pipeline]:
+    nets: Path = tmp_path_factory.mktemp("controlnets")
+    net.save_pretrained(nets / "net")
+    yield replace(mini, catalogue=Catalogue([LORAS], [nets], [folder]))
+
+
+def asked(*prompts: ImagePrompt, **fields: Any) -> WithPictures:
+    usual = {"width": SIZE[0], "height": SIZE[1], "steps": 4, "seed": 7, "cache_interval": 1}
+    params = GenerationParams("a red circle", **{**usual, **fields}, image_prompts=prompts or None)
+    return WithPictures(params, maps=FILES)
+
+
+def their_pipe(base: Any, folder: Path, names: Sequence[str], kind: str = "", **more: Any) -> Any:
+    """Their pipeline with these adapters, on a UNet of its own: loading changes it."""
+    parts = {**base.components, "unet": copy.deepcopy(base.unet), **more}
+    parts["feature_extractor"] = CLIPImageProcessorPil(
+        size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}
+    )
+    pipe = getattr(diffusers, f"StableDiffusionXL{kind}Pipeline")(**parts)
+    pipe.set_progress_bar_config(disable=True)
+    weights = [f"{name}.safetensors" for name in names]
+    pipe.load_ip_adapter(str(folder), subfolder="", weight_name=weights, low_cpu_mem_usage=False)
+    return pipe
+
+
+@torch.inference_mode()
+def theirs(
+    pipe: Any, params: GenerationParams, pictures: list[Any], scale: Any, **more: Any
+) -> Tensor:
+    set_scheduler(pipe, params.scheduler)
+    pipe.set_ip_adapter_scale(scale)
+    found: Tensor = pipe(
+        ip_adapter_image=pictures,
+        width=params.width,
+        height=params.height,
+        **asked_of(params, "pt"),
+        **more,
+    ).images[0]
+    return found * 2 - 1
+
+
+SCALES = {
+    "style": {"up": {"block_0": [0.0, 0.7, 0.0]}},
+    "composition": {"down": {"block_2": [0.0, 2.0]}},
+}
+
+
+@pytest.mark.parametrize("guidance", [5.0, 1.0])
+@pytest.mark.parametrize(
+    ("prompts", "pictures", "scale"),
+    [
+        ([ONE], ["a"], 1.0),
+        ([replace(ONE, strength=0.4)], ["a"], 0.4),
+        ([replace(OTHER, strength=0.8)], ["b"], 0.8),
+        ([ONE, replace(ONE, image="b")], [["a", "b"]], 1.0),
+        (
+            [replace(OTHER, strength=0.5), replace(OTHER, image="a", strength=0.5)],
+            [["b", "a"]],
+            0.5,
+        ),
+        ([replace(ONE, strength=0.5), replace(OTHER, strength=0.8)], ["a", "b"], [0.5, 0.8]),
+        ([replace(ONE, strength=0.7, mode="style")], ["a"], SCALES["style"]),
+        ([replace(OTHER, strength=2.0, mode="composition")], ["b"], SCALES["composition"]),
+    ],
+    ids=["plain", "weak", "plus", "two pictures", "two of plus", "two", "style", "composition"],
+)
+def test_pictures_equal_diffusers(
+    model: Pipeline,
+    folder: Path,
+    diffusers_mini: Any,
+    prompts: list[ImagePrompt],
+    pictures: list[Any],
+    scale: Any,
+    guidance: float,
+) -> None:
+    given = asked(*prompts, guidance=guidance)
+    plain, result = model.generate([asked(guidance=guidance), given])
+    pipe = their_pipe(diffusers_mini, folder, list(dict.fromkeys(each.name for each in prompts)))
+    shown = [[PICTURES[n] for n in p] if isinstance(p, list) else PICTURES[p] for p in pictures]
+    assert_picture(result, theirs(pipe, given.params, shown, scale))
+    assert plain.image is not None and result.image is not None
+    assert psnr(result.image, plain.image) < 50, "the image prompt changes the picture"
+
+
+def test_with_a_controlnet_they_equal_diffusers(
+    model: Pipeline, folder: Path, diffusers_mini: Any, net: Any
+) -> None:
+    given = asked(ONE, controls=(Control("net", "map", strength=0.7),))
+    (result,) = model.generate([given])
+    pipe = their_pipe(diffusers_mini, folder, [PLAIN], "ControlNet", controlnet=net)
+    more = {"image": PICTURES["map"], "controlnet_conditioning_scale": 0.7}
+    assert_picture(result, theirs(pipe, given.params, [PICTURES["a"]], 1.0, **more))
+
+
+@pytest.mark.parametrize("is_masked", [False, True], ids=["image", "mask"])
+def test_edits_equal_diffusers(
+    model: Pipeline,
+    folder: Path,
+    diffusers_mini: Any,
+    is_masked: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """diffusers would sample an encoded picture where we take the mean."""
+    monkeypatch.setattr(DiagonalGaussianDistribution, "sample", lambda self, _: self.mean)
+    params = params_of("euler", SIZE, 0.6, image_prompts=(OTHER,))
+    given = edit(params, is_masked=is_masked)
+    given = Edit(given.params, given.source, FILES)
+    (result,) = model.generate([given])
+    pipe = their_pipe(diffusers_mini, folder, [PLUS], "Inpaint" if is_masked else "Img2Img")
+    more: dict[str, Any] = {"image": given.source.image, "strength": given.params.strength}
+    if is_masked:
+        more["mask_image"] = given.source.mask
+    assert_picture(result, theirs(pipe, given.params, [PICTURES["b"]], 1.0, **more))
+
+
+MIXED = (
+    asked(),
+    asked(ONE, cache_interval=2),
+    asked(replace(ONE, strength=0.5, start=0.2, end=0.8), seed=3, cache_interval=3),
+    asked(ONE, OTHER, guidance=1.0, cache_interval=2),
+    asked(replace(OTHER, end=0.5), ONE, seed=5, cache_interval=2, guidance_interval=(0, 0.6)),
+    asked(ONE, replace(ONE, image="b", strength=0.4), cache_interval=2, loras=(Lora("outlined"),)),
+    asked(OTHER, cache_interval=2, controls=(Control("net", "map"),), loras=(Lora("hollow"),)),
+    asked(cache_interval=2, upscale=1.5),
+    asked(OTHER, cache_interval=2, upscale=1.5),
+)
+
+
+def test_cached_pictures_equal_a_plain_loop(model: Pipeline) -> None:
+    for given in MIXED[1:5]:
+        params = model.check(given.params)
+        adapters = model.adapters(model.uses(params))
+        (conditioning,) = model.encode([params], adapters=[adapters])
+        conditioning = model.prompted(conditioning, given)
+        expected = denoise(model.engines, model.request(params, conditioning))
+        (result,) = model.generate([given])
+        assert_picture(result, model.decode(expected).clamp(-1, 1))
+
+
+def test_pictures_in_flight_equal_those_alone(model: Pipeline) -> None:
+    assert_as_alone(model, model.generate(MIXED), MIXED)
+
+
+def test_a_deterministic_picture_has_the_bytes_that_it_has_alone(model: Pipeline) -> None:
+    exact = replace(model, is_deterministic=True)
+    for result, given in zip(exact.generate(MIXED), MIXED, strict=True):
+        (alone,) = exact.generate([given])
+        assert result.image is not None and alone.image is not None, result.error
+        assert torch.equal(result.image, alone.image), given.params.image_prompts
+
+
+def test_rows_with_and_without_image_prompts_may_share_calls(model: Pipeline) -> None:
+    """As on a GPU. Rows without any get exactly 0 added."""
+    given = [replace(each, params=model.check(each.params)) for each in MIXED[:5]]
+    alone = [model.generate([each])[0] for each in given]
+    adapters = [model.adapters(model.uses(each.params)) for each in given]
+    conditionings = model.encode([each.params for each in given], adapters=adapters)
+    loop = model.in_flight()
+    loop.limits = replace(loop.limits, rides=True)
+    ids = []
+    for each, conditioning in zip(given, conditionings, strict=True):
+        conditioning = model.prompted(conditioning, each)
+        ids.append(loop.submit(model.request(each.params, conditioning)))
+    with launched_groups() as groups:
+        loop.tick()
+    assert [group.network for group in groups].count("unet_deep") == 1, "one call for all"
+    found = {e.id: e.latents for e in loop.drain() if isinstance(e, Finished)}
+    for id_, expected in zip(ids, alone, strict=True):
+        assert_picture(expected, model.decode(found[id_]).clamp(-1, 1))
+
+
+def test_steps_outside_the_window_run_the_plain_network(model: Pipeline) -> None:
+    with launched_groups() as groups:
+        model.generate([asked(replace(ONE, start=0.5)), asked(replace(OTHER, start=0.5))])
+    first, *others = [group for group in groups if group.network == "unet_deep"]
+    assert first.call.variant.images == 0 and len(first.ids) == 2, "they share a plain call"
+    assert {each.call.variant.image_tokens for each in others} == {0, 4, 16}
+
+
+def test_strength_0_is_the_plain_picture(model: Pipeline) -> None:
+    (plain, prompted) = model.generate([asked(), asked(replace(ONE, strength=0.0))])
+    assert plain.image is not None and prompted.image is not None
+    assert torch.equal(plain.image, prompted.image)
+
+
+@pytest.mark.parametrize("size", [(64, 48), (33, 71), (20, 20), (32, 32)])
+def test_pictures_are_read_as_by_clip(size: tuple[int, int]) -> None:
+    picture = picture_of(4, *size)
+    processor = CLIPImageProcessorPil(
+        size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}
+    )
+    expected = processor(picture, return_tensors="pt").pixel_values
+    torch.testing.assert_close(pixels_of(file_of(picture), SIDE), expected)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (
+            ImagePrompt("ip-adapter", "a"),
+            f"image_prompts must name IP-Adapters of the model, such as {PLAIN}",
+        ),
+        (ImagePrompt(PLAIN), f"image_prompts with {PLAIN!r}: needs its picture"),
+        (ImagePrompt(PLAIN, "broken"), f"image_prompts with {PLAIN!r}: its picture must be a PNG"),
+    ],
+)
+def test_wrong_image_prompts_are_refused(
+    model: Pipeline, prompt: ImagePrompt, message: str
+) -> None:
+    (result,) = model.generate([replace(asked(prompt), maps=FILES | {"broken": b"no picture"})])
+    assert isinstance(result.error, InvalidParams)
+    assert str(result.error).startswith(message)
+
+
+def test_adapters_are_loaded_once_and_dropped_for_others(model: Pipeline) -> None:
+    shelf: Any = model.engines.image_prompts
+    first, second = (model.catalogue.image_adapter(name) for name in (PLAIN, PLUS))
+    sizes = [4 * shelf.read(each.path, model.checkpoint).numbers for each in (first, second)]
+    small = replace(shelf, room=max(sizes), _loaded=OrderedDict(), loads=0)
+    leased = small.lease([first])
+    with pytest.raises(NoRoom, match=f"other requests leave no room for '{PLUS}'"):
+        small.lease([second])
+    assert small.lease([first])[PLAIN].layers == leased[PLAIN].layers
+    assert small.loads == 1
+    del leased
+    small.lease([second])
+    assert small.delay_s([first]) > 0 == small.delay_s([second])
+
+
+def test_a_picture_of_several_requests_is_encoded_once(model: Pipeline) -> None:
+    (adapter,) = model.adapters(model.uses(asked(ONE).params)).image_adapters.values()
+    assert adapter.encode(FILES["a"]) is adapter.encode(FILES["a"])
