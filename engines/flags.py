@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from engines import BACKENDS, CONTROLNETS, FOLDER, LORAS, PRECISION
+from engines import BACKENDS, CONTROLNETS, FOLDER, IP_ADAPTERS, LORAS, PRECISION
 from sdxl.arguments import MODEL, UNCHECKED, VAE
 
 
@@ -18,6 +18,7 @@ def add_engine_flags(flags: argparse._ActionsContainer, remark: str) -> None:
     add_folder_flags(flags)
     add("--loras", default="", dest="lora_folder", metavar="DIR", help=LORAS)
     add("--controlnets", default="", dest="control_folder", metavar="DIR", help=CONTROLNETS)
+    add("--ip-adapters", default="", dest="image_folder", metavar="DIR", help=IP_ADAPTERS)
 
 
 def add_folder_flags(flags: argparse._ActionsContainer) -> None:

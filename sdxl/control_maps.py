@@ -21,11 +21,11 @@ TOLERANCE = 0.02
 MOST_PIXELS = 2**21
 """of a map that is shown without a request for a picture"""
 Pictures = Mapping[str, bytes]
-"""The files of maps, by their `image` in a Control."""
+"""The files of maps and of image prompts' pictures, by their `image`."""
 
 
 def add_map(file: bytes, maps: dict[str, bytes]) -> str:
-    """Add the file of a map; return its name there, the SHA-256."""
+    """Add the file of a map or another picture; return its name there, the SHA-256."""
     digest = hashlib.sha256(file).hexdigest()
     maps[digest] = file
     return digest

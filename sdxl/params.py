@@ -14,11 +14,19 @@ from typing import Any, TypeVar
 from sdxl.attachments import Lora, merged, take_tags
 from sdxl.controls import Control
 from sdxl.image_prompts import ImagePrompt
-from sdxl.parameter import FEW_STEPS, USUAL_INTERVAL, needed_steps, parameter, table_of
+from sdxl.parameter import (
+    FEW_STEPS,
+    USUAL_INTERVAL,
+    Attachment,
+    needed_steps,
+    parameter,
+    table_of,
+)
 from sdxl.parameter import MAX_STEPS as MAX_STEPS
 from sdxl.parameter import SIZE as SIZE
 from sdxl.parameter import InvalidParams as InvalidParams
 from sdxl.parameter import Parameter as Parameter
+from sdxl.pictured import Pictured
 from sdxl.scheduler_names import SCHEDULERS
 from sdxl.sizes import Sizes as Sizes
 
@@ -424,3 +432,9 @@ def of_rest() -> Iterator[Parameter]:
 
 PARAMETERS: Mapping[str, Parameter] = table_of(GenerationParams)
 LISTS = tuple(p.name for p in PARAMETERS.values() if p.is_list)
+PICTURED: Mapping[str, Parameter] = {
+    name: each
+    for name, each in PARAMETERS.items()
+    if each.kind is Attachment and issubclass(each.item, Pictured)
+}
+"""Lists whose entries have pictures."""

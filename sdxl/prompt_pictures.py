@@ -1,10 +1,12 @@
-"""The pictures of a request's image prompts. It knows no torch and no networks."""
+"""The pictures of a request's image prompts, and the check of all its pictures. It knows no torch
+and no networks."""
 
 from __future__ import annotations
 
-from sdxl.control_maps import Pictures, read_map
+from sdxl.control_maps import Pictures, check_maps, read_map
 from sdxl.image_prompts import ImagePrompt
 from sdxl.params import GenerationParams, InvalidParams
+from sdxl.source import SourceImage
 
 FIELD = "image_prompts"
 PICTURE = "its picture"
@@ -19,8 +21,11 @@ def picture_file(prompt: ImagePrompt, pictures: Pictures) -> bytes:
     return data
 
 
-def check_prompt_pictures(params: GenerationParams, pictures: Pictures) -> None:
-    """Raise InvalidParams for a picture that is missing or wrong."""
+def check_pictures(
+    params: GenerationParams, pictures: Pictures, source: SourceImage | None = None
+) -> None:
+    """Raise InvalidParams for a map or a picture of an image prompt that is missing or wrong."""
+    check_maps(params, pictures, source)
     for each in params.image_prompts or ():
         data = picture_file(each, pictures)
         try:

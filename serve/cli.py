@@ -133,6 +133,7 @@ def start(settings: ServeSettings, watch: ClusterWatch) -> None:
         check_model(each.model_name)
         check_folder("loras", each.loras)
         check_folder("controlnets", each.controlnets)
+        check_folder("ip_adapters", each.ip_adapters)
     # A certificate that cannot sign shows here.
     _ = settings.marks.sign
     if not settings_.is_loopback(settings.host):

@@ -1,4 +1,5 @@
-"""The LoRAs, embeddings and ControlNets that rows name, by the digests of their files."""
+"""The LoRAs, embeddings, ControlNets and IP-Adapters that rows name, by the digests of their
+files."""
 
 from __future__ import annotations
 
@@ -11,14 +12,15 @@ from sdxl.params import GenerationParams, InvalidParams
 from serve.batch.batch_spec import BatchSpec
 from serve.batch.rows import ShardPiece
 
-KINDS = {"lora": "LoRA", "embedding": "embedding", "control": "ControlNet"}
+KINDS = {"lora": "LoRA", "embedding": "embedding", "control": "ControlNet", "image": "IP-Adapter"}
 
 
 def catalogue_for(order: BatchSpec) -> Catalogue:
     from sdxl.checkpoint import find
 
     folder = find(order.model).folder
-    return engines.catalogue_of(order.model, folder, order.lora_folder, order.control_folder)
+    folders = order.lora_folder, order.control_folder, order.image_folder
+    return engines.catalogue_of(order.model, folder, *folders)
 
 
 def files_in(piece: ShardPiece, catalogue: Catalogue) -> dict[str, str]:
@@ -34,4 +36,6 @@ def _named_in(params: GenerationParams, catalogue: Catalogue) -> Iterator[Adapte
             yield catalogue.lora(lora.name)
         for control in params.controls or ():
             yield catalogue.control(control.name)
+        for prompt in params.image_prompts or ():
+            yield catalogue.image_adapter(prompt.name)
         yield from catalogue.embeddings_in(texts)

@@ -46,6 +46,7 @@ class BatchSpec:
     takes_unchecked: bool
     lora_folder: str
     control_folder: str
+    image_folder: str
     deterministic: bool
     provenance: Provenance
     is_quiet: bool

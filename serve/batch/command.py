@@ -144,7 +144,11 @@ def read_order(options: argparse.Namespace) -> BatchSpec:
         raise InvalidParams(
             "vae", options.vae, "cannot be used with --through: the service has its own"
         )
-    folders = {"loras": options.lora_folder, "controlnets": options.control_folder}
+    folders = {
+        "loras": options.lora_folder,
+        "controlnets": options.control_folder,
+        "ip-adapters": options.image_folder,
+    }
     for name, folder in folders.items():
         if options.through and folder:
             needed = "cannot be used with --through: the service has its own"

@@ -14,13 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sdxl.control_maps import FIELD
-from sdxl.params import GenerationParams, InvalidParams
+from sdxl.params import PICTURED, GenerationParams, InvalidParams
 from sdxl.source import GivenImage, SourceImage
 from serve.batch.rows import BatchRow
 from serve.errors import invalid, of_params
 from serve.orders import ImageOrder, ModelCard
-from serve.render.control_maps import read_maps
+from serve.render.attached_pictures import read_pictures
 from serve.render.editing import content
 
 IMAGE, MASK = "image", "mask"
@@ -90,15 +89,19 @@ def edited(
 def with_maps(
     row: BatchRow, params: GenerationParams
 ) -> tuple[GenerationParams, Mapping[str, bytes]]:
-    """Read the files of maps. A file of a flag must be as the job began with it."""
+    """Read the files of its pictures. A file of a flag must be as the job began with it."""
 
     def file_of(image: str, name: str) -> bytes:
         found = row.maps[image]
         return found if isinstance(found, bytes) else read(name, str(found))
 
-    controls, files = read_maps(params.controls or (), file_of)
-    for before, now in zip(params.controls or (), controls, strict=True):
-        place = row.maps.get(before.image)
-        if isinstance(place, Path) and before.image not in (str(place), now.image):
-            raise InvalidParams(FIELD, str(place), "must be as the job began with it")
-    return replace(params, controls=controls or None), files
+    files, lists = dict[str, bytes](), dict[str, Any]()
+    for name in PICTURED:
+        given = getattr(params, name) or ()
+        entries, own = read_pictures(name, given, file_of)
+        for before, now in zip(given, entries, strict=True):
+            place = row.maps.get(before.image)
+            if isinstance(place, Path) and before.image not in (str(place), now.image):
+                raise InvalidParams(name, str(place), "must be as the job began with it")
+        lists[name], files = entries or None, files | own
+    return replace(params, **lists), files

@@ -15,14 +15,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sdxl.params import PARAMETERS, GenerationParams, InvalidParams, Sizes
+from sdxl.params import PARAMETERS, PICTURED, GenerationParams, InvalidParams, Sizes
 from sdxl.presets import UNMEASURED, Presets
+from sdxl.prompt_pictures import wrong_picture
 from serve.batch.editing import IMAGE, MASK, places
 from serve.batch.reading import COLUMNS, ID, Record
 from serve.batch.row_controls import CONTROLS, controls_in, placed
 from serve.batch.rows import BatchRow, Maps, ShardPiece, checked_id, content_id, seed_of
 from serve.errors import Problem, invalid, of_params, schema_words
-from serve.front.control_maps import taken
+from serve.front.attached_pictures import taken
 from serve.front.image_orders import check_limits, params_of, served_sizes
 from serve.front.openai_images import ImageRequest
 from serve.orders import ModelCard
@@ -60,7 +61,7 @@ class Intake:
     usual_interval: int | None = None
     """of deep steps, if a row sets no caching; None: it follows from the row's steps"""
     maps: Mapping[str, str] = field(default_factory=dict)
-    """files of the ControlNets in `defaults`, by their digests"""
+    """files of the pictures in `defaults`, by their digests"""
     are_ids_checked: bool = False
     """The records' ids are unique: "a-1" may still be the second picture of "a"."""
 
@@ -117,6 +118,7 @@ class Intake:
             id_ = f"{id_}-row{ordinal}"
         images = [self._image(id_, values, n, i) for i in range(n)]
         for _, params in images:
+            check_has_pictures(params)
             # A mask is only known when the image is read.
             params.for_edit(has_mask=not params.is_upscaled) if pictures else check_plain(params)
             if self.sizes and params.width and params.height:
@@ -146,8 +148,11 @@ class Intake:
         whole = {**usual, **self._beside(given, IMAGE in values, MASK in values)}
         # An edit has its image's size unless it sets another.
         filled = checked_prompt(whole) if IMAGE in values else self._sized(whole)
-        controls, maps = placed(filled.get(CONTROLS), record.folder, self.maps)
-        return values.get(ID), values, {**filled, CONTROLS: controls or None}, self.n, maps
+        maps: Maps = {}
+        for name in PICTURED:
+            entries, own = placed(name, filled.get(name), record.folder, self.maps)
+            filled, maps = {**filled, name: entries or None}, {**maps, **own}
+        return values.get(ID), values, filled, self.n, maps
 
     def _beside(self, given: Mapping[str, Any], is_edit: bool, has_mask: bool) -> dict[str, Any]:
         """Merge flags and a row's own values. Deep steps of a preset fit its own schedule only."""
@@ -204,6 +209,13 @@ def check_plain(params: GenerationParams) -> None:
     params.check_plain()
     if name := next((each.name for each in params.controls or () if not each.image), None):
         raise InvalidParams(CONTROLS, None, f"with {name!r}: needs the picture of its map")
+
+
+def check_has_pictures(params: GenerationParams) -> None:
+    """Refuse an image prompt without a picture."""
+    for each in params.image_prompts or ():
+        if not each.image:
+            raise wrong_picture(each, "needs its picture")
 
 
 def problem_of(error: Exception) -> Problem:

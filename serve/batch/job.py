@@ -76,9 +76,9 @@ class BatchJob:
     """of deep steps, if a row sets no caching; None: it follows from the row's steps. Jobs from
     before this field have the default."""
     maps: dict[str, str] = field(default_factory=dict)
-    """files of the ControlNets in `parameters`, by their digests"""
+    """files of the pictures in `parameters`, by their digests"""
     files: dict[str, str] = field(default_factory=dict)
-    """digests of the LoRAs, embeddings and ControlNets that rows have named so far; empty with
+    """digests of the LoRAs, embeddings, nets and adapters that rows have named so far; empty with
     --through"""
 
     def intake(self) -> Intake:

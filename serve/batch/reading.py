@@ -18,7 +18,7 @@ from typing import IO, Any, get_args
 
 from sdxl.parameter import NEEDED as NEEDED_TEXT
 from sdxl.parameter import Attachment, Parameter
-from sdxl.params import PARAMETERS, InvalidParams
+from sdxl.params import PARAMETERS, PICTURED, InvalidParams
 from serve.batch import row_controls
 from serve.batch.editing import PICTURES
 
@@ -41,7 +41,7 @@ COLUMNS: Mapping[str, Callable[[str], Any]] = {
     **row_controls.COLUMNS,
 }
 """what parses a column's text"""
-WITH_PICTURES = (*PICTURES, row_controls.CONTROLS, *row_controls.COLUMNS)
+WITH_PICTURES = (*PICTURES, *PICTURED, *row_controls.COLUMNS)
 """columns that may name a file"""
 PARAMETERS_BY_COLUMN = {each.column: each for each in PARAMETERS.values()}
 NEEDED: Mapping[type, str] = {str: "text", int: "whole numbers", float: "numbers"}

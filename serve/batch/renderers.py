@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sdxl.params import InvalidParams, Sizes
+from sdxl.params import PICTURED, InvalidParams, Sizes
 from sdxl.picture_files import opened
 from sdxl.presets import UNMEASURED, Presets, presets_of
 from sdxl.prompt import MAX_TOKENS
@@ -116,6 +116,7 @@ def load_local(order: BatchSpec) -> LocalRenderer:
         takes_unchecked=order.takes_unchecked,
         loras=order.lora_folder,
         controlnets=order.control_folder,
+        ip_adapters=order.image_folder,
     )
     return LocalRenderer(pipeline, order.provenance)
 
@@ -230,8 +231,9 @@ def service_card(url: str, key: str | None, asked: str) -> ModelCard:
 
 def body_of(order: ImageOrder, model: str) -> dict[str, Any]:
     body = order.params.as_rest()
-    for each in body.get("controls", ()):
-        each["image"] = data_url(order.maps[each["image"]])
+    for name in PICTURED:
+        for each in body.get(name, ()):
+            each["image"] = data_url(order.maps[each["image"]])
     return {
         **body,
         "model": model,

@@ -23,7 +23,7 @@ MAX_NAME = 200
 """bytes of an id in a file's name; file systems allow 255 for the whole name"""
 ID_HEX = 24
 Maps = Mapping[str, bytes | Path]
-"""The files of ControlNets' maps, or where they lie, by `image` in the parameters."""
+"""The files of pictures, or where they lie, by `image` in the parameters."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class BatchRow:
     """of an edit: a path or a data URL"""
     mask: str | None = None
     maps: Maps = field(default_factory=dict)
-    """of ControlNets"""
+    """of ControlNets and image prompts"""
     format: str = ""
     """empty: the job's"""
     compression: int | None = None

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from sdxl.handover import apart
+from sdxl.params import PICTURED
 from sdxl.presets import Presets, preset_named
 from serve.batch import progress as displays
 from serve.batch import reading, results, tars
@@ -30,7 +31,7 @@ from serve.batch.shard_worker import BatchTask, Load
 from serve.batch.store import Store, open_store, token
 from serve.batch.workers import StartWorker, ray_workers, thread_workers, threads_for
 from serve.orders import ModelCard
-from serve.render.control_maps import read_maps
+from serve.render.attached_pictures import read_pictures
 from serve.render.editing import content
 
 WorkerPool = Callable[
@@ -103,10 +104,11 @@ def describe(order: BatchSpec, presets: Presets | None = None) -> BatchJob:
     if order.quality:
         parameters = preset_named(presets or usual, order.quality).beside(parameters)
     maps: dict[str, str] = {}
-    if given := parameters.get("controls"):
-        parameters["controls"], _ = read_maps(given, content)
-        digests = zip(parameters["controls"], given, strict=True)
-        maps = {now.image: os.path.abspath(each.image) for now, each in digests if now.image}
+    for name in PICTURED:
+        if given := parameters.get(name):
+            parameters[name], _ = read_pictures(name, given, content)
+            pairs = zip(parameters[name], given, strict=True)
+            maps |= {now.image: os.path.abspath(each.image) for now, each in pairs if now.image}
     same = ("n", "format", "is_tarred", "shard_size", "deterministic")
     return BatchJob(
         inputs=tuple(str(path.absolute()) for path in paths),

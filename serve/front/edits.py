@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -19,12 +19,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sdxl.control_maps import Pictures, check_maps
+from sdxl.control_maps import Pictures
 from sdxl.params import PARAMETERS, InvalidParams, of_rest
+from sdxl.prompt_pictures import check_pictures
 from sdxl.source import GivenImage, SourceImage
 from serve import errors
 from serve.errors import Problem, invalid
-from serve.front.control_maps import FILES, taken
+from serve.front.attached_pictures import FILES, taken
 from serve.front.generations import Generations
 from serve.front.image_orders import check_limits, params_of, served_sizes
 from serve.front.openai_images import NEEDED_UNICODE, ImageRequest, has_surrogate
@@ -40,7 +41,8 @@ MAX_FIELDS = 100
 MAX_PART = 2**30
 """bytes of a form's text; its body has a limit already"""
 IMAGES = ("image", "image[]")
-CONTROL_FILES = (FILES, f"{FILES}[]")
+LISTS_OF_FILES = {name: list_ for list_, file in FILES.items() for name in (file, f"{file}[]")}
+"""a form's fields for files, and the lists of a request whose entries have them"""
 LISTS = {each.client_name: each for each in PARAMETERS.values() if each.is_list}
 M = TypeVar("M", bound=BaseModel)
 Reference = dict[Literal["image_url", "file_id"], str]
@@ -73,8 +75,8 @@ class EditAsked:
     request: EditRequest
     image: bytes
     mask: bytes | None
-    maps: Sequence[bytes] = ()
-    """files of ControlNets' maps beside the request"""
+    files: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
+    """pictures beside the request, by the lists whose entries have them"""
 
 
 @dataclass
@@ -100,7 +102,7 @@ def read_images(
     sent: EditAsked, card: ModelCard, settings: ServeSettings
 ) -> tuple[EditRequest, SourceImage, Pictures]:
     try:
-        asked, maps = taken(sent.request, sent.maps)
+        asked, maps = taken(sent.request, sent.files)
         given = GivenImage.read(sent.image, sent.mask)
         return *prepared(asked, given, card, settings, maps), maps
     except InvalidParams as error:
@@ -115,7 +117,7 @@ def prepared(
     maps: Pictures | None = None,
 ) -> tuple[R, SourceImage]:
     """The request with every open field filled, and its image resized. Raises InvalidParams for
-    the image or a map."""
+    the image or another picture."""
     if asked.size in (None, "auto"):
         width, height = given.size(card.sizes, is_part=asked.mask_padding is not None)
         asked = asked.model_copy(update={"size": f"{width}x{height}"})
@@ -123,7 +125,7 @@ def prepared(
     params = given.sized(params, served_sizes(card, settings))
     fields = {each.client_name: None for each in of_rest()} | params.as_rest()
     source = given.source(params)
-    check_maps(params, maps or {}, source)
+    check_pictures(params, maps or {}, source)
     return asked.model_copy(update=fields), source
 
 
@@ -190,8 +192,11 @@ async def of_form(form: FormData) -> EditAsked:
         # pydantic reads 1_0 as 10, as Python does.
         if isinstance(getattr(request, name), int | float) and "_" in text:
             raise invalid(name, f"{name} must be a number, got {text[:40]!r}")
-    maps = [await content(each, FILES) for name in CONTROL_FILES for each in form.getlist(name)]
-    return EditAsked(request, image, mask, maps)
+    files: dict[str, list[bytes]] = {}
+    for name, list_ in LISTS_OF_FILES.items():
+        sent = [await content(each, name.removesuffix("[]")) for each in form.getlist(name)]
+        files.setdefault(list_, []).extend(sent)
+    return EditAsked(request, image, mask, files)
 
 
 def only_one(images: Sequence[Any]) -> Any:
@@ -229,7 +234,7 @@ def by_name(form: FormData) -> dict[str, list[Any]]:
     """OpenAI's clients send a list as `name[]`, once for each entry."""
     found: dict[str, list[Any]] = {}
     for name, value in form.multi_items():
-        if name in (*IMAGES, *CONTROL_FILES, "mask"):
+        if name in (*IMAGES, *LISTS_OF_FILES, "mask"):
             continue
         list_name = name.removesuffix("[]")
         found.setdefault(list_name if list_name in LISTS else name, []).append(value)
@@ -274,7 +279,8 @@ def describe_edit_body() -> dict[str, Any]:
     """The body for /openapi.json; FastAPI does not know it, since it is read here."""
     form = EditRequest.model_json_schema()
     file = {"type": "string", "format": "binary"}
-    form["properties"] |= {"image": file, "mask": file, FILES: {"type": "array", "items": file}}
+    files = {key: {"type": "array", "items": file} for key in FILES.values()}
+    form["properties"] |= {"image": file, "mask": file, **files}
     form["required"] = ["image", *form["required"]]
     content = {FORM: {"schema": form}, JSON: {"schema": EditBody.model_json_schema()}}
     return {"requestBody": {"required": True, "content": content}}

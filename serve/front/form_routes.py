@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from sdxl.controls import Control
 from sdxl.model_names import MINI_NAME
-from serve.front.control_maps import preview_of
+from serve.front.attached_pictures import preview_of
 from serve.front.generations import collect
 from serve.front.image_orders import check_characters, orders_of
 from serve.front.openai_images import ImageRequest, Reply, RequestModel

@@ -24,7 +24,7 @@ from serve import errors
 from serve.front import events
 from serve.front.access import client_of
 from serve.front.answering import deadline_of, fan_out, stream, take_rate
-from serve.front.control_maps import read_maps
+from serve.front.attached_pictures import has_pictures, read_attached
 from serve.front.image_orders import check_plain, orders_of
 from serve.front.keys import RateLimiter
 from serve.front.openai_images import ImageData, ImageRequest, ImagesResponse, Usage
@@ -63,13 +63,13 @@ class Generations:
         source: SourceImage | None = None,
         maps: Pictures | None = None,
     ) -> Response:
-        """`source`: the image that an edit begins from; `maps`: an edit's maps of ControlNets."""
+        """`source`: the image that an edit begins from; `maps`: an edit's other pictures."""
         if source is None:
             check_plain(asked)
         model = self.models.choose(asked.model)
         card = await model.backend.card()
-        if source is None and asked.controls:
-            read = partial(read_maps, asked, card, model.settings)
+        if source is None and has_pictures(asked):
+            read = partial(read_attached, asked, card, model.settings)
             asked, maps = await self.decoding.run(read)
         # A request that only uses spare ticks may wait long.
         is_patient = asked.priority == "batch"

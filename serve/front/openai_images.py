@@ -329,6 +329,8 @@ class ImageLimits(Reply):
     """words of a prompt that stand for embeddings now"""
     controlnets: tuple[str, ...]
     """names that a request's `controls` may have now"""
+    ip_adapters: tuple[str, ...]
+    """names that a request's `image_prompts` may have now"""
     parameters: tuple[FormControl, ...]
 
     @classmethod
@@ -347,6 +349,7 @@ class ImageLimits(Reply):
             loras=card.loras,
             embeddings=tuple(card.embeddings),
             controlnets=tuple(card.controlnets),
+            ip_adapters=tuple(card.ip_adapters),
             parameters=tuple(controls_of(card)),
         )
 

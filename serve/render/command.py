@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engines.flags import add_engine_flags
 from sdxl.arguments import (
@@ -25,14 +25,13 @@ from sdxl.arguments import (
 )
 from sdxl.attachments import with_tags
 from sdxl.catalogue import FILE_KEYS, AdapterFile
-from sdxl.controls import Control
 from sdxl.files import prepare_folder, write_atomic
 from sdxl.parameter import FEW_STEPS
-from sdxl.params import DRAWN_SEEDS, PARAMETERS, GenerationParams, InvalidParams
+from sdxl.params import DRAWN_SEEDS, PICTURED, GenerationParams, InvalidParams
 from sdxl.presets import preset_named
 from sdxl.provenance import Provenance
 from sdxl.source import DIGESTS
-from serve.render import control_maps, terminal
+from serve.render import attached_pictures, terminal
 from serve.render.destination import STDOUT, SUFFIXES, Destination, format_of
 from serve.render.editing import ImageToEdit, content
 from serve.render.progress_display import RenderDisplay
@@ -50,6 +49,19 @@ class RenderFailed(RuntimeError):
     """Some images of a run failed."""
 
 
+class _Words(NamedTuple):
+    kind: str
+    pictures: str
+    file: str
+
+
+CONTROLS = "controls"
+NAMED_IN_MESSAGES: Mapping[str, _Words] = {
+    CONTROLS: _Words("ControlNet", "the maps", "the file of its map"),
+    "image_prompts": _Words("image prompt", "the pictures", "the file of its picture"),
+}
+
+
 @dataclass(frozen=True)
 class RenderSpec:
     """One command's request, checked as far as possible without the model."""
@@ -61,6 +73,7 @@ class RenderSpec:
     takes_unchecked: bool
     lora_folder: str
     control_folder: str
+    image_folder: str
     requests: tuple[GenerationParams, ...]
     provenance: Provenance
     destination: Destination
@@ -69,9 +82,9 @@ class RenderSpec:
     image: ImageToEdit | None = None
     preview: str = terminal.AUTO
     files: Mapping[str, Any] = field(default_factory=dict)
-    """of LoRAs, embeddings and ControlNets of the picture to make again, by keys of its metadata"""
+    """what the picture to make again is made with, by keys of its metadata"""
     maps: Mapping[str, bytes] = field(default_factory=dict)
-    """of ControlNets, by their digests"""
+    """pictures of ControlNets and image prompts, by their digests"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -93,6 +106,7 @@ def main(argv: Sequence[str]) -> int:
         takes_unchecked=order.takes_unchecked,
         loras=order.lora_folder,
         controlnets=order.control_folder,
+        ip_adapters=order.image_folder,
     )
     order = replace(order, model=pipeline.checkpoint.origin or order.model)
     image = order.image
@@ -131,21 +145,21 @@ def main(argv: Sequence[str]) -> int:
 def with_pictures(
     order: RenderSpec, requests: Sequence[GenerationParams]
 ) -> Sequence[GenerationParams | WithPictures]:
-    """Add the image and the maps to the requests, which have one size and the same ControlNets.
-    Raise InvalidParams for wrong maps."""
-    from sdxl.control_maps import check_maps
+    """Add the image and other pictures to the requests, which have one size and the same
+    ControlNets and image prompts. Raise InvalidParams for wrong pictures."""
     from sdxl.pipeline import WithPictures
+    from sdxl.prompt_pictures import check_pictures
 
     source = order.image.given.source(requests[0]) if order.image else None
     for leg in requests[0].legs:
-        check_maps(leg, order.maps, source)
+        check_pictures(leg, order.maps, source)
     if source is None and not order.maps:
         return requests
     return [WithPictures(each, source, order.maps) for each in requests]
 
 
 def print_changed_files(order: RenderSpec, files: Iterable[AdapterFile]) -> None:
-    """Say which LoRAs, embeddings and ControlNets are not those of the picture to make again."""
+    """Say which files that it names are not those of the picture to make again."""
     for file in dict.fromkeys(files):
         match order.files.get(FILE_KEYS[file.kind]):
             case {file.name: {"sha256": str(digest)}} if digest != file.sha256:
@@ -188,9 +202,10 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
         most = f"must be 1 to {MAX_IMAGES // len(prompts)} for {len(prompts)} prompts"
         raise InvalidParams("n", options.n, most)
     strength = stored.get("strength", image.given.edit_strength if image else None)
-    controls, maps = read_controls(options, stored, is_edit=image is not None)
+    is_edit, maps = image is not None, dict[str, bytes]()
+    lists = {name: read_list(name, options, stored, maps, is_edit=is_edit) for name in PICTURED}
     given_values = with_quality(options, stored_model, strength)
-    values = {**stored, **given_values, "controls": controls}
+    values = {**stored, **given_values, **lists}
     requests = [
         each
         for prompt in prompts
@@ -205,6 +220,7 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
         takes_unchecked=options.takes_unchecked,
         lora_folder=options.lora_folder,
         control_folder=options.control_folder,
+        image_folder=options.image_folder,
         requests=tuple(requests),
         provenance=given_provenance(options),
         destination=Destination.prepare(options.out, options.format, len(requests), sheet),
@@ -243,28 +259,35 @@ def check_image(source: str | None, digests: Sequence[object], image: ImageToEdi
         raise InvalidParams("from", source, needed)
 
 
-def read_controls(
-    options: argparse.Namespace, stored: Mapping[str, Any], *, is_edit: bool
-) -> tuple[tuple[Control, ...] | None, dict[str, bytes]]:
-    """Return the ControlNets of flags and of the picture to make again, and the files of their
-    maps. A picture does not hold its maps."""
-    parameter = PARAMETERS["controls"]
-    kept: tuple[Control, ...] = parameter.read_list(stored.get("controls") or ())
-    given: Sequence[Control] | None = getattr(options, "controls", None)
+def read_list(
+    field: str,
+    options: argparse.Namespace,
+    stored: Mapping[str, Any],
+    files: dict[str, bytes],
+    *,
+    is_edit: bool,
+) -> tuple[Any, ...] | None:
+    """Return the entries of a list with pictures, of flags and of the picture to make again, which
+    does not hold the pictures; add their files. The map of a ControlNet may be the edited image."""
+    may_lack, what = is_edit and field == CONTROLS, NAMED_IN_MESSAGES[field]
+    kept = PICTURED[field].read_list(stored.get(field) or ())
+    given: Sequence[Any] | None = getattr(options, field, None)
     if given is None:
-        if missing := [each for each in kept if each.image or not is_edit]:
-            needed = f"needs the maps again: {control_maps.needed_flags(missing)}"
-            raise InvalidParams("from", options.source, needed)
-        return kept or None, {}
-    controls, maps = control_maps.read_maps(given, content)
-    without = next((each.name for each in controls if not each.image), None)
-    if without is not None and not is_edit:
-        needed = f"with {without!r}: needs the file of its map, {without}=FILE, or --image"
-        raise InvalidParams("controls", None, needed)
-    names = {each.name for each in controls}
+        if missing := [each for each in kept if each.image or not may_lack]:
+            flags = attached_pictures.needed_flags(field, missing)
+            raise InvalidParams("from", options.source, f"needs {what.pictures} again: {flags}")
+        return kept or None
+    entries, own = attached_pictures.read_pictures(field, given, content)
+    files |= own
+    without = next((each.name for each in entries if not each.image), None)
+    if without is not None and not may_lack:
+        needed = f"with {without!r}: needs {what.file}, {without}=FILE"
+        needed += ", or --image" if field == CONTROLS else ""
+        raise InvalidParams(field, None, needed)
+    names = {each.name for each in entries}
     if left := ", ".join(each.name for each in kept if each.name not in names):
-        print(f"sdxl render: {options.source}: left out: ControlNet {left}", file=sys.stderr)
-    return control_maps.filled(controls, kept), maps
+        print(f"sdxl render: {options.source}: left out: {what.kind} {left}", file=sys.stderr)
+    return attached_pictures.filled(entries, kept)
 
 
 def params_for(values: dict[str, Any], image: ImageToEdit | None) -> GenerationParams:

@@ -44,6 +44,7 @@ class ImageReplica:
             takes_unchecked=settings.unchecked,
             loras=settings.loras,
             controlnets=settings.controlnets,
+            ip_adapters=settings.ip_adapters,
         )
         self.worker = Worker(
             pipeline,

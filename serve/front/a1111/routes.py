@@ -24,7 +24,7 @@ from serve.front.a1111 import CONTROLNET, PREFIX, controlnet, editing, wire
 from serve.front.a1111.clients import Clients, ClientState, Run
 from serve.front.access import client_of
 from serve.front.answering import deadline_of, fan_out, take_rate
-from serve.front.control_maps import check, preview_of
+from serve.front.attached_pictures import check, preview_of
 from serve.front.edits import check_can_edit, prepared
 from serve.front.generations import marked, work_of
 from serve.front.image_orders import orders_of

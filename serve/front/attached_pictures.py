@@ -1,0 +1,108 @@
+"""The pictures of a request's ControlNets and image prompts: each is a file by its SHA-256, checked
+before the request is queued. It knows no HTTP server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+from sdxl.control_maps import FIELD, Pictures, add_map, previewed
+from sdxl.controls import Control
+from sdxl.parameter import MAX_ATTACHMENTS, Parameter
+from sdxl.params import PICTURED, InvalidParams
+from sdxl.picture_files import file_of
+from sdxl.prompt_pictures import check_pictures
+from serve.errors import invalid, of_params
+from serve.front.image_orders import check_limits, params_of
+from serve.front.openai_images import ImageRequest
+from serve.front.sent_pictures import file_in
+from serve.orders import ModelCard
+from serve.settings import ServeSettings
+
+FILES: Mapping[str, str] = {"controls": "control_image", "image_prompts": "prompt_image"}
+"""the fields of a form for the files of entries without an image, in their order, by lists"""
+R = TypeVar("R", bound=ImageRequest)
+
+
+def has_pictures(asked: ImageRequest) -> bool:
+    return any(getattr(asked, name) for name in PICTURED)
+
+
+def read_attached(asked: R, card: ModelCard, settings: ServeSettings) -> tuple[R, Pictures]:
+    """Return a request for a picture without a source as `taken` does. Raises Problem for a wrong
+    request or picture."""
+    check_limits(asked, card, settings)
+    try:
+        asked, maps = taken(asked)
+    except InvalidParams as error:
+        raise of_params(error) from None
+    check(asked, maps, card, settings)
+    return asked, maps
+
+
+def check(asked: ImageRequest, maps: Pictures, card: ModelCard, settings: ServeSettings) -> None:
+    """Raises Problem for a picture that is missing or wrong, in a request without a source."""
+    try:
+        check_pictures(params_of(asked, card, settings), maps)
+    except InvalidParams as error:
+        raise of_params(error) from None
+
+
+def preview_of(data: bytes, **fields: Any) -> bytes:
+    """Return a PNG of the map that `fields` of a Control make of a picture. Raises Problem."""
+    try:
+        control = Control("map", **fields)
+        control.check(FIELD)
+        return file_of(previewed(data, control), compress_level=1)
+    except InvalidParams as error:
+        raise of_params(error) from None
+
+
+def taken(asked: R, files: Mapping[str, Sequence[bytes]] | None = None) -> tuple[R, Pictures]:
+    """Return the request with the SHA-256 of each picture as its entry's `image`, and the pictures
+    by that. `files` are those of entries without an image, by lists. Raises Problem or
+    InvalidParams."""
+    lists, pictures = dict[str, Any](), dict[str, bytes]()
+    for name, each in PICTURED.items():
+        sent = (files or {}).get(name, ())
+        lists[name] = _entries(each, getattr(asked, name) or [], sent, pictures) or None
+    return asked.model_copy(update=lists), pictures
+
+
+def _entries(
+    each: Parameter, given: Sequence[Any], files: Sequence[bytes], pictures: dict[str, bytes]
+) -> list[dict[str, Any]]:
+    if len(given) > MAX_ATTACHMENTS:
+        raise InvalidParams(each.name, len(given), f"must have at most {MAX_ATTACHMENTS} entries")
+    entries, left = [], list(files)
+    for entry in (_fields(each, one) for one in given):
+        data = _picture_of(each.name, entry, left)
+        if data is not None:
+            entry["image"] = add_map(data, pictures)
+        entries.append(entry)
+    if left:
+        field, count = FILES[each.name], len(files) - len(left)
+        needed = f"must be {count} files, one for each entry of {each.name} without an image"
+        raise invalid(field, f"{field} {needed}, got {len(files)}")
+    return entries
+
+
+def _picture_of(field: str, entry: Mapping[str, Any], left: list[bytes]) -> bytes | None:
+    """Return the file of an entry: its own, or the next one. None: it has none."""
+    image = entry.get("image", "")
+    if image == "":
+        return left.pop(0) if left else None
+    # Another type is refused with the other fields.
+    name = f"{field} with {str(entry.get('name'))[:60]!r}: image"
+    return file_in(image, field, name) if isinstance(image, str) else None
+
+
+def _fields(each: Parameter, entry: Any) -> dict[str, Any]:
+    """Return the fields that an entry sets, which may be wrong. Raises InvalidParams."""
+    fields = entry
+    if not isinstance(entry, dict):
+        (read,) = each.read_list([entry])
+        fields = asdict(read)
+    return {name: value for name, value in fields.items() if value is not None}

@@ -1,0 +1,139 @@
+"""IP-Adapter files: what is read, and what is refused in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engines.image_weights import places_of, read_image_adapter
+from engines.lora_weights import LoraError
+from sdxl.catalogue import Catalogue
+from sdxl.checkpoint import find
+from sdxl.networks.attention import cross_attentions
+from tests.sdxl.control_nets import random_control
+from tests.sdxl.image_adapters import (
+    PLAIN,
+    PLUS,
+    TOKENS,
+    plain_tensors,
+    plus_tensors,
+    random_encoder,
+    write_adapters,
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_adapters(tmp_path)
+
+
+@pytest.mark.parametrize("name", [PLAIN, PLUS])
+def test_headers_are_read(folder: Path, name: str) -> None:
+    file = read_image_adapter(folder / f"{name}.safetensors", find("mini"))
+    assert (file.tokens, file.side, file.encoder) == (TOKENS[name], 32, folder / "image_encoder")
+    network = file.network(file.vision())
+    assert sum(each.numel() for each in network.parameters()) == file.numbers
+
+
+def test_places_are_the_unets() -> None:
+    unet: Any = find("mini").part("unet")
+    names = {id(module): name for name, module in unet.named_modules()}
+    for place, module in zip(
+        places_of(find("mini").config("unet")), cross_attentions(unet), strict=True
+    ):
+        way, block, index = place
+        start = "mid_block." if way == "mid" else f"{way}_blocks.{block}."
+        assert names[id(module)].startswith(f"{start}attentions.{index}."), place
+
+
+def test_an_encoder_of_several_models_lies_in_their_folder(folder: Path) -> None:
+    """As in h94/IP-Adapter: the nearest one has another width."""
+    own = folder / "sdxl_models"
+    own.mkdir()
+    (folder / f"{PLAIN}.safetensors").rename(own / f"{PLAIN}.safetensors")
+    (folder / "image_encoder").rename(folder / "kept")
+    random_encoder(projected=16).save_pretrained(own / "image_encoder")
+    path = own / f"{PLAIN}.safetensors"
+    with pytest.raises(LoraError, match="of projection_dim 24 .*: its projection_dim is 16.0"):
+        read_image_adapter(path, find("mini"))
+    (folder / "models").mkdir()
+    (folder / "kept").rename(folder / "models" / "image_encoder")
+    assert read_image_adapter(path, find("mini")).encoder == folder / "models" / "image_encoder"
+    assert [each.name for each in Catalogue(image_folders=[folder]).image_adapters()] == [
+        PLUS,
+        f"sdxl_models/{PLAIN}",
+    ]
+
+
+def changed(kind: str, **more: Any) -> dict[str, Any]:
+    tensors = plain_tensors(1) if kind == PLAIN else plus_tensors(2)
+    for name, value in more.items():
+        key = name.replace("__", ".")
+        if value is None:
+            del tensors[key]
+        else:
+            tensors[key] = value
+    return tensors
+
+
+def whole() -> torch.Tensor:
+    return torch.zeros(64, 128, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        (lambda: {"a": torch.zeros(1)}, "is nothing that is known; expected an IP-Adapter of SDXL"),
+        (lambda: random_control(1).state_dict(), "is nothing that is known"),
+        (lambda: changed(PLAIN, image_proj__proj__0__weight=torch.zeros(1)), "is a FaceID"),
+        (
+            lambda: changed(PLAIN, ip_adapter__1__to_k_ip__weight=None),
+            "is for another model",
+        ),
+        (
+            lambda: changed(PLAIN, ip_adapter__1__to_k_lora__down__weight=torch.zeros(1)),
+            "not",
+        ),
+        (
+            lambda: changed(PLAIN, ip_adapter__1__to_k_ip__weight=torch.zeros(64, 768)),
+            "is for Stable Diffusion 1: 'ip_adapter.1.to_k_ip.weight' has shape",
+        ),
+        (lambda: changed(PLAIN, ip_adapter__1__to_k_ip__weight=whole()), "in I32; expected"),
+        (lambda: changed(PLAIN, image_proj__norm__bias=None), "lacks norm.bias"),
+        (lambda: changed(PLUS, image_proj__proj_out__bias=None), "lacks proj_out.bias"),
+        (
+            lambda: changed(PLUS, image_proj__latents=torch.zeros(1, 32, 40)),
+            "has 32 tokens for a picture; expected at most 16",
+        ),
+        (
+            lambda: changed(PLUS, image_proj__layers__1__0__to_kv__weight=torch.zeros(8, 40)),
+            "has layers.1.attn.to_k.weight of shape (4, 40), expected (128, 40)",
+        ),
+        (lambda: changed(PLUS, image_proj__more=torch.zeros(1)), "has 'more', which is not"),
+    ],
+)
+def test_other_files_are_refused_in_one_line(folder: Path, tensors: Any, message: str) -> None:
+    path = folder / "other.safetensors"
+    save_file(tensors(), path)
+    with pytest.raises(LoraError) as refused:
+        read_image_adapter(path, find("mini"))
+    assert message in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_numbers_that_are_not_finite_are_refused(folder: Path) -> None:
+    tensors = plain_tensors(1)
+    tensors["image_proj.proj.bias"][0] = float("nan")
+    save_file(tensors, path := folder / "broken.safetensors")
+    file = read_image_adapter(path, find("mini"))
+    with pytest.raises(LoraError, match="has numbers in image_proj.proj.bias that are not finite"):
+        file.network(file.vision())
+
+
+def test_a_file_without_an_encoder_is_refused(tmp_path: Path) -> None:
+    save_file(plain_tensors(1), path := tmp_path / f"{PLAIN}.safetensors")
+    with pytest.raises(LoraError, match="needs a folder image_encoder beside it with"):
+        read_image_adapter(path, find("mini"))
