@@ -81,6 +81,12 @@ def build_parser() -> Parser:
         help="also build UNets that add the results of requests' ControlNets: plans of about twice "
         "the size",
     )
+    add(
+        "--request-image-prompts",
+        action="store_true",
+        help="also build UNets that attend to requests' image prompts: plans of about twice the "
+        "size",
+    )
     add("--sparse", action="store_true", help="use kernels for 2:4 sparse weights where they are")
     add("--out", metavar="DIR", help="where to put them (default: where `auto` looks for them)")
     add(
@@ -123,6 +129,7 @@ def read_order(options: argparse.Namespace) -> BuildSpec:
         out,
         has_loras=options.request_loras,
         has_controlnets=options.request_controlnets,
+        has_image_prompts=options.request_image_prompts,
     )
 
 

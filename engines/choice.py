@@ -26,10 +26,10 @@ from engines.trt.engine_store import best_for
 from engines.trt.flavours import FLAVOURS, BackendFailed, BackendMissing, Flavour
 from sdxl.adapters import ControlNet
 from sdxl.checkpoint import MINI, Checkpoint
-from sdxl.engine import Engines, torch_dtype
+from sdxl.engine import Engines
 from sdxl.files import OutputError
 from sdxl.params import InvalidParams
-from sdxl.specs import CONTROL
+from sdxl.specs import CONTROL, IMAGE
 
 log = logging.getLogger(__name__)
 
@@ -150,16 +150,21 @@ def _tensorrt(asked: EngineRequest, flavour: Flavour) -> Engines:
             f"{asked.model} --precision {precision}, then sdxl build --backend {flavour.name}"
         )
     engines = load_tensorrt(found, flavour)
-    if f"unet_deep+{CONTROL}" not in engines.by_name:
-        return engines
-    from engines.pytorch.torch_engine import control_shelf
+    own = asked.checkpoint, engines["unet_deep"].spec.outputs[0].dtype, engines.device
+    if f"unet_deep+{CONTROL}" in engines.by_name:
+        from engines.pytorch.torch_engine import control_shelf
 
-    dtype = engines["unet_deep"].spec.outputs[0].dtype
-    return replace(engines, controls=control_shelf(asked.checkpoint, dtype, engines.device))
+        engines = replace(engines, controls=control_shelf(*own))
+    if f"unet_deep+{IMAGE}" in engines.by_name:
+        from engines.image_shelf import image_shelf
+
+        engines = replace(engines, image_prompts=image_shelf(*own))
+    return engines
 
 
 def _onnxruntime(asked: EngineRequest) -> Engines:
-    from engines.net_shelf import Make, NetShelf, room_bytes
+    from engines.image_shelf import image_shelf
+    from engines.net_shelf import Make, NetShelf, room_on
     from engines.onnxruntime_engine import load_onnxruntime
 
     if asked.device is not None and not asked.is_for_cpu:
@@ -174,9 +179,10 @@ def _onnxruntime(asked: EngineRequest) -> Engines:
         loaded = load_control(export, file)
         return partial(ControlNet, engines=loaded, types=file.architecture.types)
 
-    size = torch_dtype(engines["unet_deep"].spec.outputs[0]).itemsize
-    shelf = NetShelf(asked.checkpoint, read_control, load, room_bytes(engines.device), size)
-    return replace(engines, controls=shelf)
+    dtype = engines["unet_deep"].spec.outputs[0].dtype
+    shelf = NetShelf(asked.checkpoint, read_control, load, *room_on(engines.device, dtype))
+    images = image_shelf(asked.checkpoint, dtype, engines.device)
+    return replace(engines, controls=shelf, image_prompts=images)
 
 
 def _check_exported(precision: str | None) -> None:

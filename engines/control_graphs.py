@@ -15,8 +15,17 @@ import onnx
 from onnx import helper, numpy_helper
 
 from engines.folders.export_folder import SMOOTHING
+from engines.image_graphs import add_images
 from engines.lora_graphs import add_loras, graph_input, layers_of
-from sdxl.specs import CONTROL, ModelSpec, TensorSpec, plain_name
+from sdxl.specs import (
+    IMAGE,
+    IMAGE_KEYS,
+    IMAGE_MASK,
+    ModelSpec,
+    TensorSpec,
+    lora_name,
+    plain_name,
+)
 
 JOINED = re.compile(r"up_blocks\.(\d+)\.resnets\.(\d+)\.conv_shortcut\.weight")
 """the layer that reads what a ResBlock on the way up has joined"""
@@ -38,15 +47,19 @@ class ControlGraphError(RuntimeError):
 
 
 def variant_graph(graph: bytes, spec: ModelSpec) -> tuple[bytes, ModelSpec]:
-    """Return the graph of a network with LoRAs, residuals or both, made from the plain one, and its
-    spec with the bank."""
-    name = spec.name.removesuffix(f"+{CONTROL}")
+    """Return the graph of a network with LoRAs, residuals and image prompts, as its name says, made
+    from the plain one, and its spec with the bank."""
+    name, images = lora_name(spec.name), (IMAGE_KEYS, IMAGE_MASK)
     bank: tuple[TensorSpec, ...] = ()
+    own = tuple(t for t in spec.inputs if not t.name.startswith(images))
+    without = replace(spec, name=spec.name.removesuffix(f"+{IMAGE}"), inputs=own)
     if name != plain_name(name):
-        graph, adapted = add_loras(graph, replace(spec, name=name))
+        graph, adapted = add_loras(graph, replace(without, name=name))
         bank = adapted.bank
-    if name != spec.name:
-        graph = add_residuals(graph, spec)
+    if name != without.name:
+        graph = add_residuals(graph, without)
+    if without.name != spec.name:
+        graph = add_images(graph, spec)
     return graph, replace(spec, bank=bank)
 
 

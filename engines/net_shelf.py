@@ -11,6 +11,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -34,6 +35,13 @@ def room_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
     return int(CPU_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def room_on(device: torch.device, dtype: str) -> tuple[int, int, Callable[[], None]]:
+    """Return the memory of a shelf, the bytes of a weight, and what waits for the device."""
+    is_cuda = device.type == "cuda"
+    wait = partial(torch.cuda.synchronize, device) if is_cuda else NetShelf.synchronize
+    return room_bytes(device), getattr(torch, dtype).itemsize, wait
 
 
 class FileHeader(Protocol):

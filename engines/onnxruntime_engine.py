@@ -29,13 +29,13 @@ from sdxl.engine import Engine, Engines, check_inputs
 from sdxl.handover import WorkThread
 from sdxl.slow import named_if_slow
 from sdxl.specs import (
-    CONTROL,
     ModelSpec,
     ShapeError,
     TensorSpec,
+    lora_name,
     plain_name,
+    variants_of,
     with_loras,
-    with_residuals,
 )
 
 BUCKETS = (1, 2, 4, 6, 8, 10, 12, 14, 16)
@@ -129,8 +129,8 @@ def load_onnxruntime(export: ExportFolder) -> Engines:
 
 
 class _Networks(dict[str, Engine]):
-    """An export's networks by name; those that take residuals of ControlNets are opened when they
-    are first named."""
+    """An export's networks by name; those that take residuals of ControlNets or image prompts are
+    opened when they are first named."""
 
     def __init__(self, export: ExportFolder, networks: Mapping[str, Engine]) -> None:
         super().__init__(networks)
@@ -141,9 +141,9 @@ class _Networks(dict[str, Engine]):
         from engines.control_graphs import variant_graph
 
         export, plain = self.export, plain_name(name)
-        specs = with_residuals({**export.specs, **with_loras(export.specs)}, export.arch)
+        specs = variants_of({**export.specs, **with_loras(export.specs)}, export.arch)
         graph, spec = variant_graph(export.graph_bytes(plain), specs[name])
-        without: Any = self[name.removesuffix(f"+{CONTROL}")]
+        without: Any = self[lora_name(name)]
         self[name] = _opened(export, plain, spec, graph, without.bank)
         return self[name]
 

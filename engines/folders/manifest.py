@@ -25,8 +25,8 @@ from sdxl.specs import (
     TensorSpec,
     brief,
     network_specs,
+    variants_of,
     with_loras,
-    with_residuals,
 )
 
 PRECISIONS = ("fp32", "fp16", "int8", "fp8")
@@ -186,8 +186,8 @@ def outdated(specs: Mapping[str, ModelSpec], arch: Architecture, cut: Cut) -> st
 
 def _all_specs(arch: Architecture, dtype: str, cut: Cut) -> dict[str, ModelSpec]:
     plain = network_specs(arch, dtype, cut)
-    uncontrolled = plain | with_loras(plain)
-    return uncontrolled | with_residuals(uncontrolled, arch)
+    own = plain | with_loras(plain)
+    return own | variants_of(own, arch)
 
 
 def _listed(tensors: tuple[TensorSpec, ...]) -> str:

@@ -14,6 +14,8 @@ from itertools import pairwise
 from sdxl.conditioning import MAX_CHUNKS_PER_CALL
 from sdxl.specs import (
     CHUNK,
+    IMAGE_COUNTS,
+    IMAGE_TOKENS,
     MOST_PAGES,
     PAGE_COUNTS,
     Architecture,
@@ -30,9 +32,24 @@ SMALLEST_SIDE, LARGEST_SIDE = 0.5, 2
 DECODE_BATCH = 1
 """Pictures are decoded one by one: a profile of four took 68.8 GB at SDXL's largest size."""
 
-FEWEST = {"pages": 1, "bank": 2, "hints": 1, "pictures": 1}
-MOST = {"pages": PAGE_COUNTS[-1], "bank": MOST_PAGES, "hints": 4, "pictures": 1}
-"""pages of LoRAs for each row, and in the bank; hints of a union for a picture"""
+FEWEST = {
+    "pages": 1,
+    "bank": 2,
+    "hints": 1,
+    "pictures": 1,
+    "images": IMAGE_COUNTS[0],
+    "image_tokens": IMAGE_TOKENS[0],
+}
+MOST = {
+    "pages": PAGE_COUNTS[-1],
+    "bank": MOST_PAGES,
+    "hints": 4,
+    "pictures": 1,
+    "images": 4,
+    "image_tokens": 64,
+}
+"""pages of LoRAs for each row, and in the bank; hints of a union for a picture; image prompts of a
+row, and tokens of each"""
 
 Shape = tuple[int, ...]
 Range = tuple[Shape, Shape, Shape]
@@ -114,7 +131,7 @@ def _widest(spec: ModelSpec, found: Sequence[Profile], dim: str) -> tuple[int, i
 
 def _usual_axes(arch: Architecture) -> dict[str, int]:
     side = arch.sample_size
-    others = {"pages": 2, "bank": 33, "hints": 1, "pictures": 1}
+    others = {"pages": 2, "bank": 33, "hints": 1, "pictures": 1, "images": 1, "image_tokens": 16}
     return _axes(arch, rows=2, tokens=CHUNK, side=side, batch=1, chunks=2, **others)
 
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -22,20 +21,19 @@ from engines.cpu import rows_on_cpu
 from engines.cuda.device import CudaDevice, local_target, numbered
 from engines.cuda.recordings import RecordedEngine, Ticks
 from engines.folders.profiles import buckets
-from engines.image_weights import ImageFile, read_image_adapter
+from engines.image_shelf import image_shelf
 from engines.lora import ADAPTED
 from engines.low_rank import Bank, adapt, adapted, bank_of, bank_specs
-from engines.net_shelf import Make, NetShelf, room_bytes
+from engines.net_shelf import Make, NetShelf, room_on
 from engines.pytorch.eight_bit import flagged, has_e4m3, put_decoder_layers, quantise, steps_of
 from engines.pytorch.launches import capability_of, like_a_gpu, triton_module
 from engines.pytorch.slots import in_slots, slot_of
 from engines.pytorch.tiles import measuring
 from engines.pytorch.torch_options import PLAIN, TorchOptions
-from sdxl.adapters import ControlNet, ImageAdapter
+from sdxl.adapters import ControlNet
 from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint, quiet_loading
 from sdxl.checkpoint_checks import network_class
 from sdxl.engine import Engine, Engines, check_inputs
-from sdxl.image_inputs import pixels_of
 from sdxl.networks.attention import prompted
 from sdxl.networks.control import control_networks
 from sdxl.networks.halves import fit_halves
@@ -59,8 +57,6 @@ PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 EIGHT_BIT = ("int8", "fp8")
 """Other layers are in halves; a CPU, which has no 8-bit products, computes in float32."""
 
-KEPT_PICTURES = 8
-"""image prompts of an adapter whose keys and values are kept"""
 IMAGES = (IMAGE_KEYS, IMAGE_MASK)
 
 
@@ -206,41 +202,7 @@ def control_shelf(
         engines = torch_control(file, checkpoint.arch, dtype, device, layout)
         return partial(ControlNet, engines=engines, types=file.architecture.types)
 
-    return NetShelf(checkpoint, read_control, load, *_room(dtype, device))
-
-
-def image_shelf(
-    checkpoint: Checkpoint, dtype: str, device: torch.device
-) -> NetShelf[ImageFile, ImageAdapter]:
-    """Return a shelf of image adapters in PyTorch. Those with the same encoder share it."""
-    encoders: WeakValueDictionary[Path, nn.Module] = WeakValueDictionary()
-    number = getattr(torch, dtype)
-
-    def load(file: ImageFile) -> Make[ImageAdapter]:
-        vision = encoders.get(file.encoder)
-        if vision is None:
-            vision = encoders[file.encoder] = file.vision()
-        network: Any = file.network(vision).to(device, number)
-
-        # The pictures of one request have the same image prompts.
-        @lru_cache(maxsize=KEPT_PICTURES)
-        @torch.inference_mode()
-        def encode(data: bytes) -> tuple[Tensor, ...]:
-            result: tuple[Tensor, ...] = network(pixels_of(data, file.side).to(device, number))
-            return result
-
-        with torch.inference_mode():
-            black = torch.zeros(1, checkpoint.arch.image_channels, file.side, file.side)
-            negative = network.without(black.to(device, number))
-        return partial(ImageAdapter, encode=encode, negative=negative, layers=file.layers)
-
-    return NetShelf(checkpoint, read_image_adapter, load, *_room(dtype, device))
-
-
-def _room(dtype: str, device: torch.device) -> tuple[int, int, Callable[[], None]]:
-    is_cuda = device.type == "cuda"
-    wait = partial(torch.cuda.synchronize, device) if is_cuda else NetShelf.synchronize
-    return room_bytes(device), getattr(torch, dtype).itemsize, wait
+    return NetShelf(checkpoint, read_control, load, *room_on(device, dtype))
 
 
 def torch_control(

@@ -30,7 +30,7 @@ from engines.trt.flavours import Flavour
 from engines.trt.plan_worker import PlanJob, run_worker
 from sdxl.digests import sha256_of
 from sdxl.files import OutputError, write_atomic
-from sdxl.specs import ModelSpec, plain_name, with_loras, with_residuals
+from sdxl.specs import ModelSpec, plain_name, with_images, with_loras, with_residuals
 
 RECIPE = 1
 """Increase it when a change to the code makes plans worth building again."""
@@ -55,6 +55,8 @@ class BuildSpec:
     """whether there are plans for LoRAs of requests, too"""
     has_controlnets: bool = False
     """whether there are plans for ControlNets of requests, too"""
+    has_image_prompts: bool = False
+    """whether there are plans for image prompts of requests, too"""
 
     @cached_property
     def specs(self) -> dict[str, ModelSpec]:
@@ -63,6 +65,8 @@ class BuildSpec:
         added = with_loras(export.specs) if self.has_loras else {}
         if self.has_controlnets:
             added |= with_residuals(export.specs | added, export.arch)
+        if self.has_image_prompts:
+            added |= with_images(export.specs | added, export.arch)
         return export.specs | {
             name: variant_graph(export.graph_bytes(plain_name(name)), spec)[1]
             for name, spec in added.items()

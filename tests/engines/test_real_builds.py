@@ -73,6 +73,13 @@ def test_the_embedded_models_networks_with_residuals_build(name: str, tmp_path: 
 
 
 @pytest.mark.slow
+def test_the_embedded_models_network_with_image_prompts_builds(tmp_path: Path) -> None:
+    order = order_of(open_mini(), tmp_path, has_image_prompts=True)
+    run_worker(order.job("unet_deep+image", tmp_path / "plan"), tmp_path / "log", lambda _: None)
+    assert (tmp_path / "plan").read_bytes()[:4] == PLAN_MAGIC
+
+
+@pytest.mark.slow
 def test_a_controlnet_builds(tmp_path: Path) -> None:
     """From the graph that ONNX Runtime runs."""
     net, export = random_control(), open_mini()

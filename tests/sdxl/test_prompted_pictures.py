@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
+from engines import load
 from sdxl.adapters import NoRoom
 from sdxl.attachments import Lora
 from sdxl.catalogue import Catalogue
@@ -295,3 +296,11 @@ def test_adapters_are_loaded_once_and_dropped_for_others(model: Pipeline) -> Non
 def test_a_picture_of_several_requests_is_encoded_once(model: Pipeline) -> None:
     (adapter,) = model.adapters(model.uses(asked(ONE).params)).image_adapters.values()
     assert adapter.encode(FILES["a"]) is adapter.encode(FILES["a"])
+
+
+def test_onnxruntime_makes_the_same_pictures(model: Pipeline) -> None:
+    """With LoRAs and ControlNets, too."""
+    ours = replace(model, engines=load("mini", "onnxruntime").engines)
+    for found, expected in zip(ours.generate(MIXED), model.generate(MIXED), strict=True):
+        assert expected.image is not None, expected.error
+        assert_picture(found, expected.image.clamp(-1, 1))

@@ -17,13 +17,13 @@ from sdxl.specs import (
     image_axes,
     level_axes,
     network_specs,
-    with_residuals,
+    variants_of,
 )
 from tests.fakes import ARCH
 
 BATCHES = sorted({target.max_batch for target in TARGETS.values()})
 SPECS = network_specs(SDXL_1_0, "float16")
-CONTROLLED = with_residuals(SPECS, SDXL_1_0)
+VARIED = variants_of(SPECS, SDXL_1_0)
 UNION = control_specs(SDXL_1_0, ControlArchitecture((640, 1280), types=6), "float16")
 
 
@@ -32,6 +32,7 @@ def shapes(spec: ModelSpec, **axes: int) -> dict[str, tuple[int, ...]]:
     found = usual | axes
     found |= image_axes(SDXL_1_0, found["latent_h"], found["latent_w"])
     found |= level_axes(found["latent_h"], found["latent_w"]) | {"hints": 2, "pictures": 1}
+    found |= {"images": 2, "image_tokens": 16}
     return {t.name: t.shape(found) for t in spec.inputs}
 
 
@@ -42,11 +43,13 @@ def test_no_guided_image_brings_rows_that_are_padding(max_batch: int) -> None:
 
 
 @pytest.mark.parametrize("max_batch", [1, 3, *BATCHES])
-@pytest.mark.parametrize("name", ["unet_deep", "unet_shallow", "unet_deep+control"])
+@pytest.mark.parametrize(
+    "name", ["unet_deep", "unet_shallow", "unet_deep+control", "unet_deep+image"]
+)
 def test_every_bucket_has_a_profile_near_it_and_powers_of_two_an_exact_one(
     name: str, max_batch: int
 ) -> None:
-    spec = (SPECS | CONTROLLED)[name]
+    spec = (SPECS | VARIED)[name]
     found = profiles(spec, SDXL_1_0, max_batch)
     for rows in buckets(max_batch):
         profile = found[choose(name, found, shapes(spec, rows=rows))]
@@ -75,7 +78,7 @@ def test_builds_stay_short() -> None:
     ],
 )
 def test_the_wide_profile_takes_the_rest(axes: dict[str, int], has_exact: bool) -> None:
-    for name, spec in (SPECS | CONTROLLED | UNION).items():
+    for name, spec in (SPECS | VARIED | UNION).items():
         found = profiles(spec, SDXL_1_0, 16, has_exact=has_exact)
         chosen = choose(name, found, shapes(spec, **axes))
         assert found[chosen].admits(shapes(spec, **axes))

@@ -113,6 +113,11 @@ def test_another_recipe_is_another_plan(site: Site, change: dict[str, Any]) -> N
             {"has_controlnets": True, "has_loras": True},
             {"unet_deep+locon", "unet_deep+locon+control", "unet_shallow+locon+control"},
         ),
+        ({"has_image_prompts": True}, {"unet_deep+image"}),
+        (
+            {"has_image_prompts": True, "has_controlnets": True, "has_loras": True},
+            {"unet_deep+image", "unet_deep+locon+control+image"},
+        ),
     ],
 )
 def test_plans_for_requests_are_built_beside_the_others(

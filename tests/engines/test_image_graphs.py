@@ -1,0 +1,125 @@
+"""Graphs that attend to image prompts equal PyTorch's networks, with LoRAs and residuals, too."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from torch import Tensor
+
+from engines.control_graphs import variant_graph
+from engines.folders.export_folder import ExportFolder
+from engines.folders.shipped import open_mini
+from engines.image_graphs import ImageGraphError, add_images
+from engines.low_rank import adapt, bank_of, bank_specs
+from engines.onnxruntime_engine import OnnxRuntimeEngine, open_session
+from engines.pytorch.torch_engine import TorchEngine
+from sdxl.networks.parts import networks_of
+from sdxl.specs import ModelSpec, TensorSpec, level_axes, variants_of, with_images, with_loras
+from tests.engines.tiny_export import write_export
+from tests.sdxl.control_nets import mini_unet
+
+AXES = {"rows": 2, "tokens": 77, "pages": 2, "bank": 3, "images": 3, "image_tokens": 16}
+AXES |= level_axes(17, 23)
+MOST = 1e-5
+PLAIN = "unet_deep"
+
+
+@pytest.fixture(scope="module")
+def export() -> ExportFolder:
+    return open_mini()
+
+
+@pytest.fixture(scope="module")
+def specs(export: ExportFolder) -> Mapping[str, ModelSpec]:
+    own = export.specs | with_loras(export.specs)
+    return own | variants_of(own, export.arch)
+
+
+def drawn(*tensors: TensorSpec) -> dict[str, Tensor]:
+    """The first row has an image prompt of four tokens and one of 16, the second row none."""
+    generator = torch.Generator().manual_seed(0)
+    made = {t.name: torch.randn(t.shape(AXES), generator=generator) for t in tensors}
+    for name, tensor in made.items():
+        if name.startswith("image_text_values"):
+            tensor[1] = tensor[:, 2] = 0
+    mask = torch.zeros(AXES["rows"], AXES["images"], AXES["image_tokens"])
+    mask[0, 0, 4:] = -torch.inf
+    steps = {"timestep": torch.linspace(900.0, 3.5, AXES["rows"])}
+    return made | steps | {"pages": torch.tensor([[1, 2], [2, 0]]), "image_mask": mask}
+
+
+def computed(engine: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    outputs = {t.name: torch.empty(t.shape(AXES)) for t in engine.spec.outputs}
+    engine({t.name: inputs[t.name] for t in engine.spec.inputs}, outputs)
+    return outputs
+
+
+def check_equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    for name, tensor in expected.items():
+        distance = float((found[name] - tensor).norm() / tensor.norm())
+        assert distance <= MOST, f"{name} differs by {distance:.1e}, at most {MOST}"
+
+
+@pytest.mark.parametrize("ending", ["", "+control"])
+def test_images_are_attended_to_as_in_pytorch(
+    ending: str, export: ExportFolder, specs: Mapping[str, ModelSpec]
+) -> None:
+    spec, without = specs[f"{PLAIN}{ending}+image"], specs[PLAIN + ending]
+    content, made = variant_graph(export.graph_bytes(PLAIN), spec)
+    assert made == spec
+    found = OnnxRuntimeEngine(spec, open_session(export, PLAIN, content))
+    network = networks_of("unet", copy.deepcopy(mini_unet()))[PLAIN]
+    given = drawn(*spec.inputs)
+    expected = computed(TorchEngine(spec, network), given)
+    check_equal(computed(found, given), expected)
+    graph = variant_graph(export.graph_bytes(PLAIN), without)[0]
+    plain = computed(OnnxRuntimeEngine(without, open_session(export, PLAIN, graph)), given)
+    change = (expected["noise"] - plain["noise"])[0].norm()
+    assert change > 100 * MOST * plain["noise"][0].norm()
+    for output, tensor in plain.items():
+        # A row without an image prompt has the bits of the plain graph, in PyTorch, too.
+        assert torch.equal(computed(found, given)[output][1], tensor[1]), output
+    for output, tensor in computed(TorchEngine(without, network), given).items():
+        assert torch.equal(expected[output][1], tensor[1]), output
+
+
+@pytest.mark.parametrize("name", ["unet_deep+lora", "unet_deep+lora+control"])
+def test_graphs_with_loras_take_image_prompts_too(
+    name: str, export: ExportFolder, specs: Mapping[str, ModelSpec]
+) -> None:
+    unet = copy.deepcopy(mini_unet())
+    tensors = bank_specs(adapt("unet", unet), "float32")
+    bank = {key: each / 10 for key, each in drawn(*tensors).items()}
+    for each in tensors:
+        bank[each.name][0] = 0
+    spec = specs[f"{name}+image"]
+    content, spec = variant_graph(export.graph_bytes(PLAIN), spec)
+    found = OnnxRuntimeEngine(spec, open_session(export, PLAIN, content), bank=bank)
+    network = networks_of("unet", unet)[PLAIN]
+    given = drawn(*spec.inputs)
+    expected = computed(TorchEngine(spec, network, bank_of(spec.name, network, bank)), given)
+    check_equal(computed(found, given), expected)
+
+
+def test_a_graph_without_text_is_refused(tmp_path: Path) -> None:
+    export = write_export(tmp_path / "tiny")
+    spec = with_images(export.specs, export.arch)["unet_deep+image"]
+    with pytest.raises(ImageGraphError, match="unet_deep.image: found 0 places for"):
+        add_images(export.graph_bytes("unet_deep"), spec)
+
+
+def test_halves_stay_halves(export: ExportFolder, specs: Mapping[str, ModelSpec]) -> None:
+    """Of an export in fp16, whose graphs are strongly typed."""
+    spec = specs["unet_deep+image"]
+    halves = replace(spec, outputs=tuple(replace(t, dtype="float16") for t in spec.outputs))
+    graph = onnx.load_model_from_string(add_images(export.graph_bytes(PLAIN), halves)).graph
+    numbers = [t for t in graph.initializer if t.name.startswith("images.constant")]
+    kinds = {onnx.TensorProto.DataType.Name(t.data_type) for t in numbers}
+    assert kinds == {"INT64", "FLOAT16"}
