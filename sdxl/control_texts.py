@@ -1,5 +1,5 @@
-"""Writes and reads a ControlNet as sd-webui-controlnet does in the `parameters` text, which has no
-place for its map. It knows no files."""
+"""Writes and reads a ControlNet or an image prompt as sd-webui-controlnet does in the `parameters`
+text, which has no place for its picture. It knows no files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import re
 from collections.abc import Mapping
 
 from sdxl.controls import CANNY, CROP, FILL, NONE, PREPROCESSORS, STRETCH, Control
+from sdxl.image_prompts import MODES as IMAGE_MODES
+from sdxl.image_prompts import USUAL, ImagePrompt
+from sdxl.pictured import Pictured
 
 UNIT = "ControlNet "
 """the beginning of a unit's name; its number follows"""
@@ -19,6 +22,10 @@ UNUSED = ("Processor Res",)
 RESIZES = {"Crop and Resize": CROP, "Resize and Fill": FILL, "Just Resize": STRETCH}
 BALANCED, OF_GUESS = "Balanced", "ControlNet is more important"
 MODES = {BALANCED: "balanced", "My prompt is more important": "prompt", OF_GUESS: "control"}
+IP_ADAPTER, AUTO = "ip-adapter", "ip-adapter-auto"
+"""the beginning of the names of its modules and models, and the module that fits every model"""
+WEIGHT_TYPE = "Weight Type"
+"""ours: the mode of an image prompt, unless it is the usual one"""
 NAME = re.compile(r"(?P<name>.+?)( \[[0-9a-f]{8}\])?", re.DOTALL)
 
 
@@ -42,14 +49,36 @@ def unit_text(control: Control, hash: str) -> str:
     return ", ".join(f"{name}: {value}" for name, value in facts.items())
 
 
-def read_unit(text: str) -> tuple[Control, list[str]]:
-    """Return a unit's ControlNet without its map, and the facts that have no meaning here. Raise
-    ValueError for a text that is none."""
+def prompt_text(prompt: ImagePrompt, hash: str) -> str:
+    """Return the text of an image prompt's unit; `hash` is that of the adapter's file."""
+    facts = {
+        MODULE: AUTO,
+        MODEL: f"{prompt.name} [{hash}]" if hash else prompt.name,
+        WEIGHT: f"{prompt.strength:g}",
+        **({} if prompt.mode == USUAL else {WEIGHT_TYPE: prompt.mode}),
+        START: f"{prompt.start:g}",
+        END: f"{prompt.end:g}",
+        "Pixel Perfect": True,
+        MODE: BALANCED,
+    }
+    return ", ".join(f"{name}: {value}" for name, value in facts.items())
+
+
+def is_of_ip_adapter(name: str) -> bool:
+    """Whether a module's or a model's name is that of an IP-Adapter."""
+    return name.rpartition("/")[2].lower().startswith(IP_ADAPTER)
+
+
+def read_unit(text: str) -> tuple[Pictured, list[str]]:
+    """Return a unit's ControlNet or image prompt without its picture, and the facts that have no
+    meaning here. Raise ValueError for a text that is none."""
     facts = dict(_pair(part) for part in text.split(","))
     match = NAME.fullmatch(facts.get(MODEL, ""))
     if match is None:
         raise ValueError(f"must name a model, got {text!r}")
     module = facts.get(MODULE, NONE).lower()
+    if is_of_ip_adapter(module) or is_of_ip_adapter(match["name"]):
+        return _read_prompt(match["name"], facts)
     control = Control(
         match["name"],
         strength=float(facts.get(WEIGHT, 1)),
@@ -64,6 +93,22 @@ def read_unit(text: str) -> tuple[Control, list[str]]:
     control.check("controls")
     known = {*READ, *UNUSED} - (set() if module in PREPROCESSORS else {MODULE})
     return control, [f"{name}: {value}" for name, value in facts.items() if name not in known]
+
+
+def _read_prompt(name: str, facts: Mapping[str, str]) -> tuple[ImagePrompt, list[str]]:
+    mode = facts.get(WEIGHT_TYPE, USUAL)
+    prompt = ImagePrompt(
+        name,
+        strength=float(facts.get(WEIGHT, 1)),
+        start=float(facts.get(START, 0)),
+        end=float(facts.get(END, 1)),
+        mode=mode if mode in IMAGE_MODES else USUAL,
+    )
+    prompt.check("image_prompts")
+    unread = {MODE} if facts.get(MODE, BALANCED) != BALANCED else set()
+    unread |= {WEIGHT_TYPE} if mode not in IMAGE_MODES else set()
+    known = {*READ, *UNUSED, WEIGHT_TYPE} - unread
+    return prompt, [f"{name}: {value}" for name, value in facts.items() if name not in known]
 
 
 def _pair(part: str) -> tuple[str, str]:

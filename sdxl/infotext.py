@@ -13,8 +13,9 @@ from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from sdxl.attachments import EMBEDDING_FILES, LORA_FILES, Lora, merged, take_tags, with_tags
-from sdxl.control_texts import UNIT, read_unit, unit_text
+from sdxl.control_texts import UNIT, prompt_text, read_unit, unit_text
 from sdxl.controls import CONTROL_FILES, Control
+from sdxl.image_prompts import IMAGE_FILES, ImagePrompt
 from sdxl.params import PARAMETERS, InvalidParams
 from sdxl.scheduler_names import OWN_SCHEDULES, SCHEDULE_LABELS, SCHEDULERS
 
@@ -146,6 +147,11 @@ def _facts(params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         control = Control.read(each, "controls")
         file = (params.get(CONTROL_FILES) or {}).get(control.name, {})
         yield f"{UNIT}{number}", unit_text(control, file.get("short", ""))
+    first = len(params.get("controls") or ())
+    for number, each in enumerate(params.get("image_prompts") or (), first):
+        prompt = ImagePrompt.read(each, "image_prompts")
+        file = (params.get(IMAGE_FILES) or {}).get(prompt.name, {})
+        yield f"{UNIT}{number}", prompt_text(prompt, file.get("short", ""))
 
 
 def _fact(name: str, params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -228,18 +234,17 @@ def _read_facts(facts: dict[str, str], found: FoundParameters) -> None:
 
 
 def _read_units(units: Mapping[str, str], found: FoundParameters) -> None:
-    """Read the ControlNets, without their maps: a picture does not hold them."""
-    controls = []
+    """Read the ControlNets and image prompts, without their pictures: a picture does not hold
+    them."""
     for name, text in units.items():
         try:
-            control, unread = read_unit(text)
+            unit, unread = read_unit(text)
         except (OverflowError, ValueError):
             unread = [text]
         else:
-            controls.append(asdict(control))
+            field = "controls" if isinstance(unit, Control) else "image_prompts"
+            found.params.setdefault(field, []).append(asdict(unit))
         found.unread += [f"{name}: {each}" for each in unread]
-    if controls:
-        found.params["controls"] = controls
 
 
 def _read_hires(facts: dict[str, str], found: FoundParameters) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from sdxl.attachments import Lora
 from sdxl.controls import Control
+from sdxl.image_prompts import ImagePrompt
 from sdxl.infotext import parameters_text, read_graph, read_text, scheduler_of
 from sdxl.params import GenerationParams
 from sdxl.scheduler_names import SCHEDULE_LABELS, SCHEDULERS
@@ -260,3 +261,36 @@ def test_comfyuis_controlnets_are_read_without_their_maps() -> None:
     assert found.params["controls"] == [asdict(first), asdict(second)]
     nodes = ("ControlNetApply", "LoadImage", "LoraLoader", "SetUnionControlNetType")
     assert found.unread == [f"node {kind}" for kind in nodes]
+
+
+@pytest.mark.parametrize("mode", ["usual", "style"])
+def test_image_prompts_are_units_behind_those_of_controlnets(mode: str) -> None:
+    prompt = ImagePrompt("more/ip-adapter_sdxl", "a" * 64, 0.7, 0.1, 0.8, mode)
+    params = GenerationParams(
+        "a ring", width=64, height=64, seed=1, controls=(Control("edges"),), image_prompts=(prompt,)
+    )
+    files = {"image_prompt_files": {prompt.name: {"short": "0123abcd"}}}
+    text = parameters_text({**params.as_dict(), **files})
+    weight = "" if mode == "usual" else f"Weight Type: {mode}, "
+    assert (
+        'ControlNet 1: "Module: ip-adapter-auto, Model: more/ip-adapter_sdxl [0123abcd], '
+        f"Weight: 0.7, {weight}Guidance Start: 0.1, Guidance End: 0.8, "
+        'Pixel Perfect: True, Control Mode: Balanced"'
+    ) in text
+    found = read_text(text)
+    assert found.params["image_prompts"] == [asdict(replace(prompt, image=""))]
+    assert [each["name"] for each in found.params["controls"]] == ["edges"]
+    assert not any("ControlNet" in each for each in found.unread)
+
+
+def test_units_of_ip_adapters_by_other_programs_are_read() -> None:
+    text = (
+        "a ring\nSteps: 20, Sampler: Euler, CFG scale: 5, Seed: 1, Size: 64x64, ControlNet 0: "
+        '"Module: ip-adapter_clip_h, Model: ip-adapter-plus_sdxl_vit-h [f1f19f7d], Weight: 0.5, '
+        "Resize Mode: Crop and Resize, Processor Res: 512, "
+        'Control Mode: My prompt is more important"'
+    )
+    found = read_text(text)
+    (prompt,) = found.params["image_prompts"]
+    assert (prompt["name"], prompt["strength"]) == ("ip-adapter-plus_sdxl_vit-h", 0.5)
+    assert found.unread == ["ControlNet 0: Control Mode: My prompt is more important"]

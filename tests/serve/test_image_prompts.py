@@ -196,3 +196,50 @@ def test_render_makes_a_picture_again_with_its_image_prompts(
     message = f"image_prompts with '{PLAIN}': needs the file of its picture, {PLAIN}=FILE\n"
     assert message in error_in(*quick, "--image-prompt", PLAIN)
     assert "must name IP-Adapters" in error_in(*quick, "--image-prompt", "ip=a.png")
+
+
+SDAPI = {"sdapi": True}
+UNIT = {"model": PLAIN, "module": "ip-adapter-auto", "weight": 0.7, "guidance_end": 0.8}
+
+
+def made_by_webui(worker: Worker, *units: dict[str, Any], **fields: Any) -> Any:
+    own = {"prompt": "a red circle", "steps": 3, "seed": 7, "width": 128, "height": 128}
+    scripts = {"ControlNet": {"args": [*units]}}
+    body = {**own, "cfg_scale": 5, "sampler_name": "Euler", **fields, "alwayson_scripts": scripts}
+    path = "/sdapi/v1/img2img" if "init_images" in fields else "/sdapi/v1/txt2img"
+    return post(worker, body, path, sdapi=True)
+
+
+def test_webui_s_units_of_ip_adapters_are_image_prompts(prompted: Worker) -> None:
+    """With the hash of the list, too; beside another of them."""
+    entries = [{**ONE, "strength": 0.7, "end": 0.8}, {"name": PLUS, "image": data_url(OTHER)}]
+    models = call(prompted, "GET", "/controlnet/model_list", SDAPI).json()["model_list"]
+    listed = next(each for each in models if each.startswith(PLUS))
+    first = {**UNIT, "image": base64.b64encode(MAP).decode()}
+    second = {"model": listed, "image": data_url(OTHER), "module": "ip-adapter_clip_h"}
+    answer = made_by_webui(prompted, first, second)
+    assert answer.status_code == 200, answer.text[:300]
+    found = base64.b64decode(answer.json()["images"][0])
+    assert_same(found, made(prompted, entries))
+    kinds = call(prompted, "GET", "/controlnet/control_types", SDAPI).json()["control_types"]
+    assert kinds["IP-Adapter"]["model_list"] == ["None", *models]
+    image = data_url(png())
+    assert made_by_webui(prompted, first, init_images=[image]).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model": "ip-adapter"}, "must name ControlNets of the model, such as ip-adapter"),
+        ({"module": "canny"}, "unit 0: module must be none or one of ip-adapter-auto"),
+        ({"module": "ip-adapter_face_id"}, "unit 0: module must be none or canny"),
+        ({"control_mode": 1}, "control_mode must be 'Balanced', without guessmode"),
+        ({"image": None}, f"with '{PLAIN}': needs its picture"),
+        ({"image": "AAAA"}, f"with '{PLAIN}': its picture must be a"),
+    ],
+)
+def test_what_webui_s_units_cannot_have_is_refused(
+    prompted: Worker, fields: dict[str, Any], words: str
+) -> None:
+    answer = made_by_webui(prompted, {**UNIT, "image": data_url(MAP), **fields})
+    assert answer.status_code == 400 and words in error_of(answer)["message"], answer.text

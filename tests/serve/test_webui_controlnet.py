@@ -121,7 +121,7 @@ def test_webuiapi_reads_the_lists(url: str, edges: str) -> None:
     api = api_of(url)
     assert api.controlnet_version() == 3
     assert api.controlnet_model_list()[0] == edges and len(api.controlnet_model_list()) == 2
-    assert api.controlnet_module_list() == ["none", "canny"]
+    assert api.controlnet_module_list() == ["none", "canny", "ip-adapter-auto"]
     found = api.controlnet_detect([image_of(MAP)], "canny", threshold_a=50, threshold_b=150)
     expected = canny(np.asarray(image_of(MAP)), 50, 150)
     assert np.array_equal(np.asarray(found.image.convert("L")), expected)
@@ -132,7 +132,7 @@ def test_the_extension_s_lists_have_its_shapes(http: httpx.Client, edges: str) -
     models = http.get("/controlnet/model_list").json()["model_list"]
     kinds = http.get("/controlnet/control_types").json()["control_types"]
     assert kinds["All"] == {
-        "module_list": ["none", "canny"],
+        "module_list": ["none", "canny", "ip-adapter-auto"],
         "model_list": ["None", *models],
         "default_option": "none",
         "default_model": "None",

@@ -1,5 +1,5 @@
-"""ControlNets in the requests of stable-diffusion-webui, as its extension sd-webui-controlnet takes
-them in `alwayson_scripts`, and the extension's lists.
+"""ControlNets and image prompts in the requests of stable-diffusion-webui, as its extension
+sd-webui-controlnet takes them in `alwayson_scripts`, and the extension's lists.
 
 A field that this service cannot follow is refused by name. It knows no HTTP server.
 """
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
 
 from sdxl.attachments import unknown_name
 from sdxl.control_maps import Pictures, add_map
-from sdxl.control_texts import BALANCED, MODES, RESIZES
+from sdxl.control_texts import AUTO, BALANCED, IP_ADAPTER, MODES, RESIZES
 from sdxl.controls import CANNY, CROP, FILL, NONE, PREPROCESSORS, Control
 from sdxl.parameter import MAX_ATTACHMENTS, table_of
 from serve.errors import invalid, of_params, of_schema
@@ -62,6 +62,11 @@ UNION_TYPES = {
     "Unknown": None,
 }
 BOTH_LEGS = "Both"
+IP_MODULES = (
+    AUTO,
+    *(f"{IP_ADAPTER}_clip_{each}" for each in ("h", "g", "sdxl", "sdxl_plus_vith")),
+)
+"""preprocessors of the extension whose encoder a model has with it here"""
 LOW, HIGH = (Control.low, Control.high)
 SLIDER = range(1, 256)
 """thresholds of canny; the extension replaces others by the defaults"""
@@ -118,19 +123,22 @@ class Detection(BaseModel):
         return {"preprocess": module, "low": threshold(low, LOW), "high": threshold(high, HIGH)}
 
 
-def controls_of(asked: TextToImage, card: ModelCard) -> tuple[list[dict[str, Any]], Pictures]:
-    """Return the request's units as /v1's `controls`, and their maps. Raises Problem."""
-    controls, maps = list[dict[str, Any]](), dict[str, bytes]()
+def lists_of(asked: TextToImage, card: ModelCard) -> tuple[dict[str, Any], Pictures]:
+    """Return the request's units as /v1's `controls` and `image_prompts`, and their pictures; both
+    are empty without units. Raises Problem."""
+    lists, maps = dict[str, list[dict[str, Any]]](), dict[str, bytes]()
     for number, given in enumerate(arguments_of(asked)):
         name = f"{PARAM}: ControlNet unit {number}"
         unit = unit_of(given, name)
         if unit is not None:
             check_features(unit, asked, name)
-            controls.append(control_of(unit, card, maps, name))
-    if len(controls) > MAX_ATTACHMENTS:
+            field, model = model_of(unit.model or "", card)
+            read = control_of if field == "controls" else image_prompt_of
+            lists.setdefault(field, []).append({"name": model, **read(unit, maps, name)})
+    if (count := sum(map(len, lists.values()))) > MAX_ATTACHMENTS:
         message = f"{PARAM}: ControlNet must have at most {MAX_ATTACHMENTS} units"
-        raise invalid(PARAM, f"{message}, got {len(controls)}")
-    return controls, maps
+        raise invalid(PARAM, f"{message}, got {count}")
+    return lists, maps
 
 
 def arguments_of(asked: TextToImage) -> list[Any]:
@@ -159,7 +167,8 @@ def unit_of(given: Any, name: str) -> Unit | None:
         first = error.errors()[0]
         raise invalid(PARAM, f"{name}: {of_schema(str(first['loc'][0])[:60], first)}") from None
     # The extension has preprocessors that work without a model.
-    preprocessor(unit.module, PARAM, f"{name}: module")
+    if (unit.module or "").lower() not in IP_MODULES:
+        preprocessor(unit.module, PARAM, f"{name}: module")
     return unit if unit.is_used else None
 
 
@@ -178,25 +187,42 @@ def check_features(unit: Unit, asked: TextToImage, name: str) -> None:
         raise invalid(PARAM, f"{message}: a map lies over the whole image")
 
 
-def control_of(unit: Unit, card: ModelCard, maps: dict[str, bytes], name: str) -> dict[str, Any]:
-    data = map_of(unit.image, name)
+def control_of(unit: Unit, maps: dict[str, bytes], name: str) -> dict[str, Any]:
     types = UNION_TYPES, "Unknown"
     mode = chosen(unit.control_mode, MODES, BALANCED, f"{name}: control_mode", [*MODES])
     resize = chosen(
         unit.resize_mode, RESIZE_MODES, RESIZE_NUMBERS[1], f"{name}: resize_mode", RESIZE_NUMBERS
     )
     return {
-        "name": net_of(unit.model or "", card),
-        "image": "" if data is None else add_map(data, maps),
-        "strength": 1.0 if unit.weight is None else unit.weight,
-        "start": unit.guidance_start or 0.0,
-        "end": 1.0 if unit.guidance_end is None else unit.guidance_end,
+        **picture_of(unit, maps, name),
         "mode": "guess" if unit.guessmode else mode,
         "preprocess": preprocessor(unit.module, PARAM, f"{name}: module"),
         "low": threshold(unit.threshold_a, LOW),
         "high": threshold(unit.threshold_b, HIGH),
         "resize": resize,
         "type": chosen(unit.union_control_type, *types, f"{name}: union_control_type"),
+    }
+
+
+def image_prompt_of(unit: Unit, maps: dict[str, bytes], name: str) -> dict[str, Any]:
+    if (module := (unit.module or NONE).lower()) not in (NONE, *IP_MODULES):
+        needed = f"must be {NONE} or one of {', '.join(IP_MODULES)}, got {module[:60]!r}"
+        raise invalid(PARAM, f"{name}: module {needed}")
+    mode = chosen(unit.control_mode, MODES, BALANCED, f"{name}: control_mode", [*MODES])
+    if mode != MODES[BALANCED] or unit.guessmode:
+        needed = f"control_mode must be {BALANCED!r}, without guessmode, for an IP-Adapter"
+        raise invalid(PARAM, f"{name}: {needed}")
+    return picture_of(unit, maps, name)
+
+
+def picture_of(unit: Unit, maps: dict[str, bytes], name: str) -> dict[str, Any]:
+    """Return the fields that ControlNets and image prompts share."""
+    data = map_of(unit.image, name)
+    return {
+        "image": "" if data is None else add_map(data, maps),
+        "strength": 1.0 if unit.weight is None else unit.weight,
+        "start": unit.guidance_start or 0.0,
+        "end": 1.0 if unit.guidance_end is None else unit.guidance_end,
     }
 
 
@@ -229,20 +255,19 @@ def threshold(value: float | None, usual: int) -> int:
     return usual if value is None or round(value) not in SLIDER else round(value)
 
 
-def net_of(text: str, card: ModelCard) -> str:
-    """Return the name of a model that is named as the list has it, or without its hash or folder.
-    Raises Problem."""
-    nets = card.controlnets
-    shorts = {name.rpartition("/")[2]: name for name in reversed([*nets])}
-    names = {
-        form.lower(): name
-        for own, name in {**shorts, **{name: name for name in nets}}.items()
-        for form in (own, label_of(own, nets[name]))
-    }
-    found = names.get(text.strip().lower())
-    if found is None:
-        raise of_params(unknown_name(PARAM, text, models_of(card), "ControlNets"))
-    return found
+def model_of(text: str, card: ModelCard) -> tuple[str, str]:
+    """Return the list and the name of a model that is named as the extension's list has it, or
+    without its hash or folder. Raises Problem."""
+    for field, models in (("controls", card.controlnets), ("image_prompts", card.ip_adapters)):
+        shorts = {name.rpartition("/")[2]: name for name in reversed([*models])}
+        names = {
+            form.lower(): name
+            for own, name in {**shorts, **{name: name for name in models}}.items()
+            for form in (own, label_of(own, models[name]))
+        }
+        if found := names.get(text.strip().lower()):
+            return field, found
+    raise of_params(unknown_name(PARAM, text, models_of(card), "ControlNets"))
 
 
 def map_of(image: Any, name: str) -> bytes | None:
@@ -283,7 +308,8 @@ def label_of(name: str, hash: str) -> str:
 
 
 def models_of(card: ModelCard) -> list[str]:
-    return [label_of(name, hash) for name, hash in card.controlnets.items()]
+    models = (*card.controlnets.items(), *card.ip_adapters.items())
+    return [label_of(name, hash) for name, hash in models]
 
 
 def module_detail() -> dict[str, Any]:
@@ -294,18 +320,22 @@ def module_detail() -> dict[str, Any]:
     return {
         NONE: {"model_free": False, "sliders": []},
         CANNY: {"model_free": False, "sliders": sliders},
+        AUTO: {"model_free": False, "sliders": []},
     }
 
 
-def control_types(models: Sequence[str]) -> dict[str, Any]:
+def control_types(card: ModelCard) -> dict[str, Any]:
+    models = models_of(card)
     of_edges = [each for each in models if any(w in each.lower() for w in (CANNY, "union"))]
+    images = models[len(card.controlnets) :]
     each = {
         "All": (NONE, models, NO_MODEL),
         CANNY.capitalize(): (CANNY, of_edges, (*of_edges, NO_MODEL)[0]),
+        "IP-Adapter": (AUTO, images, (*images, NO_MODEL)[0]),
     }
     return {
         name: {
-            "module_list": list(PREPROCESSORS),
+            "module_list": list(module_detail()),
             "model_list": [NO_MODEL, *listed],
             "default_option": option,
             "default_model": model,

@@ -15,7 +15,6 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 
-from sdxl.control_maps import FIELD
 from sdxl.parameter import MAX_ATTACHMENTS
 from sdxl.params import DRAWN_SEEDS, InvalidParams
 from sdxl.source import SourceImage
@@ -64,9 +63,9 @@ class WebuiApi:
         model = wire.model_in(chosen, self.models.all)
         card = await model.backend.card()
         wanted = wire.request_of(asked, chosen)
-        controls, maps = controlnet.controls_of(asked, card)
-        if controls:
-            wanted = wanted.model_copy(update={FIELD: controls})
+        lists, maps = controlnet.lists_of(asked, card)
+        if lists:
+            wanted = wanted.model_copy(update=lists)
             await self.decoding.run(partial(check, wanted, maps, card, model.settings))
         orders = self._orders(wanted, model, card, request, maps=maps)
         take_rate(self.limiter, request, len(orders), work_of(orders, card))
@@ -79,12 +78,12 @@ class WebuiApi:
         card = await model.backend.card()
         check_can_edit(card)
 
-        controls, maps = controlnet.controls_of(asked, card)
+        lists, maps = controlnet.lists_of(asked, card)
 
         def source() -> tuple[ImageRequest, SourceImage]:
             try:
                 wanted, given = editing.edit_of(asked, chosen)
-                wanted = wanted.model_copy(update={FIELD: controls or None})
+                wanted = wanted.model_copy(update=lists)
                 return prepared(wanted, given, card, model.settings, maps)
             except InvalidParams as error:
                 raise of_params(error) from None
@@ -282,8 +281,7 @@ def add_controlnet_routes(app: FastAPI, api: WebuiApi) -> None:
 
     @app.get(f"{CONTROLNET}/control_types")
     async def list_control_types(request: Request) -> dict[str, Any]:
-        models = controlnet.models_of(await api.card_of(request))
-        return {"control_types": controlnet.control_types(models)}
+        return {"control_types": controlnet.control_types(await api.card_of(request))}
 
     @app.post(f"{CONTROLNET}/detect")
     async def detect(body: controlnet.Detection) -> dict[str, Any]:
