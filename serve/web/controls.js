@@ -6,7 +6,7 @@ import { makeMapPicker } from "./map_picker.js";
 import { makePicker } from "./picker.js";
 
 /** The lists of names for a field, if they differ from it. */
-const NAMES = { controls: "controlnets" };
+const NAMES = { controls: "controlnets", image_prompts: "ip_adapters" };
 
 /** `images` as GET /v1/models describes it. */
 export function buildControls(form, images) {

@@ -3,7 +3,7 @@
 import { ask } from "./dialogs.js";
 import { byId, make } from "./elements.js";
 import { notify } from "./notices.js";
-import { secondsWords } from "./parameters.js";
+import { picturedOf, secondsWords } from "./parameters.js";
 import * as store from "./store.js";
 import { openViewer } from "./viewer.js";
 
@@ -42,7 +42,7 @@ export function addPicture(picture) {
 export const open = (picture) => openViewer(picture, { neighbour, remove });
 
 const sourcesOf = ({ params }) =>
-  [params.image_sha256, params.mask_sha256, ...(params.controls ?? []).map(({ image }) => image)];
+  [params.image_sha256, params.mask_sha256, ...picturedOf(params).map(({ image }) => image)];
 
 const withUrl = (picture) => ({ ...picture, url: URL.createObjectURL(picture.file) });
 

@@ -8,7 +8,7 @@ import { readForm, reportForm } from "./form.js";
 import { addPicture, open } from "./gallery.js";
 import { announce, dismiss, explain } from "./notices.js";
 import { keepMapsOf, mapsIn } from "./maps.js";
-import { controlsIn, leftWords, secondsWords } from "./parameters.js";
+import { leftWords, picturedIn, secondsWords } from "./parameters.js";
 import { canEdit, editPicture, keepSource, source } from "./source.js";
 import { joinTiles, say, secondsLeft, setStage } from "./stage.js";
 import { keepWork, keptWork } from "./store.js";
@@ -30,7 +30,7 @@ export const compareSides = () => order(true);
 function order(isComparison) {
   if (!reportForm()) return;
   const form = readForm();
-  const settings = { ...form, source, maps: mapsIn(controlsIn(form)) };
+  const settings = { ...form, source, maps: mapsIn(picturedIn(form)) };
   // Chosen now, so that a reload makes the same picture.
   settings.seed ||= String(crypto.getRandomValues(new Uint32Array(1))[0]);
   put([...orders, { isComparison, settings }]);
@@ -82,7 +82,7 @@ async function begin(wanted) {
 function keep(picture, tile, settings) {
   const added = addPicture(picture);
   if (settings.source) keepSource(settings.source, picture.params);
-  keepMapsOf(controlsIn(settings), settings.maps ?? {}, picture.params);
+  keepMapsOf(picturedIn(settings), settings.maps ?? {}, picture.params);
   tile.done(added, () => open(added), canEdit() ? () => editPicture(added) : null);
   announce(`${tile.name} is done in ${secondsWords(picture.seconds)}.`);
 }

@@ -1,5 +1,5 @@
-// Picks ControlNets, each with the picture of its map. The value is JSON of their fields, with a
-// map's key in place of its picture.
+// Picks ControlNets or IP-Adapters, each with a picture. The value is JSON of their fields, with a
+// key in place of the picture.
 
 import { make } from "./elements.js";
 import { keepMap, mapOf, shownMap } from "./maps.js";
@@ -9,12 +9,12 @@ const SHOWN = ["name", "image", "strength"];
 /** `fields` are those of an entry; `controlOf` makes a control of one. */
 export function makeMapPicker({ name, label, help, fields }, form, controlOf) {
   const usual = Object.fromEntries(fields.map((each) => [each.name, each.default ?? null]));
-  const strength = fields.find((each) => each.name === "strength");
+  const [strength, { label: shown }] = ["strength", "image"].map((one) => fields.find((each) => each.name === one));
   const value = make("input", { type: "hidden", name });
   const rows = make("ul", { class: "picked maps" });
   const choice = make("select", { id: `${name}-choice`, title: help });
   const file = make("input", { type: "file", accept: "image/*", hidden: true, onchange: useChosen });
-  const add = make("button", { type: "button", class: "secondary" }, "Add map…");
+  const add = make("button", { type: "button", class: "secondary" }, `Add ${shown.toLowerCase()}…`);
   const entries = () => JSON.parse(value.value || "[]");
   let names = [];
   add.onclick = () => file.click();
@@ -43,7 +43,7 @@ export function makeMapPicker({ name, label, help, fields }, form, controlOf) {
       value.dispatchEvent(new Event("input", { bubbles: true }));
       showMap(next[place]);
     };
-    const image = make("img", { alt: `The map of ${entry.name}` });
+    const image = make("img", { alt: `The ${shown.toLowerCase()} of ${entry.name}` });
     const showMap = async (next) => { image.src = await shownMap({ ...usual, ...next }); };
     const common = {
       min: strength.minimum, max: strength.maximum, value: entry.strength ?? strength.default,
@@ -90,7 +90,7 @@ export function makeMapPicker({ name, label, help, fields }, form, controlOf) {
     field.hidden = !names.length && !entries().length;
   }
 
-  const field = make("div", { class: "field", id: "map-field" }, make("label", { for: choice.id }, label),
+  const field = make("div", { class: "field", id: `${name}-field` }, make("label", { for: choice.id }, label),
     rows, make("div", { class: "adder" }, choice, add), file, value);
   field.offer = (known) => {
     names = known;

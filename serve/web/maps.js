@@ -1,6 +1,7 @@
-// The pictures of ControlNets' maps. They outlive a reload.
+// The pictures of ControlNets and image prompts. They outlive a reload.
 
 import { notify } from "./notices.js";
+import { picturedOf } from "./parameters.js";
 import { preprocessed } from "./service.js";
 import * as store from "./store.js";
 
@@ -51,14 +52,15 @@ export async function restoreMaps(entries) {
 }
 
 /** Keeps the maps of a picture by their digests in its metadata. */
-export function keepMapsOf(entries, sent, { controls = [] }) {
+export function keepMapsOf(entries, sent, params) {
+  const made = picturedOf(params);
   for (const [place, { image }] of entries.entries()) {
-    if (sent[image]) store.keepSource(controls[place].image, sent[image].file).catch(() => {});
+    if (sent[image]) store.keepSource(made[place].image, sent[image].file).catch(() => {});
   }
 }
 
 /** The URL of a map as the net sees it. */
-export async function shownMap({ image, preprocess, low, high }) {
+export async function shownMap({ image, preprocess = "none", low, high }) {
   const url = maps[image]?.url ?? "";
   if (!url || preprocess === "none") return url;
   const key = [image, preprocess, low, high].join();

@@ -25,8 +25,14 @@ export function fieldsOf(settings) {
     }));
 }
 
-/** The ControlNets of settings. */
-export const controlsIn = ({ controls }) => JSON.parse(controls || "[]");
+/** Lists whose entries have pictures. */
+export const PICTURED = ["controls", "image_prompts"];
+
+/** Their entries in settings. */
+export const picturedIn = (settings) => PICTURED.flatMap((name) => JSON.parse(settings[name] || "[]"));
+
+/** Their entries in a picture's metadata. */
+export const picturedOf = (params) => PICTURED.flatMap((name) => params[name] ?? []);
 
 /** Was it made from another picture? */
 export const isEdit = (params) => params.image_sha256 !== undefined;

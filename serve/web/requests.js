@@ -1,6 +1,6 @@
 // Requests to the API: JSON for pictures from a prompt, a form for edits.
 
-import { fieldsOf, isEdit } from "./parameters.js";
+import { fieldsOf, isEdit, PICTURED } from "./parameters.js";
 import { json } from "./service.js";
 
 const DEADLINE_S = 120;
@@ -18,11 +18,11 @@ export function requestOf({ source, maps = {}, ...settings }) {
     deadline_s: DEADLINE_S,
     ...fieldsOf(settings),
   };
-  if (fields.controls) fields.controls = fields.controls.map((entry) => withMap(entry, maps));
+  for (const name of PICTURED) fields[name] &&= fields[name].map((entry) => withMap(entry, maps));
   return source ? formOf(fields, source) : { path: FROM_WORDS, ...jsonOf(fields) };
 }
 
-/** The map itself in place of its key. */
+/** The picture itself in place of its key. */
 function withMap({ image, ...entry }, maps) {
   return maps[image] ? { ...entry, image: maps[image].url } : entry;
 }
@@ -47,7 +47,7 @@ const textOf = (value) => Object(value?.[0]) === value?.[0] ? JSON.stringify(val
 export function curlOf(settings, params) {
   const fields = fieldsOf(settings);
   const placed = { image: { url: "data:image/png;base64,…" } };
-  fields.controls &&= fields.controls.map((entry) => withMap({ ...entry, image: "image" }, placed));
+  for (const name of PICTURED) fields[name] &&= fields[name].map((entry) => withMap({ ...entry, image: "image" }, placed));
   const files = params.mask_sha256 ? "-F image=@image.png -F mask=@mask.png" : "-F image=@image.png";
   const texts = () => Object.entries(fields)
     .map(([name, value]) => `--form-string ${quoted(`${name}=${textOf(value)}`)}`);

@@ -5,13 +5,14 @@ import { byId } from "./elements.js";
 import { writeForm } from "./form.js";
 import { restoreMaps } from "./maps.js";
 import { notify } from "./notices.js";
-import { isEdit, settingsOf } from "./parameters.js";
+import { isEdit, picturedOf, settingsOf } from "./parameters.js";
 import { parametersIn } from "./picture_file.js";
 import { canEdit, setSource, useFile } from "./source.js";
 import * as store from "./store.js";
 
-/** The list of ControlNets, if the model has any. */
-const mapField = () => document.querySelector("#map-field:not([hidden])");
+/** Places to drop a picture at, and the lists that take it, if the model has such files. */
+const LISTS = { "#drop-map": "controls", "#drop-prompt": "image_prompts" };
+const listOf = (id) => document.querySelector(`#${LISTS[id]}-field:not([hidden])`);
 
 export function startRestoring() {
   const curtain = byId("drop");
@@ -21,7 +22,7 @@ export function startRestoring() {
     event.preventDefault();
     curtain.hidden = false;
     byId("drop-source").hidden = !canEdit();
-    byId("drop-map").hidden = !mapField();
+    for (const id in LISTS) document.querySelector(id).hidden = !listOf(id);
   });
   addEventListener("dragleave", (event) => {
     // Leaving the window has no related element.
@@ -33,7 +34,8 @@ export function startRestoring() {
     curtain.hidden = true;
     const file = event.dataTransfer.files[0];
     const isOn = (id) => event.target.closest?.(id);
-    if (isOn("#drop-map")) mapField().useMap(file);
+    const place = Object.keys(LISTS).find(isOn);
+    if (place) listOf(place).useMap(file);
     else if (canEdit() && !isOn("#drop-settings")) useFile(file);
     else restoreFile(file);
   });
@@ -54,14 +56,14 @@ async function restoreFile(file) {
 
 export async function restore(params, name) {
   const hasSource = await restoreSource(params, name);
-  const hasMaps = await restoreMaps(params.controls ?? []);
+  const hasMaps = await restoreMaps(picturedOf(params));
   writeForm(settingsOf(params));
   byId("more").open = true;
   let promise = "Generate makes the same picture.";
   if (params.model && model && bare(params.model) !== bare(model.id)) {
     promise = `It was made by ${params.model}, so ${model.id} will make another picture of it.`;
   }
-  if (!hasMaps) promise = "Its ControlNets read maps that are not here; add them again.";
+  if (!hasMaps) promise = "It was made with maps or image prompts that are not here; add them again.";
   if (!hasSource) promise = "It was made from another picture; choose that one to make it again.";
   notify(`The settings are those of ${name}. ${promise}`);
   byId("prompt").focus();

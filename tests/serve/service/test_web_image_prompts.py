@@ -1,0 +1,91 @@
+"""The page's list of image prompts, each with its picture and IP-Adapter."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from sdxl.catalogue import Catalogue
+from sdxl.images import read_parameters
+from sdxl.picture_files import file_of
+from sdxl.pipeline import Pipeline
+from tests.sdxl.image_adapters import PLAIN, PLUS, write_adapters
+from tests.sdxl.test_editing import drawing
+from tests.serve.servers import listening
+from tests.serve.service.browsers import View, Visit, visit
+
+PICTURE: Any = {"name": "a.png", "mimeType": "image/png", "buffer": file_of(drawing(128, 128))}
+
+DATA_URL = re.compile("^data:image/png;base64,")
+
+
+@pytest.fixture(scope="module")
+def address(mini: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = write_adapters(tmp_path_factory.mktemp("ip_adapters"))
+    with listening(replace(mini, catalogue=Catalogue(image_folders=[folder]))) as (url, _):
+        yield url
+
+
+@pytest.fixture
+def prompted(browser: Browser, address: str, view: View) -> Iterator[Visit]:
+    with visit(browser, address, view) as found:
+        expect(found.page.get_by_label("Image prompts")).to_be_visible()
+        yield found
+
+
+def held(web: Visit) -> list[dict[str, Any]]:
+    return [dict(each, image="") for each in json.loads(web.holds()["image_prompts"] or "[]")]
+
+
+@pytest.mark.phone
+def test_picked_pictures_prompt_and_come_back_with_the_picture(
+    prompted: Visit, tmp_path: Path
+) -> None:
+    page = prompted.page
+    page.get_by_label("Image prompts").select_option(PLUS)
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Add picture…").click()
+    chooser.value.set_files(PICTURE)
+    page.get_by_label(f"Strength of {PLUS}", exact=True).fill("0.7")
+    page.get_by_text("Details").click()
+    page.get_by_label("Mode", exact=True).select_option("style")
+    assert held(prompted) == [{"name": PLUS, "image": "", "strength": 0.7, "mode": "style"}]
+    expect(page.get_by_alt_text(f"The picture of {PLUS}")).to_have_attribute("src", DATA_URL)
+    assert not prompted.violations()
+    prompted.generate("a red circle", steps="2")
+    prompted.wait_for_pictures()
+    (stored,) = read_parameters(prompted.download())["image_prompts"]
+    assert (stored["name"], stored["strength"], stored["mode"]) == (PLUS, 0.7, "style")
+    page.click("#reset")
+    assert held(prompted) == []
+    page.locator("#thumbs button").first.click()
+    page.click("#viewer [data-do=use]")
+    expect(page.get_by_alt_text(f"The picture of {PLUS}")).to_be_visible()
+    assert held(prompted)[0]["mode"] == "style"
+
+
+def test_a_dropped_picture_is_an_image_prompt(prompted: Visit) -> None:
+    page = prompted.page
+    expect(page.get_by_label("ControlNets")).to_be_hidden()
+    page.evaluate(DROP, list(PICTURE["buffer"]))
+    expect(page.get_by_alt_text(f"The picture of {PLUS}")).to_be_visible()
+    assert held(prompted) == [{"name": PLUS, "image": ""}]
+    assert PLAIN in page.get_by_label("Image prompts").inner_text()
+
+
+DROP = """(bytes) => {
+  const data = new DataTransfer();
+  data.items.add(new File([new Uint8Array(bytes)], "a.png", { type: "image/png" }));
+  const sent = { dataTransfer: data, bubbles: true, cancelable: true };
+  document.body.dispatchEvent(new DragEvent("dragover", sent));
+  const place = document.getElementById("drop-prompt");
+  if (place.hidden || !document.getElementById("drop-map").hidden) throw new Error("wrong places");
+  place.dispatchEvent(new DragEvent("drop", sent));
+}"""
