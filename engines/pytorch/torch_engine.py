@@ -162,7 +162,8 @@ def load_torch(
         memory_format=layout,
         adapters=shelf,
         controls=control_shelf(checkpoint, dtype, chosen, layout),
-        image_prompts=image_shelf(checkpoint, dtype, chosen),
+        # What torch.compile makes of the network knows no image prompts.
+        image_prompts=None if options.compile else image_shelf(checkpoint, dtype, chosen),
         warming=partial(_warming, chosen, ticks) if is_cuda else nullcontext,
         run_recorded=ticks or Engines.run_recorded,
         description=said,

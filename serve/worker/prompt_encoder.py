@@ -165,6 +165,8 @@ class PromptEncoder:
 
     def _prompted(self, job: ImageJob, conditioning: Conditioning) -> Conditioning:
         """Add the job's image prompts."""
+        if not job.params.image_prompts:
+            return conditioning
         prompted = self._beside(partial(self.pipeline.prompted, conditioning, job.asked))
         self._stream.give(*prompted.tensors)
         return prompted

@@ -23,11 +23,11 @@ from onnx_export.plain_maxima import write_numbers
 from onnx_export.recipes import RECIPES, matching
 from onnx_export.reference import fake_quantise
 from sdxl.checkpoint import find
-from sdxl.networks.attention import cross_attentions
+from sdxl.networks.attention import cross_attentions, prompted
 from sdxl.networks.parts import networks_of
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.pipeline import Pipeline, Result
-from sdxl.specs import CHUNK, network_specs
+from sdxl.specs import CHUNK, image_specs, network_specs
 
 LEAST_ERROR = 2e-5
 MOST_ERROR = {"fp8": 0.06, "int8": 0.03}
@@ -91,6 +91,23 @@ def test_rearranged_it_computes_the_same(unet: nn.Module, inputs: dict[str, Tens
     for found, expected in zip(deep(ours, inputs), deep(unet, inputs), strict=True):
         measured = relative(found, expected)
         assert measured <= LEAST_ERROR, f"{measured:.2e}, at most {LEAST_ERROR:.0e}"
+
+
+def test_rearranged_it_attends_to_the_same_image_prompts(
+    unet: nn.Module, inputs: dict[str, Tensor]
+) -> None:
+    ours = copy.deepcopy(unet).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    rearrange(ours, "math")
+    generator = torch.Generator().manual_seed(0)
+    *text, mask = (
+        torch.randn(t.shape({"rows": 2, "images": 1, "image_tokens": 4}), generator=generator)
+        for t in image_specs(find("mini").arch, "float32")
+    )
+    plain = deep(unet, inputs)[0]
+    with prompted(text, 0 * mask):
+        found, expected = deep(ours, inputs)[0], deep(unet, inputs)[0]
+    measured = relative(found, expected)
+    assert measured <= LEAST_ERROR < relative(expected, plain), f"{measured:.2e}"
 
 
 def test_self_attention_is_one_product_and_cross_attention_knows_its_turn(unet: nn.Module) -> None:
