@@ -162,13 +162,16 @@ class Flight:
     @property
     def step_variant(self) -> Variant:
         """What its rows need in the next step."""
-        if not self.image_windows:
-            return self.variant
-        return self.variant.with_images([self.image_windows[i] for i in self.image_places])
+        return self._with_images([self.image_windows[i] for i in self.image_places])
+
+    def _with_images(self, windows: Sequence[ImageWindow]) -> Variant:
+        return self.variant.with_images(windows) if windows else self.variant
 
     @property
     def image_places(self) -> tuple[int, ...]:
         """The image prompts of its next step, by their places in `image_windows`."""
+        if not self.image_windows:
+            return ()
         steps = len(self.plan)
         return tuple(i for i, w in enumerate(self.image_windows) if w.covers(self.step, steps))
 
@@ -195,7 +198,7 @@ class Flight:
     @property
     def batch_key(self) -> tuple[Axes, Variant]:
         """Images with the same key can share calls."""
-        return self.axes, PLAIN if self.rides else self.variant.with_images(self.image_windows)
+        return self.axes, PLAIN if self.rides else self._with_images(self.image_windows)
 
     @property
     def rows(self) -> int:

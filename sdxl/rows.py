@@ -230,10 +230,7 @@ class Stage:
                 target.zero_()
             for member, rows in zip(layout.members, layout.rows_of_members, strict=True):
                 for place, number in enumerate(member.prompts):
-                    for target, own in zip(text, member.image.prompts[number], strict=True):
-                        tokens = own.shape[2]
-                        target[:, rows, place, :tokens] = own[:, : len(rows)]
-                        masks[rows, place, tokens:] = -math.inf
+                    _put_image(text, masks, member.image.prompts[number], rows, place)
         named = {
             spec.name: tensor
             for own, tensors in zip(stacks, text, strict=True)
@@ -307,6 +304,17 @@ class Stage:
         caches = [memory.flat(t.name, t, sizes).view(sizes[ROWS], -1) for t in self._caches]
         own = [memory.lines(name, sizes) for name in ("latents", "estimate", "fresh noise")]
         return _Views({**maps, **self._named(texts)}, texts, caches, *own)
+
+
+def _put_image(
+    text: Sequence[Tensor], masks: Tensor, own: Sequence[Tensor], rows: Sequence[int], place: int
+) -> None:
+    """Copy an image prompt to its place in a member's rows."""
+    for target, each in zip(text, own, strict=True):
+        for number, row in enumerate(rows):
+            target[:, row, place, : each.shape[2]] = each[:, number]
+    for row in rows:
+        masks[row, place, own[0].shape[2] :] = -math.inf
 
 
 def _by_shape(specs: Iterable[TensorSpec]) -> list[list[TensorSpec]]:
