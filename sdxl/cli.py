@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(arguments: list[str]) -> int:
     match arguments:
-        case ["-h" | "--help", *_]:
+        case ["-h" | "--help" | "--help-all", *_]:
             print(usage())
             return 0
         case ["--version", *_]:
@@ -68,9 +68,12 @@ def run(arguments: list[str]) -> int:
             name_what_is_slow(name)
             return command(name)(rest)
         case _:
+            from sdxl.suggestions import did_you_mean
+
             asked = arguments[0]
             allowed = f"must be one of {', '.join(COMMANDS)}, or --help"
-            raise UnknownCommand(f"command {allowed}, got {asked!r}")
+            hint = did_you_mean(asked, COMMANDS)
+            raise UnknownCommand(f"command {allowed}, got {asked!r}{hint}")
 
 
 def name_what_is_slow(command: str) -> None:
@@ -93,7 +96,7 @@ def usage() -> str:
             "",
             *rows,
             "",
-            "`sdxl COMMAND --help` says more; `sdxl --version` says which this is.",
+            "`sdxl COMMAND --help` lists the usual flags, --help-all every flag.",
         )
     )
 

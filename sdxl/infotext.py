@@ -16,7 +16,7 @@ from sdxl.attachments import EMBEDDING_FILES, LORA_FILES, Lora, merged, take_tag
 from sdxl.control_texts import UNIT, read_unit, unit_text
 from sdxl.controls import CONTROL_FILES, Control
 from sdxl.params import PARAMETERS, InvalidParams
-from sdxl.scheduler_names import OWN_SCHEDULES, SCHEDULE_LABELS, SCHEDULERS
+from sdxl.scheduler_names import OTHER_NAMES, OWN_SCHEDULES, SCHEDULE_LABELS, SCHEDULERS
 
 COMMON_FACTS = ("steps", "scheduler", "guidance", "seed")
 """The keys of the `parameters` line, in the usual order."""
@@ -78,20 +78,16 @@ def read_text(text: str) -> FoundParameters:
 
 def scheduler_of(sampler: str, schedule: str = "") -> str | None:
     """Return our name of another program's sampler and schedule, or None."""
-    label, schedule = sampler.strip().lower(), schedule.strip().lower().replace("_", " ")
-    if schedule not in (AUTOMATIC, *PLAIN, *SCHEDULES):
+    schedule = schedule.strip().lower().replace("_", " ")
+    named = OTHER_NAMES.get(sampler.strip().lower())
+    if named is None or schedule not in (AUTOMATIC, *PLAIN, *SCHEDULES):
         return None
-    levels = SCHEDULES.get(schedule, "")
-    # As older versions name it, in the sampler's own name.
-    if ending := next((each for each in SCHEDULES if label.endswith(f" {each}")), ""):
-        label, levels = label.removesuffix(f" {ending}"), SCHEDULES[ending]
-    elif schedule == AUTOMATIC:
-        own = {sampler.lower(): levels for sampler, levels in OWN_SCHEDULES.items()}
-        levels = own.get(label, "")
-    for name, each in SCHEDULERS.items():
-        if (each.label.lower(), each.levels) == (label, levels):
-            return name
-    return None
+    own = SCHEDULERS[named]
+    automatic = OWN_SCHEDULES.get(own.label, "") if schedule == AUTOMATIC else ""
+    # Older versions write the schedule into the sampler's name.
+    wanted = own.label, own.levels or automatic or SCHEDULES.get(schedule, "")
+    labels = {(each.label, each.levels): name for name, each in SCHEDULERS.items()}
+    return labels.get(wanted)
 
 
 def read_graph(graph: Mapping[str, Any]) -> FoundParameters:

@@ -66,6 +66,8 @@ AddRoutes = Callable[[FastAPI, ServeSettings], None]
 OFF = {"/sdapi/": "sdapi", "/controlnet/": "sdapi", "/v1/chat/": "llm", "/v1/completions": "llm"}
 """Paths that need a setting. Files and batches have routes that say so."""
 MEDIA = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
+NO_OBJECT = ("model_type", "model_attributes_type", "dict_type")
+"""Pydantic's types of error for a body that is no JSON object."""
 GENERATED: dict[int | str, dict[str, Any]] = {
     200: {
         "model": ImagesResponse,
@@ -240,7 +242,10 @@ async def answer_invalid(request: Request, error: Exception) -> Response:
     elif first["type"] == "extra_forbidden":
         message, code = errors.of_schema(".".join(place)[:100], first), "unknown_parameter"
     elif param is None:
-        message, code = f"the body {errors.schema_words(first)}", "invalid_value"
+        needed = "must be a JSON object, sent with content-type: application/json"
+        is_object = first["type"] not in NO_OBJECT
+        message = f"the body {errors.schema_words(first) if is_object else needed}"
+        code = "invalid_value"
     else:
         message, code = errors.of_schema(param[:100], first), "invalid_value"
     return refused(request, errors.invalid(param and param[:100], message, code))
