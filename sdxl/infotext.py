@@ -90,6 +90,20 @@ def scheduler_of(sampler: str, schedule: str = "") -> str | None:
     return labels.get(wanted)
 
 
+def read_words(words: Mapping[str, str]) -> FoundParameters:
+    """Read the texts in the metadata of a picture of stable-diffusion-webui (`parameters`) or
+    ComfyUI (`prompt`). Raises ValueError if they name no prompt."""
+    text = words.get("parameters", "")
+    try:
+        graph = json.loads(words.get("prompt", "{}"))
+    except RecursionError:
+        graph = {}
+    found = read_graph(graph) if isinstance(graph, dict) and not text else read_text(text)
+    if not found.params.get("prompt"):
+        raise ValueError("no prompt")
+    return found
+
+
 def read_graph(graph: Mapping[str, Any]) -> FoundParameters:
     """Read the inputs of the sampler in ComfyUI's `prompt`, as far as a path of plain nodes
     leads."""

@@ -71,6 +71,8 @@ class Parameter:
     low: float = -math.inf
     high: float = math.inf
     choices: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Other programs' labels of choices, shown on the page."""
     other_choices: Mapping[str, str] = field(default_factory=dict)
     """Other programs' names of choices, in lower case."""
     rest: str = ""

@@ -18,7 +18,7 @@ from sdxl.parameter import MAX_STEPS as MAX_STEPS
 from sdxl.parameter import SIZE as SIZE
 from sdxl.parameter import InvalidParams as InvalidParams
 from sdxl.parameter import Parameter as Parameter
-from sdxl.scheduler_names import OTHER_NAMES, SCHEDULERS
+from sdxl.scheduler_names import OTHER_NAMES, SCHEDULERS, full_label
 from sdxl.sizes import Sizes as Sizes
 
 T = TypeVar("T")
@@ -95,6 +95,7 @@ class GenerationParams:
         "Scheduler",
         f"one of {', '.join(SCHEDULERS)}",
         choices=tuple(SCHEDULERS),
+        labels={name: full_label(name) for name in SCHEDULERS},
         other_choices=OTHER_NAMES,
         aliases=("sampler_name", "sampler"),
         infotext="Sampler",

@@ -276,7 +276,7 @@ def test_every_scheduler_has_a_solver_and_every_solver_a_name() -> None:
 def test_the_page_names_no_parameter_whose_control_the_service_describes() -> None:
     from sdxl.params import PARAMETERS
 
-    by_hand = {"prompt", "cache_interval", "seed"}
+    by_hand = {"prompt", "negative_prompt", "cache_interval", "seed"}
     """Controls that the page defines itself."""
     web = ROOT / "serve" / "web"
     text = "".join(p.read_text(encoding="utf-8") for p in sorted(web.glob("*.js")))

@@ -335,6 +335,10 @@ class FormControl(Reply):
     minimum: int | float | None = None
     maximum: int | float | None = None
     choices: tuple[str, ...] | None = None
+    labels: tuple[str, ...] | None = None
+    """of the choices, as other programs name them"""
+    group: str | None = None
+    """the title that it is shown under; none for the first parameters"""
     is_for_edits: bool | None = None
     """It applies to edits only."""
     is_for_masks: bool | None = None
@@ -357,6 +361,8 @@ class FormControl(Reply):
             fields=fields,
             default=each.default,
             choices=each.choices or None,
+            labels=tuple(each.labels[name] for name in each.choices) if each.labels else None,
+            group=each.group or None,
             is_for_edits=each.is_for_edits or None,
             is_for_masks=each.is_for_masks or None,
             edit_defaults=each.edit_defaults or None,
@@ -388,6 +394,8 @@ class ImageLimits(Reply):
     min_side: int
     max_side: int
     side_multiple: int
+    sizes: tuple[str, ...]
+    """usual ones, beside the default"""
     max_n: int
     max_steps: int
     max_prompt_chars: int
@@ -413,6 +421,7 @@ class ImageLimits(Reply):
             min_side=card.sizes.minimum,
             max_side=longest_side(card, settings),
             side_multiple=card.sizes.multiple,
+            sizes=card.sizes.usual(longest_side(card, settings)),
             max_n=settings.max_n,
             max_steps=settings.max_steps,
             max_prompt_chars=settings.max_prompt_chars,

@@ -331,17 +331,12 @@ def stored_params(source: str) -> dict[str, Any]:
 def foreign_params(data: bytes, source: str) -> dict[str, Any]:
     """Return the known parameters in a picture of stable-diffusion-webui or ComfyUI; the others are
     printed. The model is left out: other programs' file names mean nothing here."""
-    from sdxl.infotext import read_graph, read_text
+    from sdxl.infotext import read_words
     from sdxl.picture_files import BrokenPicture, words_of
 
     try:
-        words = words_of(data)
-        graph = json.loads(words.get("prompt", "{}"))
-    except (BrokenPicture, RecursionError, ValueError):
-        return {}
-    text = words.get("parameters", "")
-    found = read_graph(graph) if isinstance(graph, dict) and not text else read_text(text)
-    if not found.params.get("prompt"):
+        found = read_words(words_of(data))
+    except (BrokenPicture, ValueError):
         return {}
     if found.unread:
         print(f"sdxl render: {source}: left out: {'; '.join(found.unread)}", file=sys.stderr)
