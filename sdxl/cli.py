@@ -28,6 +28,8 @@ COMMANDS = {
 PACKAGES = ("sdxl", "engines", "onnx_export", "serve", "eval")
 FAILED, BAD_REQUEST, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
 TRACEBACK = "SDXL_TRACEBACK"
+UNREACHABLE = ("httpx", "ConnectError")
+"""The error of a client whose service is not there; its module is not imported here."""
 
 
 class UnknownCommand(ValueError):
@@ -120,7 +122,10 @@ def describe(error: Exception) -> str:
     """One line. Errors of our own and of the file system speak for themselves; any other is a
     defect, and says how to see where."""
     message = " ".join(str(error).split())
-    known = type(error).__module__.partition(".")[0] in PACKAGES
+    package = type(error).__module__.partition(".")[0]
+    if (package, type(error).__name__) == UNREACHABLE:
+        return f"url must be a service that answers, got {error.request.url} ({message})"  # type: ignore[attr-defined]
+    known = package in PACKAGES
     if known or is_bad_request(error) or isinstance(error, OSError):
         return message
     return f"unexpected {type(error).__name__}: {message} ({TRACEBACK}=1 shows where)"

@@ -42,7 +42,7 @@ def check(path: Path, endpoint: str, most: int, models: Sequence[ImageModel]) ->
     for record in read_jsonl(path):
         checked.total += 1
         if checked.total > most:
-            message = f"more than {most} requests; this service takes so many in a file"
+            message = f"the file must have at most {most} requests"
             return Checked(errors=[error_of("too_many_requests", message)])
         try:
             check_line(record, endpoint, seen)
