@@ -48,7 +48,10 @@ class Parser(argparse.ArgumentParser):
         raise argparse.ArgumentError(None, message)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        options, unread = self.parse_known_args([*map(_with_dashes, args)], namespace)
+        args = list(args)
+        end = args.index("--") if "--" in args else len(args)
+        given = [*map(_with_dashes, args[:end]), *args[end:]]
+        options, unread = self.parse_known_args(given, namespace)
         if unread:
             self.error(self._unread(unread))
         return options

@@ -82,7 +82,9 @@ def test_a_command_of_few_flags_shows_all(capsys: pytest.CaptureFixture[str]) ->
 def test_underscores_in_flags_are_dashes() -> None:
     parser = Parser()
     parser.add_argument("--cache-interval")
+    parser.add_argument("prompt", nargs="?")
     assert parser.parse_args(["--cache_interval=a_b"]).cache_interval == "a_b"
+    assert parser.parse_args(["--", "--a_prompt"]).prompt == "--a_prompt"
 
 
 @pytest.mark.parametrize(
