@@ -27,7 +27,7 @@ from sdxl.parameter import SIZE as SIZE
 from sdxl.parameter import InvalidParams as InvalidParams
 from sdxl.parameter import Parameter as Parameter
 from sdxl.pictured import Pictured
-from sdxl.scheduler_names import SCHEDULERS
+from sdxl.scheduler_names import OTHER_NAMES, SCHEDULERS, full_label
 from sdxl.sizes import Sizes as Sizes
 
 T = TypeVar("T")
@@ -46,6 +46,9 @@ UPSCALERS = LANCZOS, LATENT = "lanczos", "latent"
 UPSCALE_STRENGTH = 0.4
 MAX_UPSCALE = 4.0
 """The model's largest size may allow less."""
+DEEPCACHE, GUIDANCE, EDITING = "DeepCache", "Guidance", "Editing"
+UPSCALING, ADAPTERS = "Upscale", "LoRAs and ControlNets"
+"""Groups of parameters."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,15 @@ class GenerationParams:
     height: int | None = parameter(
         None, "Height", "in pixels (default: the model's own)", rest=SIZE, metavar="PIXELS"
     )
-    steps: int = parameter(20, "Steps", "denoising steps", low=1, high=MAX_STEPS, infotext="Steps")
+    steps: int = parameter(
+        20,
+        "Steps",
+        "denoising steps",
+        low=1,
+        high=MAX_STEPS,
+        aliases=("num_inference_steps",),
+        infotext="Steps",
+    )
     guidance: float = parameter(
         5.0,
         "Guidance",
@@ -76,6 +87,7 @@ class GenerationParams:
         low=0,
         high=100,
         rest="guidance_scale",
+        aliases=("cfg_scale", "cfg"),
         infotext="CFG scale",
     )
     seed: int | None = parameter(
@@ -92,6 +104,9 @@ class GenerationParams:
         "Scheduler",
         f"one of {', '.join(SCHEDULERS)}",
         choices=tuple(SCHEDULERS),
+        labels={name: full_label(name) for name in SCHEDULERS},
+        other_choices=OTHER_NAMES,
+        aliases=("sampler_name", "sampler"),
         infotext="Sampler",
         metavar="NAME",
     )
@@ -104,6 +119,7 @@ class GenerationParams:
         high=MAX_STEPS,
         infotext="Cache interval",
         placeholder=f"{USUAL_INTERVAL}, below {FEW_STEPS} steps 1",
+        group=DEEPCACHE,
     )
     deep_steps: tuple[int, ...] | None = parameter(
         None,
@@ -112,6 +128,7 @@ class GenerationParams:
         infotext="Deep steps",
         placeholder="such as 0,2,5",
         metavar="I,J,…",
+        group=DEEPCACHE,
     )
     guidance_interval: tuple[float, float] | None = parameter(
         None,
@@ -122,6 +139,7 @@ class GenerationParams:
         is_stored_if_set=True,
         placeholder="0,1",
         metavar="FROM,TO",
+        group=GUIDANCE,
     )
     guided_steps: tuple[int, ...] | None = parameter(
         None,
@@ -131,6 +149,7 @@ class GenerationParams:
         is_stored_if_set=True,
         placeholder="such as 0,1,2",
         metavar="I,J,…",
+        group=GUIDANCE,
     )
     strength: float | None = parameter(
         None,
@@ -139,10 +158,12 @@ class GenerationParams:
         f"{EDIT_STRENGTH}, with a mask {MASK_STRENGTH:g})",
         low=0,
         high=1,
+        aliases=("denoising_strength",),
         infotext="Denoising strength",
         is_for_edits=True,
         edit_defaults=(EDIT_STRENGTH, MASK_STRENGTH),
         placeholder=f"{EDIT_STRENGTH}, with a mask {MASK_STRENGTH:g}",
+        group=EDITING,
     )
     mask_blur: int | None = parameter(
         None,
@@ -154,6 +175,7 @@ class GenerationParams:
         is_for_edits=True,
         is_for_masks=True,
         placeholder="none",
+        group=EDITING,
     )
     mask_padding: int | None = parameter(
         None,
@@ -165,6 +187,7 @@ class GenerationParams:
         is_for_edits=True,
         is_for_masks=True,
         placeholder="whole image",
+        group=EDITING,
     )
     encoding: str | None = parameter(
         None,
@@ -174,6 +197,7 @@ class GenerationParams:
         is_for_edits=True,
         metavar="NAME",
         placeholder=ENCODINGS[0],
+        group=EDITING,
     )
     upscale: float | None = parameter(
         None,
@@ -185,6 +209,7 @@ class GenerationParams:
         is_stored_if_set=True,
         placeholder="1",
         metavar="TIMES",
+        group=UPSCALING,
     )
     upscaler: str | None = parameter(
         None,
@@ -195,6 +220,7 @@ class GenerationParams:
         is_stored_if_set=True,
         metavar="NAME",
         placeholder=LANCZOS,
+        group=UPSCALING,
     )
     upscale_strength: float | None = parameter(
         None,
@@ -206,6 +232,7 @@ class GenerationParams:
         infotext="Hires strength",
         is_stored_if_set=True,
         placeholder=str(UPSCALE_STRENGTH),
+        group=UPSCALING,
     )
     upscale_steps: int | None = parameter(
         None,
@@ -216,6 +243,7 @@ class GenerationParams:
         high=MAX_STEPS,
         is_stored_if_set=True,
         placeholder="as steps",
+        group=UPSCALING,
     )
     loras: tuple[Lora, ...] | None = parameter(
         None,
@@ -224,6 +252,7 @@ class GenerationParams:
         "the same",
         flag="lora",
         is_stored_if_set=True,
+        group=ADAPTERS,
     )
     controls: tuple[Control, ...] | None = parameter(
         None,
@@ -233,6 +262,7 @@ class GenerationParams:
         flag_help="; without =FILE the edited image; :canny draws its edges; KEY is mode, resize, "
         "type, low or high",
         is_stored_if_set=True,
+        group=ADAPTERS,
     )
     image_prompts: tuple[ImagePrompt, ...] | None = parameter(
         None,
@@ -241,9 +271,12 @@ class GenerationParams:
         flag="image-prompt",
         flag_help="; style or composition takes that alone",
         is_stored_if_set=True,
+        group=ADAPTERS,
     )
 
     def __post_init__(self) -> None:
+        # The class is frozen, so that no one changes a request; this is before anyone has it.
+        object.__setattr__(self, "scheduler", PARAMETERS["scheduler"].chosen(self.scheduler))
         for each in PARAMETERS.values():
             each.check(getattr(self, each.name))
         self._check_taken("strength", self.steps, self.strength)
@@ -412,7 +445,7 @@ class GenerationParams:
         """From JSON. An unknown key is an error."""
         for key in values:
             if key not in PARAMETERS:
-                raise InvalidParams(key, values[key], f"must be one of {', '.join(PARAMETERS)}")
+                raise InvalidParams.unknown_field(key, PARAMETERS)
         lists = {
             name: PARAMETERS[name].read_list(value)
             for name in LISTS
@@ -438,3 +471,18 @@ PICTURED: Mapping[str, Parameter] = {
     if each.kind is Attachment and issubclass(each.item, Pictured)
 }
 """Lists whose entries have pictures."""
+BY_NAME: Mapping[str, Parameter] = {name: p for p in PARAMETERS.values() for name in p.names}
+COUNT_ALIASES = ("num_images_per_prompt",)
+"""Other programs' names of `n`, which is no parameter of a picture."""
+
+
+def renamed(values: Mapping[str, Any], name_of: Callable[[Parameter], str]) -> dict[str, Any]:
+    """Replace other programs' names of parameters by `name_of` it. Raises InvalidParams if one
+    parameter has two names."""
+    found: dict[str, Any] = {}
+    for given, value in values.items():
+        name = name_of(BY_NAME[given]) if given in BY_NAME else given
+        if name in found or (name != given and name in values):
+            raise InvalidParams(given, None, f"must not be set beside {name}: it is the same")
+        found[name] = value
+    return found
