@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from engines.embeddings import Embedding, read_embedding
-from engines.lora_weights import LoraError, LowRank, read_lora
+from engines.lora_weights import MAX_RANK, LoraError, LowRank, read_lora
 from engines.low_rank import TRANSFORMERS, VECTORS, Bank
 from sdxl.adapters import Adapters, NoRoom, Pages, Use
 from sdxl.catalogue import FIELDS, AdapterFile, Kind
@@ -30,8 +30,10 @@ from sdxl.flight import PLAIN, Variant
 from sdxl.params import InvalidParams
 from sdxl.specs import MOST_PAGES, MOST_VECTORS, PAGE_COUNTS, PAGE_RANK, TensorSpec
 
-BANK_BYTES = 2**30
-"""of one model's LoRAs at a time, on a CPU"""
+BANK_BYTES = 9 * 2**27
+"""of one model's LoRAs at a time, on a CPU; in 16 bits SDXL's LoRA of the highest rank needs it"""
+LEAST_PAGES = MAX_RANK // PAGE_RANK
+"""A bank holds at least one LoRA of the highest rank."""
 GPU_SHARE = 0.1
 """of a GPU's memory for them"""
 START_S = 2.0
@@ -50,7 +52,7 @@ def new_bank(specs: Iterable[TensorSpec], device: torch.device) -> Bank:
     tensors = {spec.name: spec for spec in specs}.values()
     paged = [t for t in tensors if t.free_axes]
     page_bytes = sum(math.prod(t.shape({"bank": 1})) * torch_dtype(t).itemsize for t in paged)
-    pages = min(1 + max(_bank_bytes(device) // page_bytes, PAGE_COUNTS[-1]), MOST_PAGES)
+    pages = min(max(_bank_bytes(device) // page_bytes, 1 + LEAST_PAGES), MOST_PAGES)
     return {
         t.name: torch.zeros(t.shape({"bank": pages}), dtype=torch_dtype(t), device=device)
         for t in tensors
@@ -61,6 +63,11 @@ def _bank_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return BANK_BYTES
     return int(GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
+
+
+def _pages_in(bank: Bank) -> int:
+    """Return the pages that LoRAs can take: all but page 0."""
+    return next(len(tensor) for name, tensor in bank.items() if name.endswith(".down")) - 1
 
 
 def layers_of(bank: Bank) -> dict[str, tuple[Tensor, Tensor]]:
@@ -144,10 +151,14 @@ class BankShelf:
     @cached_property
     def bank(self) -> Bank:
         bank = self.new_bank()
-        pages = next(len(tensor) for name, tensor in bank.items() if name.endswith(".down"))
-        self._slots["lora"].free = list(range(pages - 1, 0, -1))
+        self._slots["lora"].free = list(range(_pages_in(bank), 0, -1))
         self._slots["embedding"].free = list(range(MOST_VECTORS - 1, -1, -1))
         return bank
+
+    @property
+    def most_pages(self) -> int:
+        """Pages of one request: as many as a call takes, and the bank holds."""
+        return min(PAGE_COUNTS[-1], _pages_in(self.bank))
 
     def delay_s(self, uses: Sequence[Use]) -> float:
         missing = {f: _weighed(f) for f, *_ in uses if f not in self._slots[f.kind].loaded}
@@ -166,7 +177,7 @@ class BankShelf:
             leases: list[_Lease] = []
             for file, _, _ in uses:
                 leases.append(_Lease(self, file, self._get(file)))
-                _check_room(leases)
+                _check_room(leases, self.most_pages)
             return _adapters(leases, uses)
 
     def _get(self, file: AdapterFile) -> _Loaded:
@@ -250,13 +261,13 @@ def _release(shelf: BankShelf, loaded: _Loaded) -> None:
         loaded.leases -= 1
 
 
-def _check_room(leases: Sequence[_Lease]) -> None:
+def _check_room(leases: Sequence[_Lease], most_pages: int) -> None:
     """So a request alone always finds room in the bank."""
     slots = Counter[Kind]()
     for each in leases:
         slots[each.file.kind] += len(each.loaded.slots)
-    if slots["lora"] > PAGE_COUNTS[-1]:
-        needed = f"must have at most {PAGE_COUNTS[-1] * PAGE_RANK} ranks together"
+    if slots["lora"] > most_pages:
+        needed = f"must have at most {most_pages * PAGE_RANK} ranks together"
         raise InvalidParams("loras", slots["lora"] * PAGE_RANK, needed)
     if slots["embedding"] > MOST_VECTORS:
         needed = f"must name embeddings of at most {MOST_VECTORS} vectors together"

@@ -16,11 +16,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from engines import load
-from engines.bank_shelf import BankShelf, new_bank
+from engines.bank_shelf import BANK_BYTES, LEAST_PAGES, BankShelf, new_bank
+from engines.lora import ADAPTED
 from engines.lora_weights import LowRank
-from engines.low_rank import Bank, bank_specs
+from engines.low_rank import Bank, adapt, bank_specs
 from engines.pytorch.torch_engine import load_torch
 from engines.pytorch.torch_options import TorchOptions
+from eval.measuring.arithmetic import FULL_SIZE, build_module, configs_of
 from onnx_export.plain_maxima import write_numbers
 from onnx_export.recipes import RECIPES
 from sdxl.adapters import NoRoom
@@ -339,5 +341,16 @@ def test_a_weight_of_zero_needs_no_pages(shelf: BankShelf) -> None:
 
 
 def test_too_many_ranks_together_are_refused(shelf: BankShelf) -> None:
-    with pytest.raises(InvalidParams, match="at most 256 ranks together"):
-        shelf.lease([use(4, 1.0)] * 17)
+    with pytest.raises(InvalidParams, match="at most 112 ranks together"):
+        shelf.lease([use(4, 1.0)] * 8)
+
+
+def test_a_bank_of_the_full_size_stays_within_its_limit() -> None:
+    """In 16 bits on a CPU, and a LoRA of the highest rank has room in it."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    with torch.device("meta"):
+        for part in ADAPTED:
+            shapes |= adapt(part, build_module(part, configs_of(FULL_SIZE)[part]))
+    bank = new_bank(bank_specs(shapes, "float16"), torch.device("meta"))
+    assert sum(tensor.nbytes for tensor in bank.values()) <= BANK_BYTES
+    assert BankShelf(lambda: bank).most_pages >= LEAST_PAGES
