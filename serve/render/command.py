@@ -9,10 +9,11 @@ import argparse
 import json
 import secrets
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from engines.flags import add_engine_flags
 from sdxl.arguments import (
@@ -127,6 +128,7 @@ def main(argv: Sequence[str]) -> int:
     pictures: dict[int, tuple[Pixels, str]] = {}
     failures: list[Exception] = []
     total = sum(request.all_steps for request in requests)
+    began = time.perf_counter()
     with RenderDisplay(total, shows) as display:
         for result in pipeline.stream(asked, display.ticked, display.on_forming):
             if result.error is not None:
@@ -139,6 +141,12 @@ def main(argv: Sequence[str]) -> int:
             pictures[result.index] = pixels, caption
     if order.sheet is not None and pictures:
         save_sheet(order.sheet, [pictures[index] for index in sorted(pictures)])
+    if len(pictures) > 1 and not order.is_json:
+        seconds = time.perf_counter() - began
+        rate = len(pictures) / seconds
+        print(
+            f"{len(pictures)} images in {seconds:.2f} s, {rate:.2f} images/s", file=lines_to(order)
+        )
     if failures:
         raise RenderFailed(
             f"{len(failures)} of {len(requests)} image{'s' * (len(requests) != 1)} failed: "
@@ -415,14 +423,19 @@ def save(result: Result, order: RenderSpec) -> tuple[Pixels, Path]:
 def report(result: Result, path: Path, order: RenderSpec) -> None:
     from tqdm import tqdm
 
-    facts = as_json(result, path, order)
-    line = (
-        json.dumps(facts)
-        if order.is_json
-        else f"{path}  seed {result.params.seed}  {result.timings['denoise_s']:.2f} s"
-    )
+    if order.is_json:
+        line = json.dumps(as_json(result, path, order))
+    else:
+        # Images that are made together take the same time; the last line has their rate.
+        took = f"  {result.timings['denoise_s']:.2f} s" if len(order.requests) == 1 else ""
+        line = f"{path}  seed {result.params.seed}{took}"
     # Steps aside for the progress bar, and writes to stdout all the same.
-    tqdm.write(line, file=sys.stderr if order.destination.is_stdout else sys.stdout)
+    tqdm.write(line, file=lines_to(order))
+
+
+def lines_to(order: RenderSpec) -> TextIO:
+    """Return where lines go: an image may be on stdout."""
+    return sys.stderr if order.destination.is_stdout else sys.stdout
 
 
 def as_json(result: Result, path: Path, order: RenderSpec) -> dict[str, Any]:
