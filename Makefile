@@ -19,7 +19,7 @@ BACKENDS := tensorrt tensorrt-rtx
 IMAGE_EXTRAS := serve export eval c2pa s3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve load demo test test-slow test-long check format bench screenshots quality mini-onnx lock clean
+.PHONY: help setup serve load demo test test-slow test-long check format bench screenshots site quality mini-onnx lock clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -63,6 +63,9 @@ quality: $(INSTALLED) ## measure the embedded model's quality against speed: ren
 
 load: $(INSTALLED) ## measure the service under load: overhead, throughput, latency, overload
 	$(VENV)/bin/sdxl bench load
+
+site: $(INSTALLED) ## build docs/ into HTML, which a service shows at /docs/guide
+	$(PYTHON_OF_VENV) -m mkdocs build --strict --quiet
 
 screenshots: $(INSTALLED) ## renew the web page's pictures in docs/; needs Chromium
 	WEB_SCREENSHOTS=docs $(PYTHON_OF_VENV) -m pytest $(addprefix tests/serve/service/test_web_,page.py comparison.py animation.py) -k "accessible_in_every_state or in_one_place or animation"

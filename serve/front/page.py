@@ -1,4 +1,5 @@
-"""Files for a browser: the web page at `/` and the API's documentation at `/docs`.
+"""Files for a browser: the web page at `/`, the API's documentation at `/docs`, and the guide at
+`/docs/guide` if `make site` has built it.
 
 Everything comes from this origin; the headers allow no other.
 """
@@ -9,6 +10,7 @@ import base64
 import hashlib
 import mimetypes
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
 SERVE = Path(__file__).parents[1]
+GUIDE = SERVE / "guide"
 INLINE = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
 
@@ -38,8 +41,16 @@ POLICY = {
     "form-action": "'none'",
     "frame-ancestors": "'none'",
 }
+OF_GUIDE = dict.fromkeys(("script-src", "style-src"), "'self' 'unsafe-inline'")
+"""The guide's generator writes scripts and styles into its pages."""
+
+
+def written(policy: dict[str, str]) -> str:
+    return "; ".join(f"{name} {sources}" for name, sources in policy.items())
+
+
 HEADERS = {
-    "content-security-policy": "; ".join(f"{name} {sources}" for name, sources in POLICY.items()),
+    "content-security-policy": written(POLICY),
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
     # A new version shows at once; an unchanged file is a 304.
@@ -50,15 +61,23 @@ HEADERS = {
 class Files(StaticFiles):
     """A folder of files, served with our headers."""
 
+    headers: Mapping[str, str] = HEADERS
+
     def file_response(self, *arguments: Any, **options: Any) -> Response:
         answer = super().file_response(*arguments, **options)
-        answer.headers.update(HEADERS)
+        answer.headers.update(self.headers)
         return answer
+
+
+class Guide(Files):
+    headers = HEADERS | {"content-security-policy": written(POLICY | OF_GUIDE)}
 
 
 def add_pages(app: FastAPI) -> None:
     # A machine's table may call scripts text/plain, and with `nosniff` they would not run.
     mimetypes.add_type("text/javascript", ".js")
+    if GUIDE.is_dir():
+        app.mount("/docs/guide", Guide(directory=GUIDE, html=True))
     for path, below, folder in (("/", "/web", "web"), ("/docs", "/docs", "swagger_ui")):
         files = Files(directory=SERVE / folder)
         app.router.add_route(path, index_of(files), include_in_schema=False)

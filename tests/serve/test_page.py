@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from html.parser import HTMLParser
+from pathlib import Path
 
 import httpx
 import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 
+from serve.front.page import add_pages
 from serve.worker.worker import Worker
 from tests.serve.servers import call
 from tests.serve.services import ROOT
@@ -77,3 +83,24 @@ def test_an_installed_package_holds_the_pages() -> None:
     held = {path for pattern in patterns for path in (ROOT / "serve").glob(pattern)}
     files = {*WEB.iterdir(), *(ROOT / "serve" / "swagger_ui").iterdir()}
     assert files <= held, f"not in the package: {files - held}"
+
+
+def test_the_guide_is_built_of_the_docs_and_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strict: a link that leads nowhere fails the build."""
+    built = tmp_path / "guide"
+    command = (sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", built)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr("serve.front.page.GUIDE", built)
+    app = FastAPI()
+    add_pages(app)
+    client = TestClient(app)
+    answer = client.get("/docs/guide/models.html")
+    assert "ControlNet" in answer.text
+    assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+    for link in Links(answer.text).found:
+        if ":" not in link and not link.startswith("#"):
+            assert client.get(f"/docs/guide/{link}").status_code == 200, link
+    assert client.get("/docs").status_code == 200
