@@ -18,17 +18,22 @@ class Interval:
     high: float
 
 
-def interval(value: float, score: Callable[[Tensor], float], count: int, rounds: int) -> Interval:
-    """Return the interval of `value`; `score` takes the indices of a resample of `count` rows.
-
-    It is the resamples' spread about their mean, centred on the value: FID of a resample is biased
-    upwards because it repeats pictures, so percentiles alone would exclude the value.
-    """
+def resample(score: Callable[[Tensor], float], count: int, rounds: int) -> Tensor:
+    """Return the scores of resamples; `score` takes the indices of one of `count` rows. Every call
+    draws the same indices, so the scores of two sets with equal captions are pairs."""
     generator = torch.Generator().manual_seed(SEED)
-    scores = torch.tensor(
+    return torch.tensor(
         [score(torch.randint(count, (count,), generator=generator)) for _ in range(rounds)],
         dtype=torch.float64,
     )
+
+
+def interval(value: float, scores: Tensor) -> Interval:
+    """Return the interval of `value` by the scores of its resamples.
+
+    It is their spread about their mean, centred on the value: FID of a resample is biased upwards
+    because it repeats pictures, so percentiles alone would exclude the value.
+    """
     tail = (1 - CONFIDENCE) / 2
     low, high = (scores - scores.mean()).quantile(torch.tensor([tail, 1 - tail]).double())
     return Interval(value + float(low), value + float(high))

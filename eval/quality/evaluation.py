@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torchmetrics.functional.image import structural_similarity_index_measure
 
-from eval.measuring.bootstrap import Interval, interval
+from eval.measuring.bootstrap import Interval, interval, resample
 from eval.measuring.kept_facts import check_facts
 from eval.measuring.psnr import psnr_db
 from eval.measuring.timing import Spread, Timed, wall_s
@@ -63,11 +63,16 @@ class Scores:
     figures: Mapping[str, Figure]
     images_per_s: Spread | None
     """over chunks; None for stored pictures"""
+    reference_fid: float
+    """of as many pictures of the reference's distribution: what FID's bias alone gives"""
+    resamples: Mapping[str, Tensor]
+    """scores of the intervals' resamples, by figure"""
 
     def as_dict(self) -> dict[str, Any]:
         figures = {n: {**asdict(f), "holds": f.holds} for n, f in self.figures.items()}
         speed = {"images/s": asdict(self.images_per_s)} if self.images_per_s else {}
-        return {"pictures": self.pictures, "figures": figures, **speed}
+        reference = {"reference_fid": self.reference_fid}
+        return {"pictures": self.pictures, "figures": figures, **reference, **speed}
 
 
 @dataclass(frozen=True)
@@ -148,13 +153,18 @@ class Evaluation:
         features, count = rows["features"], len(rows["clip"])
         quick = QuickFrechet(judges.reference)
         fid = frechet_distance(features.split(self.chunk), judges.reference)
-        spread = interval(fid, lambda drawn: quick(features[drawn]), count, rounds)
-        figures = {"FID": Figure(fid, spread, self.task.fid_gate)}
-        figures["CLIP"] = _mean(rows["clip"], rounds, self.task.clip_gate)
-        figures |= {name: _mean(rows[name], rounds) for name in ALIKE if name in rows}
+        means = {"CLIP": rows["clip"]} | {n: rows[n] for n in ALIKE if n in rows}
+        resamples = {"FID": resample(lambda drawn: quick(features[drawn]), count, rounds)}
+        resamples |= {n: resample(partial(_mean, each), count, rounds) for n, each in means.items()}
+        values = {"FID": fid} | {name: _mean(each) for name, each in means.items()}
+        gates = {"FID": self.task.fid_gate, "CLIP": self.task.clip_gate}
+        figures = {
+            name: Figure(value, interval(value, resamples[name]), gates.get(name))
+            for name, value in values.items()
+        }
         is_stored = getattr(self.source, "is_stored", False)
         speed = None if is_stored else Spread.of(rows["images_per_s"].tolist())
-        scores = Scores(count, figures, speed)
+        scores = Scores(count, figures, speed, quick.of_reference(count), resamples)
         write_json(self.folder / "scores.json", scores.as_dict())
         return scores
 
@@ -183,10 +193,8 @@ def ssim(picture: Pixels, other: Pixels) -> float:
     return float(similarity)
 
 
-def _mean(values: Tensor, rounds: int, gate: ScoreRange | None = None) -> Figure:
-    mean = float(values.double().mean())
-    spread = interval(mean, lambda rows: float(values[rows].double().mean()), len(values), rounds)
-    return Figure(mean, spread, gate)
+def _mean(values: Tensor, rows: Tensor | slice = slice(None)) -> float:
+    return float(values[rows].double().mean())
 
 
 def save(folder: Path, indices: Sequence[int], pictures: Sequence[Pixels]) -> None:

@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
+from eval.measuring.bootstrap import Interval, interval
 from eval.measuring.markdown import table_lines
 from eval.measuring.timing import Spread
 from eval.quality.evaluation import Figure
@@ -66,6 +69,7 @@ class Tried:
     setting: QualitySetting
     figures: Mapping[str, Figure]
     images_per_s: Spread
+    resamples: Mapping[str, Tensor]
 
     def as_dict(self) -> dict[str, Any]:
         figures = {name: asdict(figure) for name, figure in self.figures.items()}
@@ -100,6 +104,12 @@ def change(tried: Tried, exact: Tried) -> Change:
     return Change(of("FID"), of("CLIP"))
 
 
+def change_interval(name: str, tried: Tried, exact: Tried) -> Interval:
+    """Both sets are resampled together, so the captions' influence cancels."""
+    value = tried.figures[name].value / exact.figures[name].value - 1
+    return interval(value, tried.resamples[name] / exact.resamples[name] - 1)
+
+
 def front(
     tried: Sequence[Tried], loss: Callable[[Change], float] = lambda change: change.loss
 ) -> list[Tried]:
@@ -122,6 +132,7 @@ def table(tried: Sequence[Tried]) -> str:
 
 def _cells(tried: Tried, exact: Tried, mark: str) -> list[str]:
     figures, changes = tried.figures, change(tried, exact)
+    fid, clip = (change_interval(name, tried, exact) for name in ("FID", "CLIP"))
     alike = [
         f"{figures[name].value:.{digits}f}" if name in figures else ""
         for name, digits in (("psnr", 1), ("ssim", 3), ("distance", 4))
@@ -130,9 +141,9 @@ def _cells(tried: Tried, exact: Tried, mark: str) -> list[str]:
         f"{mark}{tried.setting}",
         f"{tried.images_per_s:.2f}",
         f"{figures['FID'].value:.4f}",
-        f"{changes.fid:+.1%}",
+        f"{changes.fid:+.1%} ({fid.low:+.1%} to {fid.high:+.1%})",
         f"{figures['CLIP'].value:.3f}",
-        f"{changes.clip:+.2%}",
+        f"{changes.clip:+.2%} ({clip.low:+.2%} to {clip.high:+.2%})",
         "in" if changes.is_within else "out",
         *alike,
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from eval.quality.pareto import QualitySetting, Tried, change, front
+from eval.quality.pareto import QualitySetting, Tried, change_interval, front
 from eval.quality.protocol import CLIP_TOLERANCE, FID_TOLERANCE
 from sdxl.files import write_atomic
 
@@ -20,7 +20,10 @@ COLOURS = {"fp32": "#1f4e79", "fp16": "#2a9d8f", "int8": "#d1495b", "fp8": "#e9a
 TUNED = "tuned plan"
 MARKERS = {"interval 1": "o", "interval 2": "s", "interval 3": "^", TUNED: "*"}
 OTHER_MARKER = "D"
-GREY, PALE = "#555555", "#dfe8ee"
+GREY, FAINT, PALE = "#555555", "#b8bcc0", "#dfe8ee"
+GATES_SHOWN = 5
+"""An axis reaches so many gates; a change beyond is drawn at its end, with its number."""
+LIST_COLUMNS = 3
 STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -31,73 +34,105 @@ STYLE: Any = {
 
 
 def plot_pareto(tried: Sequence[Tried], stem: Path) -> None:
-    """Speed against the change of FID and of CLIP, with shaded gates and each panel's front."""
+    """Speed against the change of FID and of CLIP, with shaded gates and each panel's front, whose
+    settings are numbered."""
+    fronts = {
+        "FID": front(tried, lambda changes: changes.fid),
+        "CLIP": front(tried, lambda changes: -changes.clip),
+    }
+    best = {id(each): each for each in (*fronts["FID"], *fronts["CLIP"])}.values()
+    numbers = {each.setting: i for i, each in enumerate(sorted(best, key=speed), 1)}
     with rc_context(STYLE):
-        figure = Figure(figsize=(11, 4.8), layout="constrained")
-        axes = figure.subplots(1, 2)
-        _panel(axes[0], tried, "FID", FID_TOLERANCE)
-        _panel(axes[1], tried, "CLIP", CLIP_TOLERANCE)
-        place: Any = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
-        figure.legend(handles=_legend(tried), ncols=9, columnspacing=1.2, **place)
+        figure = Figure(figsize=(11, 5.6), layout="constrained")
+        places = figure.subplot_mosaic([list(fronts), ["legend"] * 2], height_ratios=[4, 1])
+        for name, gate in (("FID", FID_TOLERANCE), ("CLIP", CLIP_TOLERANCE)):
+            _panel(places[name], tried, name, 100 * gate, fronts[name], numbers)
+        _legend(places["legend"], tried, numbers)
         write_figure(figure, stem)
 
 
-def _panel(axis: Any, tried: Sequence[Tried], name: str, gate: float) -> None:
-    def height(each: Tried) -> float:
-        changes = change(each, tried[0])
-        return 100 * (changes.fid if name == "FID" else changes.clip)
+def speed(tried: Tried) -> float:
+    return tried.speed
 
-    axis.axhspan(-100 * gate, 100 * gate, color=PALE, zorder=0)
+
+def _panel(
+    axis: Any,
+    tried: Sequence[Tried],
+    name: str,
+    gate: float,
+    best: Sequence[Tried],
+    numbers: Mapping[QualitySetting, int],
+) -> None:
+    most = GATES_SHOWN * gate
+
+    def height(each: Tried) -> float:
+        return 100 * (each.figures[name].value / tried[0].figures[name].value - 1)
+
+    def shown(value: float) -> float:
+        return min(max(value, -most), most)
+
+    axis.axhspan(-gate, gate, color=PALE, zorder=0)
     axis.axhline(0, color=GREY, linewidth=0.6, zorder=1)
-    best = front(tried, lambda changes: changes.fid if name == "FID" else -changes.clip)
-    axis.plot([t.speed for t in best], [height(t) for t in best], color=GREY, linewidth=1, zorder=2)
+    axis.plot(list(map(speed, best)), [shown(height(t)) for t in best], color=GREY, linewidth=1)
     for each in tried:
-        setting = each.setting
+        setting, value = each.setting, height(each)
+        spread = change_interval(name, each, tried[0])
+        bar = [shown(100 * spread.low), shown(100 * spread.high)]
+        axis.plot([each.speed] * 2, bar, color=FAINT, linewidth=1, zorder=1)
         axis.scatter(
             each.speed,
-            height(each),
+            shown(value),
             s=46 if setting.deep_steps is None else 110,
             color=COLOURS.get(setting.precision, GREY),
             marker=MARKERS.get(reuse(setting), OTHER_MARKER),
             edgecolors="black" if each in best else "white",
             linewidths=0.9,
+            clip_on=False,
             zorder=3,
         )
-    for i, each in enumerate(best):
-        text = f"{each.setting.scheduler}, {each.setting.steps} steps"
-        if each.setting.cut != "reference":
-            text += ", fresh skips"
-        if each.setting.deep_steps is not None:
-            text += ", tuned"
-        offset = (6, 8 if i % 2 == 0 else -13)
-        style: Any = {"textcoords": "offset points", "fontsize": 7.5, "color": GREY}
-        axis.annotate(text, (each.speed, height(each)), xytext=offset, **style)
+        text = [f"{numbers[setting]}"] if each in best else []
+        if abs(value) > most:
+            text.append(f"{value:+.3g}%")
+        # Inside the panel, off the line of the front.
+        across, side = (-7, "right") if abs(value) > most else (6, "left")
+        place = (across, -11 if value > 0 else 5)
+        style: Any = {"textcoords": "offset points", "fontsize": 8, "ha": side}
+        axis.annotate("  ".join(text), (each.speed, shown(value)), xytext=place, **style)
     axis.set_xlabel("images/s")
     axis.set_ylabel(f"{name}, change from the exact model, %")
     axis.set_title(f"{name} ({'lower' if name == 'FID' else 'higher'} is better)", fontsize=10)
-    # Linear around the gates, where settings differ little; logarithmic beyond.
-    axis.set_yscale("symlog", linthresh=200 * gate, linscale=2)
-    axis.yaxis.set_major_formatter("{x:g}")
-    axis.margins(x=0.12, y=0.12)
+    ends = [shown(height(each)) for each in tried]
+    axis.set_ylim(min(ends) - gate / 2, max(ends) + gate / 2)
+    axis.margins(x=0.08)
 
 
 def reuse(setting: QualitySetting) -> str:
     return f"interval {setting.cache_interval}" if setting.deep_steps is None else TUNED
 
 
-def _legend(tried: Sequence[Tried]) -> list[Any]:
+def _legend(axis: Any, tried: Sequence[Tried], numbers: Mapping[QualitySetting, int]) -> None:
     precisions = dict.fromkeys(t.setting.precision for t in tried)
     reuses = sorted({reuse(t.setting) for t in tried})
     entries = [(name, "o", COLOURS.get(name, GREY)) for name in precisions]
     entries += [(name, MARKERS.get(name, OTHER_MARKER), GREY) for name in reuses]
-    return [
+    handles = [
         *(
             Line2D([], [], linestyle="none", marker=marker, color=colour, label=name)
             for name, marker, colour in entries
         ),
-        Line2D([], [], color=GREY, linewidth=1, label="the front"),
+        Line2D([], [], color=GREY, linewidth=1, label="nothing is faster and better"),
+        Line2D([], [], color=FAINT, linewidth=1, label="95% interval"),
         Patch(color=PALE, label="MLPerf's gates"),
     ]
+    axis.axis("off")
+    place: Any = {"loc": "upper center", "frameon": False, "fontsize": 8}
+    axis.legend(handles=handles, ncols=6, columnspacing=1.2, **place)
+    lines = [f"{number}  {setting}" for setting, number in numbers.items()]
+    rows = -(-len(lines) // LIST_COLUMNS)
+    for column in range(LIST_COLUMNS):
+        text = "\n".join(lines[column * rows : (column + 1) * rows])
+        place = {"va": "top", "fontsize": 7.5, "color": GREY, "linespacing": 1.4}
+        axis.text(column / LIST_COLUMNS, 0.45, text, transform=axis.transAxes, **place)
 
 
 def write_figure(figure: Figure, stem: Path) -> None:

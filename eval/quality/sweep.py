@@ -177,7 +177,7 @@ def evaluate(
     )
     scores = run_with_progress(evaluation, rounds)
     assert scores.images_per_s is not None, "a sweep makes its pictures"
-    return Tried(setting, scores.figures, scores.images_per_s)
+    return Tried(setting, scores.figures, scores.images_per_s, scores.resamples)
 
 
 def load_engines(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from eval.measuring.bootstrap import Interval, interval
+from eval.measuring.bootstrap import Interval, interval, resample
 from eval.quality.evaluation import Evaluation, Findings
 from eval.quality.frechet import QuickFrechet
 from eval.quality.pareto import Change
@@ -166,7 +166,8 @@ def shares_exact_pictures(one: CachePlan, other: CachePlan) -> bool:
 def compare_means(one: CheckedPlan, other: CheckedPlan, name: str) -> Gap:
     gaps = one.findings[name].double() - other.findings[name].double()
     value = float(gaps.mean())
-    return Gap(value, interval(value, lambda rows: float(gaps[rows].mean()), len(gaps), ROUNDS))
+    means = resample(lambda rows: float(gaps[rows].mean()), len(gaps), ROUNDS)
+    return Gap(value, interval(value, means))
 
 
 def compare_fid(one: CheckedPlan, other: CheckedPlan, quick: QuickFrechet) -> Gap:
@@ -177,7 +178,7 @@ def compare_fid(one: CheckedPlan, other: CheckedPlan, quick: QuickFrechet) -> Ga
         return quick(others[rows]) - quick(features[rows])
 
     value = other.fid - one.fid
-    return Gap(value, interval(value, score, len(features), ROUNDS))
+    return Gap(value, interval(value, resample(score, len(features), ROUNDS)))
 
 
 def list_affordable(plans: Iterable[CheckedPlan], budget_s: float) -> list[CheckedPlan]:

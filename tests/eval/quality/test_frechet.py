@@ -77,3 +77,11 @@ def test_statistics_have_the_format_of_pytorch_fid(tmp_path: Path) -> None:
     assert torch.equal(stored.mean, real.mean)
     with pytest.raises(InvalidParams, match=r"statistics must be an .npz with mu \[2048\]"):
         read_statistics(tmp_path / "s.npz", 2048)
+
+
+def test_the_distance_of_a_perfect_model_falls_with_the_number_of_pictures() -> None:
+    reference = Gaussian.of([features(4000, 0)])
+    quick = QuickFrechet(reference)
+    few, many = quick.of_reference(60), quick.of_reference(600)
+    assert few > 2 * many > 0
+    assert few == pytest.approx(np.mean([quick(features(60, i)) for i in range(1, 6)]), rel=0.25)

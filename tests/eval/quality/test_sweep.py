@@ -31,9 +31,11 @@ from sdxl.presets import Preset
 def tried(setting: QualitySetting, speed: float, fid: float, clip: float) -> Tried:
     scores = {"FID": fid, "CLIP": clip}
     figures = {name: Figure(value, Interval(value, value)) for name, value in scores.items()}
-    return Tried(setting, figures, images_per_s=Spread(speed, speed, speed))
+    resamples = {name: value * SPREAD for name, value in scores.items()}
+    return Tried(setting, figures, Spread(speed, speed, speed), resamples)
 
 
+SPREAD = torch.linspace(0.9, 1.1, 41, dtype=torch.float64)
 TUNING = Path(__file__).parents[3] / "docs" / "tuning.json"
 EXAMPLES = [
     tried(EXACT, 1.0, 10.0, 30.0),
