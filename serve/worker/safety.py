@@ -1,0 +1,108 @@
+"""Asks a checker whether a finished picture may be shown, and blurs or refuses it if not.
+
+The checker is a checkpoint's own, in diffusers' layout, or a function of the operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image, ImageFilter
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from engines import function_named
+from sdxl.images import Pixels
+from sdxl.params import InvalidParams
+from serve.settings import BLUR, SAFETY_OFF
+
+FOLDER = "safety_checker"
+SPECIAL_CARE = 0.01
+"""lowers the other thresholds if a picture resembles a concept of special care, as in diffusers"""
+LENIENT = 0.02
+"""raises the thresholds for requests with moderation low"""
+BLUR_SHARE = 1 / 16
+"""the blur's radius, as a share of the picture's longer side"""
+
+Checker = Callable[[Pixels, bool], bool]
+"""Takes a picture and whether to be lenient; returns whether it must not be shown."""
+
+
+class Unsafe(Exception):
+    """The checker flagged the picture."""
+
+
+@dataclass(frozen=True)
+class Safety:
+    mode: str = SAFETY_OFF
+    checker: Checker | None = None
+
+    def apply(self, pixels: Pixels, *, is_lenient: bool) -> tuple[Pixels, bool]:
+        """Return the picture, blurred if it is flagged, and whether it is. Raise Unsafe if flagged
+        pictures are refused."""
+        if self.checker is None or not self.checker(pixels, is_lenient):
+            return pixels, False
+        if self.mode != BLUR:
+            raise Unsafe
+        return blurred(pixels), True
+
+
+def blurred(pixels: Pixels) -> Pixels:
+    import numpy as np
+
+    radius = max(pixels.shape[:2]) * BLUR_SHARE
+    return np.asarray(Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(radius)))
+
+
+def read_safety(mode: str, name: str, model: Path, device: torch.device) -> Safety:
+    """`name` is a folder, or a function as package.module:function; empty: the folder of `model`."""
+    if mode == SAFETY_OFF:
+        return Safety()
+    folder = Path(name).expanduser() if name else model / FOLDER
+    if folder.is_dir():
+        return Safety(mode, ClipChecker(folder, device))
+    if ":" in name:
+        return Safety(mode, function_named(name, "safety_checker"))
+    needed = "must be a folder or package.module:function"
+    if not name:
+        needed = f"must be given for --safety {mode}: the model has no folder {FOLDER}"
+    raise InvalidParams("safety_checker", name or None, needed)
+
+
+class ClipChecker:
+    """Flags a picture that resembles a concept more than the concept's threshold."""
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        from diffusers.pipelines.stable_diffusion.safety_checker import (
+            StableDiffusionSafetyChecker,
+        )
+        from transformers import CLIPImageProcessor
+
+        try:
+            module: Any = StableDiffusionSafetyChecker.from_pretrained(folder)
+        except (OSError, ValueError, RuntimeError) as error:
+            needed = f"must hold diffusers' StableDiffusionSafetyChecker ({error})"
+            raise InvalidParams("safety_checker", str(folder), needed) from error
+        side = module.config.vision_config.image_size
+        self.processor: Any = CLIPImageProcessor(
+            size={"shortest_edge": side}, crop_size={"height": side, "width": side}
+        )
+        self.module, self.device = module.eval().to(device), device
+
+    @torch.inference_mode()
+    def __call__(self, pixels: Pixels, is_lenient: bool) -> bool:
+        image = self.processor(Image.fromarray(pixels), return_tensors="pt")["pixel_values"]
+        pooled = self.module.vision_model(image.to(self.device))[1]
+        embedding = normalize(self.module.visual_projection(pooled))
+        margin = LENIENT if is_lenient else 0.0
+        if self._resembles(embedding, "special_care_embeds", margin):
+            margin -= SPECIAL_CARE
+        return self._resembles(embedding, "concept_embeds", margin)
+
+    def _resembles(self, embedding: Tensor, concepts: str, margin: float) -> bool:
+        similar = embedding @ normalize(getattr(self.module, concepts)).T
+        return bool((similar > getattr(self.module, f"{concepts}_weights") + margin).any())
