@@ -13,17 +13,20 @@ from torch import Tensor
 
 from engines.pytorch.torch_engine import load_torch
 from sdxl import schedulers
+from sdxl.attachments import Lora
 from sdxl.checkpoint import find_refiner
+from sdxl.controls import Control
 from sdxl.engine import call
 from sdxl.inflight import Request
 from sdxl.noise import NoiseSource
 from sdxl.params import GenerationParams, InvalidParams
-from sdxl.pipeline import Pipeline
+from sdxl.picture_files import file_of
+from sdxl.pipeline import Pipeline, WithPictures
 from sdxl.refiner import Refiner
 from tests.conftest import assert_as_alone, assert_picture, psnr
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.refiners import write_refiner
-from tests.sdxl.test_editing import edit
+from tests.sdxl.test_editing import drawing, edit
 from tests.sdxl.test_pipeline import set_scheduler
 from tests.sdxl.their_schedulers import asked_of
 
@@ -195,6 +198,27 @@ MIXED = [
 
 def test_pictures_are_as_alone(model: Pipeline) -> None:
     assert_as_alone(model, model.generate(MIXED), MIXED)
+
+
+@pytest.mark.parametrize(
+    "added",
+    [{"loras": (Lora("outlined"),)}, {"controls": (Control("edges", "a"),)}],
+    ids=["LoRA", "ControlNet"],
+)
+def test_what_a_request_adds_acts_until_the_refiner_takes_over(
+    model: Pipeline, added: dict[str, Any]
+) -> None:
+    maps = {"a": file_of(drawing(96, 128))}
+    made = [
+        WithPictures(refined(refiner_switch_at=at, cache_interval=2, **fields), maps=maps)
+        for at in (0.0, 0.5)
+        for fields in ({}, added)
+    ]
+    results = model.generate(made)
+    plain, same, half, other = (result.image for result in results)
+    assert plain is not None and same is not None, results[1].error
+    assert half is not None and other is not None, results[3].error
+    assert psnr(plain, same) >= 60 and psnr(half, other) < 40
 
 
 def test_bytes_do_not_depend_on_neighbours(model: Pipeline) -> None:
