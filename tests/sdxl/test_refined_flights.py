@@ -19,7 +19,7 @@ REFINED = Flight(0, SHAPE, plan(6, 2, refined_from=3), state=State.RUNNING)
 
 def costs(**seconds: float) -> Costs:
     """Seconds of a call in any bucket, by network; of the refiner with `refined_` before it."""
-    known = {}
+    known: dict[CostKey, float] = {}
     for name, each in seconds.items():
         network: Network = "unet_deep" if name.endswith("deep") else "unet_shallow"
         call = CallKey(network, SHAPE, is_refined=name.startswith("refined"))
