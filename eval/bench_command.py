@@ -20,21 +20,28 @@ BENCHMARKS = {
     "llm": ("llm.bench", "a language model: time to tokens, tokens per second and dollar"),
 }
 """module below eval, and what it measures"""
+OF_DEVELOPERS = ("floor", "sizing")
+"""shown by --help-all only"""
 
 
 def main(argv: Sequence[str]) -> int:
     match list(argv):
-        case ["-h" | "--help", *_]:
-            print(usage())
+        case ["-h" | "--help" | "--help-all" as asked, *_]:
+            print(usage(is_whole=asked == "--help-all"))
             return 0
         case [name, *rest] if name in BENCHMARKS:
             result: int = importlib.import_module(f"eval.{BENCHMARKS[name][0]}").main(rest)
             return result
         case _:
             unknown = argv[0] if argv else None
-            raise InvalidParams("benchmark", unknown, f"must be one of {', '.join(BENCHMARKS)}")
+            raise InvalidParams.unknown("benchmark", unknown, BENCHMARKS)
 
 
-def usage() -> str:
-    rows = (f"  {name:<12}{text}" for name, (_, text) in BENCHMARKS.items())
-    return "\n".join(("usage: sdxl bench BENCHMARK …", "", *rows))
+def usage(*, is_whole: bool) -> str:
+    rows = (
+        f"  {name:<12}{text}"
+        for name, (_, text) in BENCHMARKS.items()
+        if is_whole or name not in OF_DEVELOPERS
+    )
+    more = () if is_whole else ("", "`sdxl bench --help-all` adds those for developers.")
+    return "\n".join(("usage: sdxl bench BENCHMARK …", "", *rows, *more))

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from eval.quality.task import QualityTask
 
 ROUNDS = 200
+COMMON_FLAGS = (
+    *("--model", "--backend", "--precision", "--count", "--out", "--against", "--json"),
+    *("--images", "--url", "--sweep", "--steps", "--scheduler", "--cache-interval"),
+)
 SOURCES = ("images", "url", "accuracy_log")
 LOADED = ("backend", "precision", "engines", "takes_unchecked")
 """flags of engines that this command loads"""
@@ -91,7 +95,11 @@ def build_parser() -> Parser:
     from engines import BACKENDS, PRECISION
     from engines.flags import add_folder_flags
 
-    parser = Parser(prog="sdxl eval", description="Measure the quality of a model's pictures.")
+    parser = Parser(
+        prog="sdxl eval",
+        description="Measure the quality of a model's pictures.",
+        common=COMMON_FLAGS,
+    )
     add = partial(add_option, parser)
     add("--model", "mini", MODEL)
     add("--backend", "auto", ", ".join(BACKENDS))
@@ -125,8 +133,7 @@ def check(options: argparse.Namespace) -> None:
     from engines.folders.export_folder import PRECISIONS
 
     if options.precision not in (None, *PRECISIONS, "bf16"):
-        allowed = f"must be one of {', '.join(PRECISIONS)}, bf16"
-        raise InvalidParams("precision", options.precision, allowed)
+        raise InvalidParams.unknown("precision", options.precision, (*PRECISIONS, "bf16"))
     if options.count is not None and options.count < FEWEST:
         raise InvalidParams("count", options.count, f"must be at least {FEWEST}")
     if options.bootstrap < 1:

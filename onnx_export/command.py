@@ -134,7 +134,7 @@ def check_choices(options: argparse.Namespace) -> None:
     for field, allowed in (("precision", PRECISIONS), ("cut", CUTS)):
         value = getattr(options, field)
         if value not in allowed:
-            raise InvalidParams(field, value, f"must be one of {', '.join(allowed)}")
+            raise InvalidParams.unknown(field, value, allowed)
     for field in CALIBRATION:
         value = getattr(options, field.replace("-", "_"))
         if value is not None and options.precision not in RECIPES:

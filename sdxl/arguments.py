@@ -6,14 +6,15 @@ Names, types, defaults and help come from sdxl/params.py.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from sdxl.parameter import NEEDED, Attachment
-from sdxl.params import PARAMETERS, InvalidParams, Parameter
+from sdxl.params import COUNT_ALIASES, PARAMETERS, InvalidParams, Parameter
 from sdxl.presets import QUALITIES
 from sdxl.provenance import CERTIFICATE, HELP, METADATA, PRIVATE_KEY, Provenance
+from sdxl.suggestions import did_you_mean
 
 T = TypeVar("T")
 MODEL = "a folder in diffusers layout, a .safetensors file, or a hub id, org/name[@revision]"
@@ -24,17 +25,94 @@ VAE_MARK = ",vae="
 """Separates a model's name from its VAE's."""
 POSITIONAL = ("prompt",)
 """Positional parameters of a command."""
+HELP_FLAGS = ("--help", "--help-all")
 METAVARS = {str: "TEXT", int: "N", float: "X"}
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises ArgumentError instead of printing the usage: sdxl/cli.py reports errors."""
+    """Raises ArgumentError instead of printing the usage: sdxl/cli.py reports errors. If `common`
+    names flags, --help shows only these, and --help-all every flag."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *, common: Collection[str] = (), **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
+        self.common = common
+        self.add_argument(
+            HELP_FLAGS[1],
+            action=_HelpAll,
+            nargs=0,
+            help="show every flag" if common else argparse.SUPPRESS,
+            default=argparse.SUPPRESS,
+        )
 
     def error(self, message: str) -> NoReturn:
         raise argparse.ArgumentError(None, message)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        args = list(args)
+        end = args.index("--") if "--" in args else len(args)
+        given = [*map(_with_dashes, args[:end]), *args[end:]]
+        options, unread = self.parse_known_args(given, namespace)
+        if unread:
+            self.error(self._unread(unread))
+        return options
+
+    def _unread(self, arguments: Sequence[str]) -> str:
+        flag = next((each.partition("=")[0] for each in arguments if each.startswith("-")), "")
+        if not flag:
+            return f"argument {arguments[0]!r} must be left out; {self.prog} --help lists all"
+        hint = did_you_mean(flag, self._option_string_actions)
+        return f"{flag} is not a flag of {self.prog}{hint or '; --help-all lists them'}"
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            needed = f"must be one of {', '.join(action.choices)}, got {value!r}"
+            raise argparse.ArgumentError(action, needed + did_you_mean(value, action.choices))
+
+    def format_help(self) -> str:
+        hidden = [each for each in self._actions if self.common and not self._is_common(each)]
+        kept = [each.help for each in hidden]
+        for each in hidden:
+            each.help = argparse.SUPPRESS
+        text = super().format_help()
+        for each, help in zip(hidden, kept, strict=True):
+            each.help = help
+        return text
+
+    def format_help_all(self) -> str:
+        return super().format_help()
+
+    def _is_common(self, action: argparse.Action) -> bool:
+        names = action.option_strings
+        return not names or any(each in (*HELP_FLAGS, *self.common) for each in names)
+
+    def _get_formatter(self) -> argparse.HelpFormatter:
+        return _Formatter(prog=self.prog)
+
+
+def _with_dashes(argument: str) -> str:
+    """Return --cache_interval=2 as --cache-interval=2."""
+    flag, *value = argument.split("=", 1)
+    return "=".join((flag.replace("_", "-"), *value)) if flag.startswith("--") else argument
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Prints a usage line without the flags, which are listed below it."""
+
+    def add_usage(
+        self, usage: Any, actions: Iterable[argparse.Action], groups: Any, prefix: Any = None
+    ) -> None:
+        positional = [each for each in actions if not each.option_strings]
+        super().add_usage(usage, positional, [], prefix)
+
+    def _format_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any) -> str:
+        text = super()._format_usage(usage, actions, groups, prefix).rstrip()
+        return f"{text} [flags]\n\n"
+
+
+class _HelpAll(argparse.Action):
+    def __call__(self, parser: Any, *_: Any) -> None:
+        print(parser.format_help_all(), end="")
+        parser.exit()
 
 
 def whole(text: str) -> int:
@@ -54,30 +132,49 @@ def check_positive(options: argparse.Namespace, *names: str) -> None:
 def add_generation_flags(parser: argparse.ArgumentParser) -> None:
     """Add a flag for each parameter. Flags not given stay unset (argparse.SUPPRESS): with `--from`,
     the picture's stored values fill only these."""
-    group = parser.add_argument_group("parameters of a picture")
+    groups: dict[str, argparse._ArgumentGroup] = {}
     for each in PARAMETERS.values():
-        if each.name not in POSITIONAL:
-            is_repeated = each.kind is Attachment
-            default = "" if each.default is None else f" (default {each.default})"
-            group.add_argument(
-                "--" + (each.flag or each.name).replace("_", "-"),
-                dest=each.name,
-                action="extend" if is_repeated else "store",
-                metavar=each.needed if is_repeated else each.metavar or METAVARS[each.kind],
-                type=partial(_of_parameter, each),
-                help=each.help + each.flag_help + default,
-                default=argparse.SUPPRESS,
-            )
+        if each.name in POSITIONAL:
+            continue
+        if each.group not in groups:
+            title = f"parameters of a picture{': ' if each.group else ''}{each.group}"
+            groups[each.group] = parser.add_argument_group(title)
+        is_repeated = each.kind is Attachment
+        default = "" if each.default is None else f" (default {each.default})"
+        facts: dict[str, Any] = {
+            "dest": each.name,
+            "action": "extend" if is_repeated else "store",
+            "metavar": each.needed if is_repeated else each.metavar or METAVARS[each.kind],
+            "type": partial(_of_parameter, each),
+            "default": argparse.SUPPRESS,
+        }
+        add = groups[each.group].add_argument
+        main = flag_of(each.flag or each.name)
+        add(main, help=each.help + each.flag_help + default, **facts)
+        names = each.aliases if each.flag else each.names
+        if others := set(map(flag_of, names)) - {main}:
+            add(*sorted(others), help=argparse.SUPPRESS, **facts)
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def add_count_flag(flags: argparse._ActionsContainer, unit: str) -> None:
+    facts: dict[str, Any] = {"type": whole, "default": 1, "metavar": "N", "dest": "n"}
+    flags.add_argument("-n", "--n", help=f"{unit} (default %(default)s)", **facts)
+    flags.add_argument(*map(flag_of, COUNT_ALIASES), help=argparse.SUPPRESS, **facts)
 
 
 def add_picture_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of a command that writes pictures: parameters, provenance and quality."""
-    add = parser.add_argument
+    """Add the flags of a command that writes pictures: parameters, quality and provenance."""
+    add_generation_flags(parser)
+    add = parser.add_argument_group("parameters of a picture: quality").add_argument
+    add("--quality", metavar="NAME", choices=QUALITIES, help=QUALITY)
+    add = parser.add_argument_group("provenance").add_argument
     add("--provenance", default=METADATA, metavar="KIND", help=f"{HELP} (default %(default)s)")
     add("--certificate", default="", metavar="FILE", help=CERTIFICATE)
     add("--private-key", default="", metavar="FILE", help=PRIVATE_KEY)
-    add("--quality", metavar="NAME", choices=QUALITIES, help=QUALITY)
-    add_generation_flags(parser)
 
 
 def given_provenance(options: argparse.Namespace) -> Provenance:

@@ -5,12 +5,12 @@ stable-diffusion-webui's tags in a prompt are read here. It knows no files and n
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import MISSING, dataclass
 
 from sdxl.parameter import Attachment, InvalidParams, parameter
+from sdxl.suggestions import nearest
 
 LORA_FILES = "lora_files"
 EMBEDDING_FILES = "embedding_files"
@@ -58,7 +58,7 @@ class Lora(Attachment):
 
 def unknown_name(field: str, value: str, known: Collection[str], what: str) -> InvalidParams:
     """The refusal of a name that is not listed, with the nearest ones."""
-    near = difflib.get_close_matches(value[:MAX_NAME].lower(), known, n=3, cutoff=0)
+    near = nearest(value, known, count=3, cutoff=0)
     needed = f"such as {', '.join(near)}" if near else "but the model has none"
     return InvalidParams(field, value, f"must name {what} of the model, {needed}")
 

@@ -28,6 +28,8 @@ COMMANDS = {
 PACKAGES = ("sdxl", "engines", "onnx_export", "serve", "eval")
 FAILED, BAD_REQUEST, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
 TRACEBACK = "SDXL_TRACEBACK"
+UNREACHABLE = ("httpx", "ConnectError")
+"""The error of a client whose service is not there; its module is not imported here."""
 
 
 class UnknownCommand(ValueError):
@@ -55,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(arguments: list[str]) -> int:
     match arguments:
-        case ["-h" | "--help", *_]:
+        case ["-h" | "--help" | "--help-all", *_]:
             print(usage())
             return 0
         case ["--version", *_]:
@@ -68,9 +70,12 @@ def run(arguments: list[str]) -> int:
             name_what_is_slow(name)
             return command(name)(rest)
         case _:
+            from sdxl.suggestions import did_you_mean
+
             asked = arguments[0]
             allowed = f"must be one of {', '.join(COMMANDS)}, or --help"
-            raise UnknownCommand(f"command {allowed}, got {asked!r}")
+            hint = did_you_mean(asked, COMMANDS)
+            raise UnknownCommand(f"command {allowed}, got {asked!r}{hint}")
 
 
 def name_what_is_slow(command: str) -> None:
@@ -93,7 +98,7 @@ def usage() -> str:
             "",
             *rows,
             "",
-            "`sdxl COMMAND --help` says more; `sdxl --version` says which this is.",
+            "`sdxl COMMAND --help` lists the usual flags, --help-all every flag.",
         )
     )
 
@@ -117,7 +122,10 @@ def describe(error: Exception) -> str:
     """One line. Errors of our own and of the file system speak for themselves; any other is a
     defect, and says how to see where."""
     message = " ".join(str(error).split())
-    known = type(error).__module__.partition(".")[0] in PACKAGES
+    package = type(error).__module__.partition(".")[0]
+    if (package, type(error).__name__) == UNREACHABLE:
+        return f"url must be a service that answers, got {error.request.url} ({message})"  # type: ignore[attr-defined]
+    known = package in PACKAGES
     if known or is_bad_request(error) or isinstance(error, OSError):
         return message
     return f"unexpected {type(error).__name__}: {message} ({TRACEBACK}=1 shows where)"

@@ -17,7 +17,7 @@ from sdxl.control_texts import UNIT, prompt_text, read_unit, unit_text
 from sdxl.controls import CONTROL_FILES, Control
 from sdxl.image_prompts import IMAGE_FILES, ImagePrompt
 from sdxl.params import PARAMETERS, InvalidParams
-from sdxl.scheduler_names import OWN_SCHEDULES, SCHEDULE_LABELS, SCHEDULERS
+from sdxl.scheduler_names import OTHER_NAMES, OWN_SCHEDULES, SCHEDULE_LABELS, SCHEDULERS
 
 COMMON_FACTS = ("steps", "scheduler", "guidance", "seed")
 """The keys of the `parameters` line, in the usual order."""
@@ -79,20 +79,30 @@ def read_text(text: str) -> FoundParameters:
 
 def scheduler_of(sampler: str, schedule: str = "") -> str | None:
     """Return our name of another program's sampler and schedule, or None."""
-    label, schedule = sampler.strip().lower(), schedule.strip().lower().replace("_", " ")
-    if schedule not in (AUTOMATIC, *PLAIN, *SCHEDULES):
+    schedule = schedule.strip().lower().replace("_", " ")
+    named = OTHER_NAMES.get(sampler.strip().lower())
+    if named is None or schedule not in (AUTOMATIC, *PLAIN, *SCHEDULES):
         return None
-    levels = SCHEDULES.get(schedule, "")
-    # As older versions name it, in the sampler's own name.
-    if ending := next((each for each in SCHEDULES if label.endswith(f" {each}")), ""):
-        label, levels = label.removesuffix(f" {ending}"), SCHEDULES[ending]
-    elif schedule == AUTOMATIC:
-        own = {sampler.lower(): levels for sampler, levels in OWN_SCHEDULES.items()}
-        levels = own.get(label, "")
-    for name, each in SCHEDULERS.items():
-        if (each.label.lower(), each.levels) == (label, levels):
-            return name
-    return None
+    own = SCHEDULERS[named]
+    automatic = OWN_SCHEDULES.get(own.label, "") if schedule == AUTOMATIC else ""
+    # Older versions write the schedule into the sampler's name.
+    wanted = own.label, own.levels or automatic or SCHEDULES.get(schedule, "")
+    labels = {(each.label, each.levels): name for name, each in SCHEDULERS.items()}
+    return labels.get(wanted)
+
+
+def read_words(words: Mapping[str, str]) -> FoundParameters:
+    """Read the texts in the metadata of a picture of stable-diffusion-webui (`parameters`) or
+    ComfyUI (`prompt`). Raises ValueError if they name no prompt."""
+    text = words.get("parameters", "")
+    try:
+        graph = json.loads(words.get("prompt", "{}"))
+    except RecursionError:
+        graph = {}
+    found = read_graph(graph) if isinstance(graph, dict) and not text else read_text(text)
+    if not found.params.get("prompt"):
+        raise ValueError("no prompt")
+    return found
 
 
 def read_graph(graph: Mapping[str, Any]) -> FoundParameters:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from types import GenericAlias, MappingProxyType, UnionType
 from typing import Any, Self, get_args, get_origin, get_type_hints
+
+from sdxl.suggestions import did_you_mean
 
 MAX_STEPS = 1000
 FEW_STEPS = 8
@@ -29,22 +31,34 @@ NEEDED: Mapping[Any, str] = {
 
 
 class InvalidParams(ValueError):
-    """A refused request: the field, its value, and what it must be ("must be 1 to 100")."""
+    """A refused request: the field, its value, what it must be ("must be 1 to 100"), and a hint at
+    the end of the message."""
 
-    def __init__(self, field: str, value: object, allowed: str) -> None:
-        self.field, self.value, self.allowed = field, value, allowed
+    def __init__(self, field: str, value: object, allowed: str, hint: str = "") -> None:
+        self.field, self.value, self.allowed, self.hint = field, value, allowed, hint
         super().__init__(self.message(field))
+
+    @classmethod
+    def unknown(cls, field: str, value: object, known: Iterable[str]) -> Self:
+        """The refusal of a value that is not one of several, with the nearest of them."""
+        known = list(known)
+        return cls(field, value, f"must be one of {', '.join(known)}", did_you_mean(value, known))
+
+    @classmethod
+    def unknown_field(cls, field: str, known: Iterable[str]) -> Self:
+        known = list(known)
+        return cls(field, None, f"must be one of {', '.join(known)}", did_you_mean(field, known))
 
     def message(self, field: str, longest: int = sys.maxsize) -> str:
         """The text with the caller's name of the field, and of the value its first characters."""
         if self.value is None or not self.allowed.startswith("must"):
-            return f"{field} {self.allowed}"
+            return f"{field} {self.allowed}{self.hint}"
         shown = repr(self.value)
         shown = shown if len(shown) <= longest else shown[:longest] + "…"
-        return f"{field} {self.allowed}, got {shown}"
+        return f"{field} {self.allowed}, got {shown}{self.hint}"
 
     def __reduce__(self) -> Any:
-        return InvalidParams, (self.field, self.value, self.allowed)
+        return InvalidParams, (self.field, self.value, self.allowed, self.hint)
 
 
 @dataclass(frozen=True)
@@ -57,8 +71,14 @@ class Parameter:
     low: float = -math.inf
     high: float = math.inf
     choices: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Other programs' labels of choices, shown on the page."""
+    other_choices: Mapping[str, str] = field(default_factory=dict)
+    """Other programs' names of choices, in lower case."""
     rest: str = ""
     """The REST name, if it differs."""
+    aliases: tuple[str, ...] = ()
+    """Other programs' names of the parameter, which every flag, field and column takes, too."""
     infotext: str = ""
     """The name in the `parameters` text that other programs read; empty if it has its own line."""
     metavar: str = ""
@@ -66,6 +86,8 @@ class Parameter:
     """The command line's name, if it differs."""
     flag_help: str = ""
     """More help of the command line."""
+    group: str = ""
+    """Where the page and --help-all show it; empty: with the first ones."""
     placeholder: str = ""
     """Shown on the page while the field is empty."""
     is_for_edits: bool = False
@@ -93,8 +115,18 @@ class Parameter:
         return self.rest or self.name
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """All names that a client may use."""
+        return tuple(dict.fromkeys((self.name, self.column, *self.aliases)))
+
+    @property
     def is_list(self) -> bool:
         return self.kind in (tuple, Attachment)
+
+    def chosen(self, value: Any) -> Any:
+        """Our name of a choice that another program's name stands for."""
+        is_other = isinstance(value, str) and value not in self.choices
+        return self.other_choices.get(value.strip().lower(), value) if is_other else value
 
     def check(self, value: object) -> None:
         if value is not None or self.default is not None:
@@ -239,7 +271,7 @@ def _check_number(p: Parameter, value: Any) -> None:
 def _check_text(p: Parameter, value: object) -> None:
     if p.choices:
         if value not in p.choices:
-            raise InvalidParams(p.name, value, f"must be one of {', '.join(p.choices)}")
+            raise InvalidParams.unknown(p.name, value, p.choices)
         return
     if not isinstance(value, str):
         raise InvalidParams(p.name, value, "must be text")

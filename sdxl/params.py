@@ -27,7 +27,7 @@ from sdxl.parameter import SIZE as SIZE
 from sdxl.parameter import InvalidParams as InvalidParams
 from sdxl.parameter import Parameter as Parameter
 from sdxl.pictured import Pictured
-from sdxl.scheduler_names import SCHEDULERS
+from sdxl.scheduler_names import OTHER_NAMES, SCHEDULERS, full_label
 from sdxl.sizes import Sizes as Sizes
 
 T = TypeVar("T")
@@ -48,6 +48,9 @@ REFINER_SWITCH_AT = 0.8
 MAX_NAME_CHARS = 500
 MAX_UPSCALE = 4.0
 """The model's largest size may allow less."""
+DEEPCACHE, GUIDANCE, EDITING = "DeepCache", "Guidance", "Editing"
+UPSCALING, ADAPTERS = "Upscale", "LoRAs and ControlNets"
+"""Groups of parameters."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,15 @@ class GenerationParams:
     height: int | None = parameter(
         None, "Height", "in pixels (default: the model's own)", rest=SIZE, metavar="PIXELS"
     )
-    steps: int = parameter(20, "Steps", "denoising steps", low=1, high=MAX_STEPS, infotext="Steps")
+    steps: int = parameter(
+        20,
+        "Steps",
+        "denoising steps",
+        low=1,
+        high=MAX_STEPS,
+        aliases=("num_inference_steps",),
+        infotext="Steps",
+    )
     guidance: float = parameter(
         5.0,
         "Guidance",
@@ -78,6 +89,7 @@ class GenerationParams:
         low=0,
         high=100,
         rest="guidance_scale",
+        aliases=("cfg_scale", "cfg"),
         infotext="CFG scale",
     )
     seed: int | None = parameter(
@@ -94,6 +106,9 @@ class GenerationParams:
         "Scheduler",
         f"one of {', '.join(SCHEDULERS)}",
         choices=tuple(SCHEDULERS),
+        labels={name: full_label(name) for name in SCHEDULERS},
+        other_choices=OTHER_NAMES,
+        aliases=("sampler_name", "sampler"),
         infotext="Sampler",
         metavar="NAME",
     )
@@ -106,6 +121,7 @@ class GenerationParams:
         high=MAX_STEPS,
         infotext="Cache interval",
         placeholder=f"{USUAL_INTERVAL}, below {FEW_STEPS} steps 1",
+        group=DEEPCACHE,
     )
     deep_steps: tuple[int, ...] | None = parameter(
         None,
@@ -114,6 +130,7 @@ class GenerationParams:
         infotext="Deep steps",
         placeholder="such as 0,2,5",
         metavar="I,J,…",
+        group=DEEPCACHE,
     )
     guidance_interval: tuple[float, float] | None = parameter(
         None,
@@ -124,6 +141,7 @@ class GenerationParams:
         is_stored_if_set=True,
         placeholder="0,1",
         metavar="FROM,TO",
+        group=GUIDANCE,
     )
     guided_steps: tuple[int, ...] | None = parameter(
         None,
@@ -133,6 +151,7 @@ class GenerationParams:
         is_stored_if_set=True,
         placeholder="such as 0,1,2",
         metavar="I,J,…",
+        group=GUIDANCE,
     )
     strength: float | None = parameter(
         None,
@@ -141,10 +160,12 @@ class GenerationParams:
         f"{EDIT_STRENGTH}, with a mask {MASK_STRENGTH:g})",
         low=0,
         high=1,
+        aliases=("denoising_strength",),
         infotext="Denoising strength",
         is_for_edits=True,
         edit_defaults=(EDIT_STRENGTH, MASK_STRENGTH),
         placeholder=f"{EDIT_STRENGTH}, with a mask {MASK_STRENGTH:g}",
+        group=EDITING,
     )
     mask_blur: int | None = parameter(
         None,
@@ -156,6 +177,7 @@ class GenerationParams:
         is_for_edits=True,
         is_for_masks=True,
         placeholder="none",
+        group=EDITING,
     )
     mask_padding: int | None = parameter(
         None,
@@ -167,6 +189,7 @@ class GenerationParams:
         is_for_edits=True,
         is_for_masks=True,
         placeholder="whole image",
+        group=EDITING,
     )
     encoding: str | None = parameter(
         None,
@@ -176,6 +199,7 @@ class GenerationParams:
         is_for_edits=True,
         metavar="NAME",
         placeholder=ENCODINGS[0],
+        group=EDITING,
     )
     upscale: float | None = parameter(
         None,
@@ -187,6 +211,7 @@ class GenerationParams:
         is_stored_if_set=True,
         placeholder="1",
         metavar="TIMES",
+        group=UPSCALING,
     )
     upscaler: str | None = parameter(
         None,
@@ -197,6 +222,7 @@ class GenerationParams:
         is_stored_if_set=True,
         metavar="NAME",
         placeholder=LANCZOS,
+        group=UPSCALING,
     )
     upscale_strength: float | None = parameter(
         None,
@@ -208,6 +234,7 @@ class GenerationParams:
         infotext="Hires strength",
         is_stored_if_set=True,
         placeholder=str(UPSCALE_STRENGTH),
+        group=UPSCALING,
     )
     upscale_steps: int | None = parameter(
         None,
@@ -218,6 +245,7 @@ class GenerationParams:
         high=MAX_STEPS,
         is_stored_if_set=True,
         placeholder="as steps",
+        group=UPSCALING,
     )
     loras: tuple[Lora, ...] | None = parameter(
         None,
@@ -226,6 +254,7 @@ class GenerationParams:
         "the same",
         flag="lora",
         is_stored_if_set=True,
+        group=ADAPTERS,
     )
     controls: tuple[Control, ...] | None = parameter(
         None,
@@ -235,6 +264,7 @@ class GenerationParams:
         flag_help="; without =FILE the edited image; :canny draws its edges; KEY is mode, resize, "
         "type, low or high",
         is_stored_if_set=True,
+        group=ADAPTERS,
     )
     image_prompts: tuple[ImagePrompt, ...] | None = parameter(
         None,
@@ -243,6 +273,7 @@ class GenerationParams:
         flag="image-prompt",
         flag_help="; style or composition takes that alone",
         is_stored_if_set=True,
+        group=ADAPTERS,
     )
 
     refiner: str | None = parameter(
@@ -268,6 +299,8 @@ class GenerationParams:
     )
 
     def __post_init__(self) -> None:
+        # The class is frozen, so that no one changes a request; this is before anyone has it.
+        object.__setattr__(self, "scheduler", PARAMETERS["scheduler"].chosen(self.scheduler))
         for each in PARAMETERS.values():
             each.check(getattr(self, each.name))
         self._check_taken("strength", self.steps, self.strength)
@@ -441,7 +474,7 @@ class GenerationParams:
         """From JSON. An unknown key is an error."""
         for key in values:
             if key not in PARAMETERS:
-                raise InvalidParams(key, values[key], f"must be one of {', '.join(PARAMETERS)}")
+                raise InvalidParams.unknown_field(key, PARAMETERS)
         lists = {
             name: PARAMETERS[name].read_list(value)
             for name in LISTS
@@ -467,3 +500,18 @@ PICTURED: Mapping[str, Parameter] = {
     if each.kind is Attachment and issubclass(each.item, Pictured)
 }
 """Lists whose entries have pictures."""
+BY_NAME: Mapping[str, Parameter] = {name: p for p in PARAMETERS.values() for name in p.names}
+COUNT_ALIASES = ("num_images_per_prompt",)
+"""Other programs' names of `n`, which is no parameter of a picture."""
+
+
+def renamed(values: Mapping[str, Any], name_of: Callable[[Parameter], str]) -> dict[str, Any]:
+    """Replace other programs' names of parameters by `name_of` it. Raises InvalidParams if one
+    parameter has two names."""
+    found: dict[str, Any] = {}
+    for given, value in values.items():
+        name = name_of(BY_NAME[given]) if given in BY_NAME else given
+        if name in found or (name != given and name in values):
+            raise InvalidParams(given, None, f"must not be set beside {name}: it is the same")
+        found[name] = value
+    return found

@@ -111,7 +111,7 @@ def load_presets(folder: Path, digest: Callable[[], str]) -> Presets:
 def preset_named(presets: Presets, name: str) -> Preset:
     """Return a preset, or raise InvalidParams for an unknown name."""
     if name not in presets:
-        raise InvalidParams("quality", name, f"must be one of {', '.join(presets)}")
+        raise InvalidParams.unknown("quality", name, presets)
     return presets[name]
 
 

@@ -47,7 +47,7 @@ class Provenance:
 
     def __post_init__(self) -> None:
         if self.kind not in PROVENANCES:
-            raise InvalidParams("provenance", self.kind, f"must be one of {', '.join(PROVENANCES)}")
+            raise InvalidParams.unknown("provenance", self.kind, PROVENANCES)
         if bool(self.certificate) != bool(self.private_key):
             missing = "certificate" if self.private_key else "private_key"
             raise InvalidParams(

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from sdxl.parameter import InvalidParams, is_int
 
+OFFICIAL_SIDE = 1024
+OFFICIAL = ((1152, 896), (1216, 832), (1344, 768), (1536, 640))
+"""The usual ones of the sizes that SDXL was trained with (arXiv:2307.01952, appendix I)."""
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -15,6 +19,18 @@ class Sizes:
     minimum: int
     maximum: int
     multiple: int = 8
+
+    def usual(self, longest: int) -> tuple[str, ...]:
+        """SDXL's official sizes, or for another side sizes in their proportions; then twice the
+        side. None is longer than `longest`."""
+        scaled = [tuple(map(self._scaled, sides)) for sides in OFFICIAL]
+        both = [sides for each in scaled for sides in (each, each[::-1])]
+        both.append((2 * self.default,) * 2)
+        return tuple(f"{a}x{b}" for a, b in dict.fromkeys(both) if max(a, b) <= longest)
+
+    def _scaled(self, side: int) -> int:
+        length = round(side * self.default / OFFICIAL_SIDE / self.multiple) * self.multiple
+        return max(length, self.minimum)
 
     def resolve(self, side: str, value: int | None) -> int:
         """This side in pixels, or the default where it was left open."""

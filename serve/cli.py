@@ -108,7 +108,9 @@ def run(settings: ServeSettings) -> int:
 
 
 def read_settings(argv: Sequence[str]) -> ServeSettings:
-    parser = Parser(prog="sdxl serve", description="Serve pictures over HTTP.")
+    parser = Parser(
+        prog="sdxl serve", description="Serve pictures over HTTP.", common=settings_.COMMON_FLAGS
+    )
     parser.add_argument("--settings", metavar="FILE", help="a TOML file of the settings below")
     settings_.add_flags(parser)
     options = parser.parse_args(argv)

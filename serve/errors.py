@@ -13,6 +13,7 @@ from http import HTTPStatus
 from typing import Any
 
 from sdxl.params import PARAMETERS, InvalidParams
+from sdxl.suggestions import did_you_mean
 
 INVALID, SERVER, RATE = "invalid_request_error", "server_error", "rate_limit_error"
 OTHER_MODEL = "other_model"
@@ -72,8 +73,6 @@ def of_params(error: InvalidParams) -> Problem:
 
 def schema_words(error: Mapping[str, Any]) -> str:
     """Word a schema's error as other refusals: "must be ..."."""
-    if error["type"] == "extra_forbidden":
-        return "is not a field here; leave it out"
     if error["type"] == "missing":
         return "is required"
     return re.sub(r"^\w+ should ", "must ", error["msg"].removeprefix("Value error, "))
@@ -83,7 +82,8 @@ def of_schema(field: str, error: Mapping[str, Any]) -> str:
     words, value = schema_words(error), error.get("input")
     if not isinstance(value, str | int | float) or ", got " in words:
         value = None
-    return InvalidParams(field, value, words).message(field, longest=100)
+    choices = error["ctx"]["expected"].split("'")[1::2] if error["type"] == "literal_error" else ()
+    return InvalidParams(field, value, words, did_you_mean(value, choices)).message(field, 100)
 
 
 def of_status(status: int) -> Problem:

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from sdxl.model_names import MINI_NAMES, name_of
 from sdxl.params import InvalidParams
+from sdxl.suggestions import did_you_mean
 from serve.errors import Problem
 from serve.llm.names import id_of
 from serve.settings import ServeSettings
@@ -92,5 +93,5 @@ def check_model(asked: str | None, id_: str, settings: ServeSettings) -> None:
 
 def unknown(asked: str, ids: Sequence[str]) -> Problem:
     here = f"here {'is' if len(ids) == 1 else 'are'} {', '.join(map(repr, ids))}"
-    message = f"The model {asked[:100]!r} does not exist; {here}."
+    message = f"The model {asked[:100]!r} does not exist; {here}{did_you_mean(asked, ids) or '.'}"
     return Problem(404, message, "model", "model_not_found")

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from engines import BACKENDS, CONTROLNETS, FOLDER, IP_ADAPTERS, LORAS, PRECISION, REFINER
-from sdxl.arguments import MODEL, UNCHECKED, VAE, model_with
+from sdxl.arguments import MODEL, UNCHECKED, VAE, flag_of, model_with
 from sdxl.params import MAX_PROMPT_CHARS, InvalidParams
 from sdxl.provenance import CERTIFICATE, HELP, METADATA, PRIVATE_KEY, Provenance
+from sdxl.suggestions import did_you_mean
 from serve.logs import FORMATS, TEXT
 
 PREFIX = "SDXL_"
@@ -151,10 +152,9 @@ class ServeSettings:
             if each.name != MODELS:
                 check(each.name, getattr(self, each.name), TYPES[each.name], each.metadata)
         if self.llm_backend not in LLM_BACKENDS:
-            needed = f"must be one of {', '.join(LLM_BACKENDS)}"
-            raise InvalidParams("llm_backend", self.llm_backend, needed)
+            raise InvalidParams.unknown("llm_backend", self.llm_backend, LLM_BACKENDS)
         if self.device not in DEVICES:
-            raise InvalidParams("device", self.device, f"must be one of {', '.join(DEVICES)}")
+            raise InvalidParams.unknown("device", self.device, DEVICES)
         if self.max_replicas and self.max_replicas < max(self.replicas, 1):
             raise InvalidParams("max_replicas", self.max_replicas, "must be at least `replicas`")
         if self.max_replicas and not self.target_queue_s:
@@ -164,9 +164,7 @@ class ServeSettings:
             raise InvalidParams("llm_max_replicas", self.llm_max_replicas, needed)
         _ = self.marks, self.alias_table, self.of_models
         if self.log_format not in FORMATS:
-            raise InvalidParams(
-                "log_format", self.log_format, f"must be one of {', '.join(FORMATS)}"
-            )
+            raise InvalidParams.unknown("log_format", self.log_format, FORMATS)
         if self.max_bodies_bytes and self.max_bodies_bytes < 2 * self.largest_body:
             needed = f"must be at least {2 * self.largest_body}, two of the largest bodies; or 0"
             raise InvalidParams("max_bodies_bytes", self.max_bodies_bytes, needed)
@@ -218,6 +216,20 @@ class ServeSettings:
         return model_with(self.model, self.vae)
 
 
+GROUPS = {
+    "host": "address and replicas",
+    "model": "models",
+    "llm": "language model",
+    "keys": "access, provenance and logs",
+    "queue": "limits",
+    "results_dir": "results",
+    "batches_dir": "files and batches",
+}
+"""The first setting of each group of flags."""
+COMMON_FLAGS = (
+    *("--settings", "--host", "--port", "--replicas", "--model", "--backend", "--precision"),
+    *("--loras", "--llm", "--keys", "--insecure", "--aliases", "--sdapi", "--batches-dir"),
+)
 TYPES: Mapping[str, type] = get_type_hints(ServeSettings)
 MODEL_FLAG, MODELS = "model", "models"
 
@@ -230,7 +242,7 @@ def check_tables(tables: object) -> None:
             raise InvalidParams(MODELS, table, f"must each have {MODEL_FLAG}")
         for name in table:
             if name not in OF_A_MODEL:
-                raise InvalidParams(MODELS, name, f"must be one of {', '.join(OF_A_MODEL)}")
+                raise InvalidParams.unknown(MODELS, name, OF_A_MODEL)
 
 
 def check(name: str, value: object, kind: type, limits: Mapping[str, Any]) -> None:
@@ -297,7 +309,8 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 def known(key: str, value: object, name: str = "") -> str:
     if key not in TYPES:
-        raise InvalidParams(name or key, value, f"must be one of {', '.join(TYPES)}")
+        hint = did_you_mean(key, TYPES)
+        raise InvalidParams(name or key, None, f"must be one of {', '.join(TYPES)}", hint)
     return key
 
 
@@ -318,7 +331,10 @@ def parse(key: str, text: str) -> Any:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add a flag for each setting. Flags not given stay unset."""
+    group: argparse._ActionsContainer = parser
     for each in fields(ServeSettings):
+        if each.name in GROUPS:
+            group = parser.add_argument_group(GROUPS[each.name])
         if each.name == MODELS:
             continue
         default = "" if each.default in (None, "") else f" (default {each.default})"
@@ -328,7 +344,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             options |= {"action": argparse.BooleanOptionalAction, "help": each.metadata["text"]}
         if each.name == MODEL_FLAG:
             options |= {"action": "append"}
-        parser.add_argument("--" + each.name.replace("_", "-"), **options)
+        group.add_argument(flag_of(each.name), **options)
 
 
 def given(options: argparse.Namespace) -> dict[str, Any]:

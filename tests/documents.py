@@ -49,7 +49,7 @@ def unknown_flags(call: Sequence[str]) -> list[str]:
 @cache
 def help_text(*command: str) -> str:
     with redirect_stdout(StringIO()) as printed, suppress(SystemExit):
-        main([*command, "--help"])
+        main([*command, "--help-all"])
     return printed.getvalue()
 
 

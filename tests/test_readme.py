@@ -1,11 +1,10 @@
-"""README.md: its commands run unchanged in an empty folder, with a double of the hub that serves a
-foreign checkpoint.
+"""README.md and docs/start.md: their commands run unchanged in an empty folder, with a double of
+the hub that serves a foreign checkpoint.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from shutil import copyfile
 
@@ -17,7 +16,9 @@ from tests.documents import ROOT, blocks, calls_of_sdxl, commands
 from tests.isolation import run_alone
 from tests.test_deployment import write_foreign_model
 
-DOCUMENT = ROOT / "README.md"
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "start.md")
+MOST_LINES = 100
+"""of README: a reader's first look"""
 PORT = 8765
 LEFT_OUT = ("sdxl eval --sweep", "sdxl tune", "sdxl bench peers")
 """Measurements that take too long for a test."""
@@ -30,7 +31,8 @@ with hub(Path("model"), {{"main": "a" * 40}}, "stabilityai/stable-diffusion-xl-b
 
 
 def typed() -> list[str]:
-    return [line for line in commands(DOCUMENT) if line.startswith("sdxl ")]
+    lines = [line for document in DOCUMENTS for line in commands(document)]
+    return [line for line in lines if line.startswith("sdxl ")]
 
 
 def is_run(line: str) -> bool:
@@ -38,6 +40,16 @@ def is_run(line: str) -> bool:
     if line.startswith("sdxl build"):
         return "--gpu" in line and TENSORRT_RTX.is_installed
     return not line.startswith(LEFT_OUT)
+
+
+def test_readme_is_short() -> None:
+    assert len(DOCUMENTS[0].read_text().splitlines()) <= MOST_LINES
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert {page for page in pages if f"({page})" not in index} == set()
 
 
 def test_a_build_for_a_gpu_that_is_not_here_names_it() -> None:
@@ -63,9 +75,10 @@ def test_every_command_works_in_an_empty_folder_with_a_foreign_checkpoint(tmp_pa
     rows = [{"id": str(i), "prompt": "a red circle", "steps": 4} for i in range(8)]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "docs").mkdir()
-    copyfile(ROOT / "docs" / "drawing.png", tmp_path / "docs" / "drawing.png")
+    for name in ("drawing.png", "demo_captions.txt"):
+        copyfile(ROOT / "docs" / name, tmp_path / "docs" / name)
     lines = list(filter(is_run, typed()))
-    (library,) = (text for text in blocks(DOCUMENT, "python") if "from engines" in text)
+    (library,) = (text for text in blocks(DOCUMENTS[1], "python") if "from engines" in text)
     (tmp_path / "library.py").write_text(library + "assert pixels.shape == (128, 128, 3)\n")
     script = [
         "set -x",
@@ -78,7 +91,10 @@ def test_every_command_works_in_an_empty_folder_with_a_foreign_checkpoint(tmp_pa
     ]
     done = run_alone("\n".join(script), tmp_path, 3400)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
-    assert re.search(r"8 rows: 8 pictures, 0 dead letters, no problems", done.stdout)
-    assert (tmp_path / "again.png").read_bytes()
+    for count in (48, 8):
+        found = f"{count} rows: {count} pictures, 0 dead letters, no problems"
+        assert found in done.stdout, done.stdout[-3000:]
+    for name in ("circle.png", "star.png", "again.png"):
+        assert (tmp_path / name).read_bytes()
     built = "int8 for L40S, tensorrt-rtx" in done.stdout
     assert built == TENSORRT_RTX.is_installed, done.stdout[-3000:]

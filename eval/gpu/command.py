@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
     for name in options.sections:
         if name not in SECTIONS:
-            raise InvalidParams("sections", name, f"must be one of {', '.join(SECTIONS)}")
+            raise InvalidParams.unknown("sections", name, SECTIONS)
     import torch
 
     if not torch.cuda.is_available() and not options.is_dry:

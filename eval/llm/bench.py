@@ -216,7 +216,7 @@ def main(argv: Sequence[str]) -> int:
     limits_named(options.limits)
     read_prompts(options.prompts)
     if options.loadgen not in (None, *SCENARIOS):
-        raise InvalidParams("loadgen", options.loadgen, f"must be one of {', '.join(SCENARIOS)}")
+        raise InvalidParams.unknown("loadgen", options.loadgen, SCENARIOS)
     url = options.url.rstrip("/")
     with nullcontext(url) if url else local_service() as url:
         runs = measure(url, options)

@@ -105,7 +105,7 @@ LIMITS = {
 
 def limits_named(name: str) -> TokenLimits:
     if name not in LIMITS:
-        raise InvalidParams("limits", name, f"must be one of {', '.join(LIMITS)}")
+        raise InvalidParams.unknown("limits", name, LIMITS)
     return LIMITS[name]
 
 

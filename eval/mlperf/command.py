@@ -27,6 +27,10 @@ from sdxl.params import GenerationParams, InvalidParams
 if TYPE_CHECKING:
     from eval.mlperf.loadgen import ScenarioRun, Summary, System
 
+COMMON_FLAGS = (
+    *("--scenario", "--model", "--backend", "--precision", "--over", "--url", "--captions"),
+    *("--accuracy", "--short", "--out", "--json", "--steps", "--scheduler", "--cache-interval"),
+)
 SCENARIOS = ("Offline", "Server", "SingleStream")
 AUDITS = ("TEST01", "TEST04")
 SHORT_CAPTIONS = 64
@@ -104,7 +108,9 @@ def main(argv: Sequence[str]) -> int:
 def build_parser() -> Parser:
     from engines.flags import add_folder_flags
 
-    parser = Parser(prog="sdxl bench mlperf", description="Run MLPerf's LoadGen.")
+    parser = Parser(
+        prog="sdxl bench mlperf", description="Run MLPerf's LoadGen.", common=COMMON_FLAGS
+    )
     add = partial(add_option, parser)
     add("--scenario", "Offline", ", ".join(SCENARIOS))
     add("--model", "mini", MODEL)
@@ -132,10 +138,9 @@ def build_parser() -> Parser:
 def check(options: argparse.Namespace) -> None:
     for field, allowed in (("scenario", SCENARIOS), ("over", ("process", "http"))):
         if getattr(options, field) not in allowed:
-            needed = f"must be one of {', '.join(allowed)}"
-            raise InvalidParams(field, getattr(options, field), needed)
+            raise InvalidParams.unknown(field, getattr(options, field), allowed)
     if options.audit not in (None, *AUDITS):
-        raise InvalidParams("audit", options.audit, f"must be one of {', '.join(AUDITS)}")
+        raise InvalidParams.unknown("audit", options.audit, AUDITS)
     if options.target_qps is not None and options.target_qps <= 0:
         raise InvalidParams("target_qps", options.target_qps, "must be a number above 0")
     for field, usual in LOADED.items():

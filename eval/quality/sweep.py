@@ -112,7 +112,7 @@ def check_setting(setting: QualitySetting) -> None:
         ("cut", setting.cut, CUTS),
     ):
         if value not in allowed:
-            raise InvalidParams(field, value, f"must be one of {', '.join(allowed)}")
+            raise InvalidParams.unknown(field, value, allowed)
     if is_cuda and setting.precision in EIGHT_BIT and setting.cut != EXACT.cut:
         needed = f"must be {EXACT.cut}, the only one on a GPU in {setting.precision}"
         raise InvalidParams("cut", setting.cut, needed)

@@ -17,6 +17,7 @@ from typing import Any
 from engines.flags import add_engine_flags
 from sdxl.arguments import (
     Parser,
+    add_count_flag,
     add_picture_flags,
     given_params,
     given_provenance,
@@ -31,6 +32,11 @@ from serve.render.destination import SUFFIXES
 from serve.supervision import STRUCK, supervise
 
 DEFAULT_SHARD = 128
+COMMON_FLAGS = (
+    *("--out", "--n", "--format", "--model", "--through", "--status", "--verify"),
+    *("--negative-prompt", "--width", "--height", "--steps", "--guidance", "--scheduler"),
+    "--quality",
+)
 HAS_PROBLEMS = 1
 END_S = 20.0
 """A job that was told to end has this long to record its last pictures."""
@@ -77,12 +83,14 @@ def report(text: str) -> None:
 
 
 def build_parser() -> Parser:
-    parser = Parser(prog="sdxl batch", description="Make pictures of every row of a file.")
+    parser = Parser(
+        prog="sdxl batch", description="Make pictures of every row of a file.", common=COMMON_FLAGS
+    )
     add: Callable[..., Any] = parser.add_argument
     flag = partial(add, action="store_true")
     add("inputs", nargs="*", metavar="INPUT", help=".txt, .jsonl, .csv or .parquet, or a pattern")
-    add("--out", metavar="DIR", help="a folder, or an fsspec URL such as s3://bucket/job")
-    add("--n", type=whole, default=1, metavar="N", help="pictures a row (default %(default)s)")
+    add("-o", "--out", metavar="DIR", help="a folder, or an fsspec URL such as s3://bucket/job")
+    add_count_flag(parser, "pictures a row")
     add("--format", default="png", help=f"{', '.join(SUFFIXES)} (default %(default)s)")
     flag("--tar", dest="is_tarred", help="write a WebDataset tar a shard, not single files")
     add("--shard-size", type=whole, default=DEFAULT_SHARD, metavar="N", help="rows (%(default)s)")
@@ -129,7 +137,7 @@ def read_order(options: argparse.Namespace) -> BatchSpec:
     if not options.out:
         raise InvalidParams("out", options.out, "must be a folder or an fsspec URL")
     if options.format not in SUFFIXES:
-        raise InvalidParams("format", options.format, f"must be one of {', '.join(SUFFIXES)}")
+        raise InvalidParams.unknown("format", options.format, SUFFIXES)
     for name, (low, high) in {**RANGES, "workers": (0, 4096)}.items():
         value = getattr(options, name)
         if not low <= value <= high:

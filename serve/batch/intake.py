@@ -140,7 +140,7 @@ class Intake:
         values = record.values
         for name in values:
             if name not in COLUMNS:
-                raise InvalidParams(name, values[name], f"must be one of {', '.join(COLUMNS)}")
+                raise InvalidParams.unknown_field(name, COLUMNS)
         given = {PARAM_NAMES[k]: v for k, v in values.items() if k in PARAM_NAMES}
         if of_row := controls_in(values, self.defaults.get(CONTROLS)):
             given[CONTROLS] = of_row
@@ -170,7 +170,7 @@ class Intake:
         values = record.values
         for name in values:
             if name not in BATCH_LINE:
-                raise InvalidParams(name, values[name], f"must be one of {', '.join(BATCH_LINE)}")
+                raise InvalidParams.unknown_field(name, BATCH_LINE)
         if (values.get("method"), values.get("url")) != ("POST", BATCH_URL):
             asked = f"{values.get('method')} {values.get('url')}"
             raise InvalidParams("url", asked, f"must be POST {BATCH_URL}")

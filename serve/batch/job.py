@@ -98,8 +98,7 @@ class BatchJob:
                     "inputs", name, f"must be files that end in {', '.join(SUFFIXES)}"
                 )
         if self.provenance not in ("", *PROVENANCES):
-            needed = f"must be one of {', '.join(PROVENANCES)}"
-            raise InvalidParams("provenance", self.provenance, needed)
+            raise InvalidParams.unknown("provenance", self.provenance, PROVENANCES)
         if self.sizes:
             Sizes(**self.sizes)
         if set(self.presets) != set(QUALITIES):

@@ -18,7 +18,8 @@ from typing import IO, Any, get_args
 
 from sdxl.parameter import NEEDED as NEEDED_TEXT
 from sdxl.parameter import Attachment, Parameter
-from sdxl.params import PARAMETERS, PICTURED, InvalidParams
+from sdxl.params import BY_NAME, PARAMETERS, PICTURED, InvalidParams, renamed
+from sdxl.suggestions import did_you_mean
 from serve.batch import row_controls
 from serve.batch.editing import PICTURES
 
@@ -156,10 +157,14 @@ def read_jsonl(path: Path) -> Iterator[Record]:
         except (ValueError, RecursionError) as error:
             yield Record(line, {}, f"must be a JSON object ({error})")
             continue
-        if isinstance(values, dict):
-            yield Record(line, {k: v for k, v in values.items() if v is not None})
-        else:
+        if not isinstance(values, dict):
             yield Record(line, {}, f"must be a JSON object, found {type(values).__name__}")
+            continue
+        given = {k: v for k, v in values.items() if v is not None}
+        try:
+            yield Record(line, renamed(given, lambda each: each.column))
+        except InvalidParams as error:
+            yield Record(line, {}, str(error))
 
 
 def read_csv(path: Path) -> Iterator[Record]:
@@ -168,7 +173,7 @@ def read_csv(path: Path) -> Iterator[Record]:
     with path.open(encoding="utf-8-sig", newline="", errors="surrogateescape") as file:
         reader = csv.DictReader(csv_lines(file), strict=True)
         try:
-            check_columns(path, reader.fieldnames or [])
+            reader.fieldnames = checked_columns(path, reader.fieldnames or [])
             for values in reader:
                 yield csv_record(f"{path.name}, line {reader.line_num}", values)
         except csv.Error as error:
@@ -202,8 +207,9 @@ def read_parquet(path: Path) -> Iterator[Record]:
     file = open_parquet(path)
     number = 0
     with parquet_errors(path):
+        names = checked_columns(path, file.schema_arrow.names)
         for batch in file.iter_batches(PARQUET_ROWS):
-            for values in batch.to_pylist():
+            for values in batch.rename_columns(names).to_pylist():
                 number += 1
                 given = {k: v for k, v in values.items() if v is not None}
                 yield Record(f"{path.name}, row {number}", given)
@@ -215,9 +221,9 @@ def open_parquet(path: Path) -> Any:
     with parquet_errors(path):
         file = parquet.ParquetFile(path)
         schema = file.schema_arrow
-    check_columns(path, schema.names)
-    for column in schema:
-        check_kind(path, column.name, column.type)
+    names = checked_columns(path, schema.names)
+    for name, column in zip(names, schema, strict=True):
+        check_kind(path, name, column.type)
     return file
 
 
@@ -271,14 +277,21 @@ def parquet_errors(path: Path) -> Iterator[None]:
         raise InvalidParams("input", str(path), f"must be a Parquet file ({line})") from error
 
 
-def check_columns(path: Path, names: Sequence[str]) -> None:
-    for name in names:
+def checked_columns(path: Path, names: Sequence[str]) -> list[str]:
+    """Return our names of the columns."""
+    columns = [BY_NAME[name].column if name in BY_NAME else name for name in names]
+    for name in columns:
         if name not in COLUMNS:
-            raise InvalidParams(
-                "input", f"{path}: {name}", f"must be one of the columns {', '.join(COLUMNS)}"
+            needed, hint = (
+                f"must be one of the columns {', '.join(COLUMNS)}",
+                did_you_mean(name, COLUMNS),
             )
-    if "prompt" not in names:
+            raise InvalidParams("input", f"{path}: {name}", needed, hint)
+        if columns.count(name) > 1:
+            raise InvalidParams("input", f"{path}: {name}", "must have each column once")
+    if "prompt" not in columns:
         raise InvalidParams("input", str(path), "must have a column named prompt")
+    return columns
 
 
 READERS = {".txt": read_txt, ".jsonl": read_jsonl, ".csv": read_csv, ".parquet": read_parquet}

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sdxl.params import COUNT_ALIASES
 from serve.batch.reading import Record, read_jsonl
 from serve.errors import Problem
 from serve.models import ImageModel, choose
@@ -41,7 +42,7 @@ def check(path: Path, endpoint: str, most: int, models: Sequence[ImageModel]) ->
     for record in read_jsonl(path):
         checked.total += 1
         if checked.total > most:
-            message = f"more than {most} requests; this service takes so many in a file"
+            message = f"the file must have at most {most} requests"
             return Checked(errors=[error_of("too_many_requests", message)])
         try:
             check_line(record, endpoint, seen)
@@ -111,5 +112,5 @@ def error_of(
 
 def pictures_of(body: dict[str, Any]) -> int:
     """Return the number of pictures that a request asks for; a wrong number is one error."""
-    n = body.get("n")
+    n = next((body[name] for name in ("n", *COUNT_ALIASES) if name in body), None)
     return n if type(n) is int and 1 <= n <= MAX_N else 1

@@ -13,6 +13,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
@@ -66,6 +67,17 @@ AddRoutes = Callable[[FastAPI, ServeSettings], None]
 OFF = {"/sdapi/": "sdapi", "/controlnet/": "sdapi", "/v1/chat/": "llm", "/v1/completions": "llm"}
 """Paths that need a setting. Files and batches have routes that say so."""
 MEDIA = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
+TAGS = {
+    **dict.fromkeys(("/v1/images", "/v1/results"), "Pictures"),
+    **dict.fromkeys(("/v1/files", "/v1/batches"), "Batches"),
+    **dict.fromkeys(("/v1/chat", "/v1/completions"), "Text"),
+    **dict.fromkeys(("/sdapi", "/controlnet"), "stable-diffusion-webui"),
+    "/v1/models": "Models",
+    "/": "Service",
+}
+"""Groups of routes in /docs, by the first prefix that fits."""
+NO_OBJECT = ("model_type", "model_attributes_type", "dict_type")
+"""Pydantic's types of error for a body that is no JSON object."""
 GENERATED: dict[int | str, dict[str, Any]] = {
     200: {
         "model": ImagesResponse,
@@ -116,6 +128,7 @@ def create_app(
         add_batch_routes(app, settings)
     add_probe_routes(app, models, front, text, settings.llm_start_s)
     add_pages(app)
+    add_tags(app)
     keyring = Keyring.read(Path(settings.keys)) if settings.keys else None
     # The last one added is the outermost.
     app.add_middleware(BodyLimit, settings=settings, larger=larger_bodies(settings))
@@ -128,6 +141,14 @@ def create_app(
     app.add_exception_handler(RequestValidationError, answer_invalid)
     app.add_exception_handler(HTTPException, answer_status)
     return app
+
+
+def add_tags(app: FastAPI) -> None:
+    """Group the routes in /docs."""
+    for route in app.routes:
+        if isinstance(route, APIRoute):
+            found = (tag for prefix, tag in TAGS.items() if route.path.startswith(prefix))
+            route.tags = [next(found)]
 
 
 def larger_bodies(settings: ServeSettings) -> dict[str, tuple[int, float]]:
@@ -240,7 +261,10 @@ async def answer_invalid(request: Request, error: Exception) -> Response:
     elif first["type"] == "extra_forbidden":
         message, code = errors.of_schema(".".join(place)[:100], first), "unknown_parameter"
     elif param is None:
-        message, code = f"the body {errors.schema_words(first)}", "invalid_value"
+        needed = "must be a JSON object, sent with content-type: application/json"
+        is_object = first["type"] not in NO_OBJECT
+        message = f"the body {errors.schema_words(first) if is_object else needed}"
+        code = "invalid_value"
     else:
         message, code = errors.of_schema(param[:100], first), "invalid_value"
     return refused(request, errors.invalid(param and param[:100], message, code))

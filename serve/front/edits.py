@@ -186,7 +186,7 @@ async def of_form(form: FormData) -> EditAsked:
     if len(masks) > 1:
         raise invalid("mask", f"mask must be one file, got {len(masks)}")
     mask = await content(masks[0], "mask") if masks else None
-    fields = fields_of(form)
+    fields = EditRequest.with_our_names(fields_of(form))
     request = checked(EditRequest, fields)
     for name, text in fields.items():
         # pydantic reads 1_0 as 10, as Python does.

@@ -1,5 +1,5 @@
 """Routes for the web page's form, besides `/v1/models`: facts about a prompt before it is sent, a
-ControlNet's map after preprocessing, and example prompts with pictures.
+ControlNet's map after preprocessing, other programs' settings, and example prompts with pictures.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ import base64
 from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import FastAPI
 from pydantic import Field
 from starlette.responses import Response
 
 from sdxl.controls import Control
+from sdxl.infotext import read_words
 from sdxl.model_names import MINI_NAME
+from serve.errors import invalid
 from serve.front.attached_pictures import preview_of
 from serve.front.generations import collect
 from serve.front.image_orders import check_characters, orders_of
@@ -76,6 +78,20 @@ class MapAnswer(Reply):
     """a PNG"""
 
 
+class SettingsAsked(RequestModel):
+    """Texts in the metadata of a picture of another program."""
+
+    parameters: Annotated[str, Field(description="stable-diffusion-webui's")] = ""
+    prompt: Annotated[str, Field(description="ComfyUI's graph, as JSON")] = ""
+
+
+class SettingsAnswer(Reply):
+    params: dict[str, Any]
+    """by their names in the metadata of this service's pictures"""
+    unread: list[str]
+    """what has no parameter here"""
+
+
 class ExamplePicture(Reply):
     prompt: str
     seed: int | None = None
@@ -107,6 +123,17 @@ def add_form_routes(app: FastAPI, models: ServedModels, decoding: DecodingThread
         fields = {"preprocess": body.preprocess, "low": body.low, "high": body.high}
         found = await decoding.run(partial(preview_of, file, **fields))
         return MapAnswer(b64_json=base64.b64encode(found).decode())
+
+    @app.post("/v1/images/settings")
+    async def read_settings(body: SettingsAsked) -> SettingsAnswer:
+        """Read the settings of a picture of stable-diffusion-webui or ComfyUI."""
+        try:
+            found = read_words(body.model_dump(exclude_unset=True))
+        except ValueError:
+            raise invalid("parameters", "parameters must name a prompt") from None
+        nets = [each["name"] for each in found.params.pop("controls", ())]
+        unread = [f"ControlNet {name}, whose map a picture does not hold" for name in nets]
+        return SettingsAnswer(params=found.params, unread=[*found.unread, *unread])
 
     @app.get("/v1/images/examples", response_model=ExamplesResponse)
     async def show_examples(model: str | None = None) -> Response:

@@ -7,24 +7,38 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
     WithJsonSchema,
     create_model,
     field_validator,
+    model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from sdxl.parameter import Attachment, table_of
-from sdxl.params import PARAMETERS, InvalidParams, Parameter, of_rest
+from sdxl.params import (
+    COUNT_ALIASES,
+    PARAMETERS,
+    InvalidParams,
+    Parameter,
+    of_rest,
+    renamed,
+)
 from sdxl.presets import usual_interval
 from sdxl.scheduler_names import SCHEDULERS
+from sdxl.suggestions import did_you_mean
+from serve.errors import invalid, of_params
 from serve.orders import ModelCard
 from serve.settings import MAX_N, ServeSettings
 
@@ -37,13 +51,34 @@ JSON_TYPES: dict[type, Any] = {
     float: "number",
     **dict.fromkeys((tuple, Attachment), "array"),
 }
+UNKNOWN_FIELD = "extra_forbidden"
 SURROGATE = re.compile("[\ud800-\udfff]")
 NEEDED_UNICODE = "must be valid Unicode, without lone surrogates"
+SIDES = ("width", "height")
 SAME_QUALITY = {"auto": "medium", "standard": "medium", "hd": "high"}
 
 
 class RequestModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _suggests_names(cls, fields: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Put unknown fields first, each with the nearest known one."""
+        try:
+            return handler(cls.with_our_names(fields) if isinstance(fields, dict) else fields)
+        except ValidationError as error:
+            found = sorted(error.errors(), key=lambda each: each["type"] != UNKNOWN_FIELD)
+            if found[0]["type"] != UNKNOWN_FIELD:
+                raise
+        raise ValidationError.from_exception_data(
+            cls.__name__, [_suggested(each, cls.model_fields) for each in found]
+        )
+
+    @classmethod
+    def with_our_names(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields, without other programs' names of them."""
+        return fields
 
     @field_validator("*")
     @classmethod
@@ -55,18 +90,36 @@ class RequestModel(BaseModel):
         return value
 
 
+def _suggested(error: Any, known: Iterable[str]) -> InitErrorDetails:
+    message, place = error["msg"], error["loc"]
+    if error["type"] == UNKNOWN_FIELD and len(place) == 1:
+        hint = did_you_mean(place[0], known) or "; leave it out"
+        message = f"is not a field here{hint}"
+    kind = PydanticCustomError(error["type"], "{message}", {"message": message})
+    return InitErrorDetails(type=kind, loc=place, input=error["input"])
+
+
 def has_surrogate(text: str) -> bool:
     return not text.isascii() and SURROGATE.search(text) is not None
 
 
 def field_of(each: Parameter) -> Any:
     """A picture's parameter as an optional field."""
-    kind = Literal[each.choices] if each.choices else each.stored_kind
+    kind = each.stored_kind
+    if each.choices:
+        kind = Annotated[Literal[each.choices], BeforeValidator(partial(_checked, each))]
     if each.kind in (int, float):
         kind = Annotated[kind, *bounds_of(each)]
     if each.kind is Attachment:
         kind = list[Annotated[Any, WithJsonSchema(describe_entry(each.item))]]
     return Annotated[kind | None, Field(description=each.help)], None
+
+
+def checked_size(value: Any) -> Any:
+    if isinstance(value, str) and not re.search(SIZE, value):
+        needed = "must be auto or WIDTHxHEIGHT, such as 1024x1024"
+        raise PydanticCustomError("size", needed)
+    return value
 
 
 def bounds_in_json(each: Parameter) -> dict[str, float]:
@@ -77,16 +130,18 @@ def bounds_in_json(each: Parameter) -> dict[str, float]:
 def bounds_of(each: Parameter) -> tuple[Any, ...]:
     """A number's bounds, in the words of the table instead of pydantic's."""
 
-    def check(value: Any) -> Any:
-        try:
-            each.check(value)
-        except InvalidParams as error:
-            message = error.message("", longest=100).strip()
-            raise PydanticCustomError("parameter", "{message}", {"message": message}) from None
-        return value
-
     bounds: dict[str, Any] = {"minimum": each.low, "maximum": each.high}
-    return AfterValidator(check), Field(json_schema_extra=bounds)
+    return AfterValidator(partial(_checked, each)), Field(json_schema_extra=bounds)
+
+
+def _checked(each: Parameter, value: Any) -> Any:
+    value = each.chosen(value)
+    try:
+        each.check(value)
+    except InvalidParams as error:
+        message = error.message("", longest=100).strip()
+        raise PydanticCustomError("parameter", "{message}", {"message": message}) from None
+    return value
 
 
 def describe_entry(item: type[Any]) -> dict[str, Any]:
@@ -115,7 +170,14 @@ class ImageRequest(PictureFields):
     prompt: Annotated[str, Field(description=PARAMETERS["prompt"].help)]
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
-    size: Annotated[str, Field(pattern=SIZE, description="`auto` or WIDTHxHEIGHT")] | None = None
+    size: (
+        Annotated[
+            str,
+            BeforeValidator(checked_size),
+            Field(pattern=SIZE, description="`auto` or WIDTHxHEIGHT"),
+        ]
+        | None
+    ) = None
     quality: Annotated[
         Quality | None, Field(description="a preset of steps and cache_interval")
     ] = None
@@ -159,6 +221,19 @@ class ImageRequest(PictureFields):
         bool | None,
         Field(description="let the language model expand the prompt; see revised_prompt"),
     ] = None
+
+    @classmethod
+    def with_our_names(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        ours = {"n" if name in COUNT_ALIASES else name: value for name, value in fields.items()}
+        try:
+            ours = renamed(ours, lambda each: each.column)
+        except InvalidParams as error:
+            raise of_params(error) from None
+        if sides := [str(ours.pop(side)) for side in SIDES if side in ours]:
+            if len(sides) < len(SIDES) or "size" in ours:
+                raise invalid("size", "size must be set alone, or width and height together")
+            ours["size"] = "x".join(sides)
+        return ours
 
     @property
     def format(self) -> Format:
@@ -260,6 +335,10 @@ class FormControl(Reply):
     minimum: int | float | None = None
     maximum: int | float | None = None
     choices: tuple[str, ...] | None = None
+    labels: tuple[str, ...] | None = None
+    """of the choices, as other programs name them"""
+    group: str | None = None
+    """the title that it is shown under; none for the first parameters"""
     is_for_edits: bool | None = None
     """It applies to edits only."""
     is_for_masks: bool | None = None
@@ -282,6 +361,8 @@ class FormControl(Reply):
             fields=fields,
             default=each.default,
             choices=each.choices or None,
+            labels=tuple(each.labels[name] for name in each.choices) if each.labels else None,
+            group=each.group or None,
             is_for_edits=each.is_for_edits or None,
             is_for_masks=each.is_for_masks or None,
             edit_defaults=each.edit_defaults or None,
@@ -313,6 +394,8 @@ class ImageLimits(Reply):
     min_side: int
     max_side: int
     side_multiple: int
+    sizes: tuple[str, ...]
+    """usual ones, beside the default"""
     max_n: int
     max_steps: int
     max_prompt_chars: int
@@ -342,6 +425,7 @@ class ImageLimits(Reply):
             min_side=card.sizes.minimum,
             max_side=longest_side(card, settings),
             side_multiple=card.sizes.multiple,
+            sizes=card.sizes.usual(longest_side(card, settings)),
             max_n=settings.max_n,
             max_steps=settings.max_steps,
             max_prompt_chars=settings.max_prompt_chars,

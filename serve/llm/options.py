@@ -66,8 +66,8 @@ def check(values: dict[str, Any], backend: str) -> None:
 def _check_speculative(table: dict[str, Any]) -> None:
     kind = table.get("decoding_type")
     if kind not in trtllm_api.SPECULATIVE:
-        needed = f"must be one of {', '.join(trtllm_api.SPECULATIVE)}"
-        raise InvalidParams("speculative_config.decoding_type", kind, needed)
+        field = "speculative_config.decoding_type"
+        raise InvalidParams.unknown(field, kind, trtllm_api.SPECULATIVE)
     _known(table, trtllm_api.speculative_names(kind), "of speculative_config")
     if "max_draft_len" not in table:
         raise InvalidParams("speculative_config.max_draft_len", None, "must be a number of tokens")

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from engines.flags import add_engine_flags
 from sdxl.arguments import (
     Parser,
+    add_count_flag,
     add_picture_flags,
     given_params,
     given_provenance,
     model_with,
-    whole,
 )
 from sdxl.attachments import with_tags
 from sdxl.catalogue import FILE_KEYS, AdapterFile
@@ -42,6 +42,11 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "mini"
 MAX_IMAGES = 10_000
+COMMON_FLAGS = (
+    *("--out", "--n", "--image", "--mask", "--from", "--model"),
+    *("--negative-prompt", "--width", "--height", "--steps", "--guidance", "--seed"),
+    *("--scheduler", "--lora", "--quality"),
+)
 PREVIEW = f"the picture as it forms, in the terminal: {', '.join(terminal.PREVIEWS)} (default auto)"
 
 
@@ -168,12 +173,21 @@ def print_changed_files(order: RenderSpec, files: Iterable[AdapterFile]) -> None
 
 
 def build_parser() -> Parser:
-    parser = Parser(prog="sdxl render", description="Make pictures from text, or from images.")
+    parser = Parser(
+        prog="sdxl render",
+        description="Make pictures from text, or from images.",
+        common=COMMON_FLAGS,
+    )
     add = parser.add_argument
     add("prompts", nargs="*", metavar="PROMPT", help="what to draw; - reads one a line from stdin")
-    add_engine_flags(parser, f"(default {DEFAULT_MODEL})")
-    add("--n", type=whole, default=1, metavar="N", help="images a prompt (default %(default)s)")
-    add("--out", default="out", metavar="PATH", help="folder, file, or - (default %(default)s)")
+    add(
+        "-o",
+        "--out",
+        default="out",
+        metavar="PATH",
+        help="folder, file, or - (default %(default)s)",
+    )
+    add_count_flag(parser, "images a prompt")
     add("--format", help=f"{', '.join(SUFFIXES)} (default png, or as the file is named)")
     add("--sheet", metavar="FILE", help="also put all of them on one picture, with captions")
     add("--image", metavar="FILE", help="edit this image; --strength says how much")
@@ -181,6 +195,7 @@ def build_parser() -> Parser:
     add("--from", dest="source", metavar="IMAGE", help="make this picture again; flags change it")
     add("--preview", default=terminal.AUTO, metavar="KIND", help=PREVIEW)
     add("--json", action="store_true", dest="is_json", help="one JSON object an image on stdout")
+    add_engine_flags(parser.add_argument_group("model"), f"(default {DEFAULT_MODEL})")
     add_picture_flags(parser)
     return parser
 
@@ -192,7 +207,7 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
     image = ImageToEdit.read(options.image, options.mask)
     check_image(options.source, [stored.pop(name, None) for name in DIGESTS], image)
     if options.format not in (None, *SUFFIXES):
-        raise InvalidParams("format", options.format, f"must be one of {', '.join(SUFFIXES)}")
+        raise InvalidParams.unknown("format", options.format, SUFFIXES)
     given = read_prompts(options.prompts)
     if options.is_json and options.out == STDOUT:
         raise InvalidParams("out", STDOUT, "must be a file or a folder: --json writes to stdout")
@@ -340,17 +355,12 @@ def stored_params(source: str) -> dict[str, Any]:
 def foreign_params(data: bytes, source: str) -> dict[str, Any]:
     """Return the known parameters in a picture of stable-diffusion-webui or ComfyUI; the others are
     printed. The model is left out: other programs' file names mean nothing here."""
-    from sdxl.infotext import read_graph, read_text
+    from sdxl.infotext import read_words
     from sdxl.picture_files import BrokenPicture, words_of
 
     try:
-        words = words_of(data)
-        graph = json.loads(words.get("prompt", "{}"))
-    except (BrokenPicture, RecursionError, ValueError):
-        return {}
-    text = words.get("parameters", "")
-    found = read_graph(graph) if isinstance(graph, dict) and not text else read_text(text)
-    if not found.params.get("prompt"):
+        found = read_words(words_of(data))
+    except (BrokenPicture, ValueError):
         return {}
     if found.unread:
         print(f"sdxl render: {source}: left out: {'; '.join(found.unread)}", file=sys.stderr)

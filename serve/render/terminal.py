@@ -124,7 +124,7 @@ def find(preview: str, is_redirected: bool) -> Terminal | None:
 
 def check(preview: str) -> str:
     if preview not in PREVIEWS:
-        raise InvalidParams("preview", preview, f"must be one of {', '.join(PREVIEWS)}")
+        raise InvalidParams.unknown("preview", preview, PREVIEWS)
     return preview
 
 

@@ -7,13 +7,10 @@ import { generate } from "./making.js";
 import { chat } from "./service.js";
 import { showTab } from "./tabs.js";
 
-/** Example messages. */
 const HELPED = ["a big ring", "two red things"];
 
-/** Messages so far, for the API. */
 let turns = [];
 let model = null;
-/** Stops the running answer; null if there is none. */
 let running = null;
 
 export function startChat() {

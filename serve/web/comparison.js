@@ -8,7 +8,6 @@ const RUNS = 5;
 /** Without previews, which take time too. */
 const UNSEEN = [{ progress() {}, preview() {} }];
 
-/** [off, on]: the settings of either side. */
 export function sidesOf(settings) {
   return [1, Math.max(2, settings.cache_interval)].map((cache_interval) => ({ ...settings, n: 1, cache_interval }));
 }
@@ -20,7 +19,6 @@ export async function drawBoth(sides, tiles, signal, onDone) {
   for (const [i, side] of sides.entries()) await draw(side, [tiles[i]], signal, onDone);
 }
 
-/** Yields progress texts, and the result last. */
 export async function* timeBoth(sides, signal) {
   const seconds = [[], []];
   for (let run = 1; run <= RUNS; run += 1) {

@@ -1,6 +1,7 @@
 // Does the service answer, which model has it, does it need a key.
 
 import { byId } from "./elements.js";
+import { draft } from "./form.js";
 import { askForKey, forgetKey, storedKey } from "./key.js";
 import { notify } from "./notices.js";
 import { describe, ready } from "./service.js";
@@ -8,12 +9,12 @@ import { describe, ready } from "./service.js";
 const RETRY_MS = 2000;
 const LOOK_MS = 10_000;
 
-/** From GET /v1/models; undefined until then. */
 export let model;
+export let models = [];
+let chat;
 let isWaiting = false;
 let hear;
 
-/** Calls `onModel` whenever the model is found. */
 export function startConnection(onModel) {
   hear = onModel;
   byId("key").onclick = changeKey;
@@ -21,14 +22,12 @@ export function startConnection(onModel) {
   return connect();
 }
 
-/** The service does not answer. */
 export function lose(error) {
   show(error.status === 503 ? "not ready" : "no answer", "gone");
   if (!isWaiting) setTimeout(wait, RETRY_MS);
   isWaiting = true;
 }
 
-/** Request a key, then call `then`. */
 export async function needKey(then) {
   show("needs a key", "locked");
   if (await askForKey()) await connect(then);
@@ -37,13 +36,19 @@ export async function needKey(then) {
 
 async function connect(then = () => {}) {
   try {
-    model = await describe();
+    ({ models, chat } = await describe());
   } catch (error) {
     return error.status === 401 ? needKey(then) : lose(error);
   }
-  show(model.id, "ready");
-  hear(model);
+  choose(model?.id ?? draft().model);
   return then();
+}
+
+/** The first, if none has this name. */
+export function choose(id) {
+  model = models.find((each) => each.id === id) ?? models[0];
+  show(model.id, "ready");
+  hear({ ...model, chat });
 }
 
 async function wait() {
@@ -52,7 +57,6 @@ async function wait() {
   else connect();
 }
 
-/** It may stop between requests. */
 async function look() {
   if (isWaiting || document.hidden || !model) return;
   await ready().catch(lose);

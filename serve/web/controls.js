@@ -5,29 +5,27 @@ import { byId, make } from "./elements.js";
 import { makeMapPicker } from "./map_picker.js";
 import { makePicker } from "./picker.js";
 
-/** The lists of names for a field, if they differ from it. */
 const NAMES = { controls: "controlnets", image_prompts: "ip_adapters" };
 
-/** `images` as GET /v1/models describes it. */
 export function buildControls(form, images) {
   for (const each of images.parameters) {
     const own = form.querySelector(`[data-parameter=${each.name}]`);
     if (own) own.title = each.help;
-    else if (each.items === "object") offerNames(each, form, images[NAMES[each.field] ?? each.field] ?? []);
+    else if (each.items === "object") offerNames(each, form, images);
     else if (each.field !== "size" && !form.elements[each.name]) place(each);
   }
 }
 
-function offerNames(each, form, names) {
+function offerNames(each, form, images) {
   if (!form.elements[each.name]) {
     const hasMaps = each.fields.some(({ name }) => name === "image");
     const made = hasMaps ? makeMapPicker(each, form, controlOf) : makePicker(each, form);
     byId("pickers").append(made);
   }
-  form.elements[each.name].closest(".field").offer(names);
+  const names = images[NAMES[each.field] ?? each.field] ?? [];
+  form.elements[each.name].closest(".field").offer(names, images.embeddings);
 }
 
-/** Defaults of empty controls of edits. */
 export function showEditDefaults(form, parameters, hasMask) {
   for (const { name, edit_defaults: usual } of parameters) {
     if (!usual) continue;
@@ -41,25 +39,34 @@ function place(each) {
   const label = make("label", { for: each.name }, each.label);
   const field = make("div", { class: "field" }, label, control);
   if (each.edit_defaults) field.append(sliderOf(each, control));
-  byId(placeOf(each)).append(field);
+  placeOf(each).append(field);
 }
 
-function placeOf({ is_for_edits, is_for_masks, edit_defaults }) {
-  if (is_for_masks) return "mask-parameters";
-  if (is_for_edits) return edit_defaults ? "edit-parameters" : "edit-details";
-  return "parameters";
+function placeOf({ is_for_edits, is_for_masks, edit_defaults, group }) {
+  if (is_for_masks) return byId("mask-parameters");
+  if (is_for_edits) return byId(edit_defaults ? "edit-parameters" : "edit-details");
+  return group ? placeOfGroup(group) : byId("parameters");
+}
+
+function placeOfGroup(title) {
+  const id = `group-${title}`;
+  if (!byId(id)) {
+    byId("groups").append(make("details", {},
+      make("summary", {}, title), make("div", { class: "pair", id })));
+  }
+  return byId(id);
 }
 
 const LISTS = { integer: "[0-9]+(,[0-9]+)*", number: "[0-9.]+(,[0-9.]+)*" };
 
 function controlOf(
-  { name, type, items, help, placeholder, default: usual, minimum, maximum, choices },
+  { name, type, items, help, placeholder, default: usual, minimum, maximum, choices, labels },
 ) {
   const common = { id: name, name, title: help, placeholder: placeholder || null };
   if (choices) {
-    const options = choices.map((value) => {
+    const options = choices.map((value, i) => {
       const isUnsaid = usual === undefined && value === placeholder;
-      return make("option", { value: isUnsaid ? "" : value }, value.replaceAll("_", " "));
+      return make("option", { value: isUnsaid ? "" : value }, labels?.[i] ?? value);
     });
     return make("select", common, ...options);
   }
@@ -78,7 +85,6 @@ function controlOf(
   });
 }
 
-/** Without a name, so that the form ignores it. */
 function sliderOf({ name, label, minimum, maximum }, control) {
   return make("input", {
     id: `${name}-slider`, type: "range", min: minimum, max: maximum, step: (maximum - minimum) / 20,

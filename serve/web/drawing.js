@@ -4,7 +4,6 @@ import { parametersIn } from "./picture_file.js";
 import { requestOf } from "./requests.js";
 import { generate, ServiceError } from "./service.js";
 
-/** Resolves to the pictures, in the order of the tiles. */
 export async function draw(settings, tiles, signal, onDone) {
   const pictures = [];
   for await (const event of generate(requestOf(settings), signal)) {
@@ -24,7 +23,6 @@ export async function draw(settings, tiles, signal, onDone) {
   return pictures;
 }
 
-/** Parameters from the file itself. */
 async function pictureOf({ b64_json, timings }) {
   const file = fileOf(b64_json);
   const seconds = timings.total_s - (timings.queue_s ?? 0);

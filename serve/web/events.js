@@ -16,7 +16,6 @@ export async function* eventsOf(body) {
   }
 }
 
-// Not every browser can iterate over a stream.
 async function* chunksOf(stream) {
   const reader = stream.getReader();
   try {

@@ -5,23 +5,22 @@ import { byId, chip, make, released } from "./elements.js";
 import { writeForm } from "./form.js";
 import { examples } from "./service.js";
 
-/** Prompts that get a chip. */
 const FEW = 3;
 
 export async function offerExamples(model) {
   byId("toy")?.toggleAttribute("hidden", model !== "sdxl-mini");
-  const all = await examples().catch(() => []);
+  const all = await examples(model).catch(() => []);
   await released();
   const prompts = all.filter((each) => !each.b64_json).map(({ prompt }) => prompt);
   const surprise = () => writeForm({ prompt: prompts[Math.floor(Math.random() * prompts.length)] });
   byId("examples").replaceChildren(...prompts.length > FEW
     ? [chip("Surprise me", surprise)]
     : prompts.map((prompt) => chip(prompt, () => writeForm({ prompt }))));
-  // The empty stage may be gone.
-  byId("shown")?.replaceChildren(...all.filter((each) => each.b64_json).map(shown));
+  const pictures = all.filter((each) => each.b64_json);
+  byId("shown")?.replaceChildren(...pictures.map(shown));
+  byId("shown")?.toggleAttribute("hidden", !pictures.length);
 }
 
-/** Generate then makes the same picture. */
 function shown({ prompt, seed, b64_json: base64 }) {
   const use = () => {
     writeForm({ prompt, seed });

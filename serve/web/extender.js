@@ -10,7 +10,6 @@ const handles = Object.keys(OUTWARDS).map((side) =>
   make("span", { role: "slider", tabindex: 0, "data-side": side, "aria-label": side }));
 
 let from;
-/** Pixels by side. */
 let added;
 
 export function startExtender() {
@@ -39,7 +38,6 @@ function startHandle(handle) {
   };
 }
 
-/** `then(larger)` gets the picture with its canvas and its mask. */
 export function openExtender(picture, url, then) {
   from = picture;
   added = {};
@@ -63,7 +61,6 @@ function set(handle, pixels) {
 const sizeNow = () =>
   [from.width + added.left + added.right, from.height + added.top + added.bottom];
 
-/** The added part is transparent in both. */
 async function extended() {
   const [width, height] = sizeNow();
   const draw = async (file) => {

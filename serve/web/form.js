@@ -1,14 +1,13 @@
 // The form: to settings and back. Its draft outlives a reload.
 
 import { buildControls, showEditDefaults } from "./controls.js";
-import { byId, make } from "./elements.js";
+import { byId, make, openAround } from "./elements.js";
+import { limitSize, offerSize, showSize, startSize } from "./size.js";
 import { cacheWords, learn, usualSettings } from "./parameters.js";
 
 const DRAFT = "settings";
-/** The page's own controls. */
 const DEFAULTS = { prompt: "", n: 1, size: "auto", cache_interval: "", expand_prompt: false };
 const NUMBERS = ["n", "cache_interval"];
-const SHAPES = [[1, 1], [3, 2], [2, 3], [16, 9], [9, 16]];
 const SPEEDS = { "": "Auto", 1: "Exact", 2: "Fast", 3: "Faster" };
 
 const form = byId("ask");
@@ -28,9 +27,8 @@ function valueIn(name, text) {
   return isNumber && text ? Number(text) : text.trim();
 }
 
-/** Is the form valid? Shows the first wrong field. */
 export function reportForm() {
-  form.querySelector("details :invalid")?.closest("details").setAttribute("open", "");
+  openAround(form.querySelector("details :invalid"));
   return form.reportValidity();
 }
 
@@ -46,7 +44,6 @@ export function writeForm(settings) {
   form.dispatchEvent(new Event("input"));
 }
 
-/** Defaults for all but the prompt. */
 export const resetForm = () =>
   writeForm({ ...DEFAULTS, ...usualSettings(), prompt: form.elements.prompt.value });
 
@@ -54,32 +51,37 @@ export function startForm() {
   for (const place of form.querySelectorAll(".choice")) {
     for (const value of place.dataset.values.split(" ")) offer(place.dataset.name, value);
   }
-  offer("size", DEFAULTS.size);
+  offerSize(DEFAULTS.size);
+  startSize();
   // Typed before this program ran.
   const prompt = form.elements.prompt.value;
   form.addEventListener("input", changed);
   writeForm({ ...DEFAULTS, ...draft(), ...(prompt && { prompt }) });
 }
 
-/** Limits of the models, from GET /v1/models. */
+export function offerModels(models) {
+  const list = form.elements.model;
+  list.replaceChildren(...models.map(({ id }) => make("option", {}, id)));
+  list.disabled = list.closest(".field").hidden = models.length < 2;
+}
+
 export function limitForm({ images, chat }) {
   limits = images;
   learn(images.parameters);
   buildControls(form, images);
   byId("source").hidden = !images.can_edit;
+  limitSize(images);
   writeForm({ ...usualSettings(), ...draft() });
   const expand = form.elements.expand_prompt;
   expand.disabled = expand.closest("label").hidden = !chat;
   form.elements.steps.max = images.max_steps;
   form.elements.prompt.maxLength = images.max_prompt_chars;
-  for (const size of sizesWithin(images)) offer("size", size);
   for (const radio of form.querySelectorAll("[name=n]")) {
     radio.closest("label").hidden = Number(radio.value) > images.max_n;
   }
   showSource(source);
 }
 
-/** Shows the controls for a source and its mask. */
 export function showSource(next) {
   source = next;
   const mayEdit = Boolean(next) && Boolean(limits?.can_edit);
@@ -96,14 +98,14 @@ export function showSource(next) {
   changed();
 }
 
-const draft = () => JSON.parse(localStorage.getItem(DRAFT) ?? "{}");
+export const draft = () => JSON.parse(localStorage.getItem(DRAFT) ?? "{}");
 
 function changed() {
   const settings = readForm();
-  // Includes controls that do not exist yet.
   localStorage.setItem(DRAFT, JSON.stringify({ ...draft(), ...settings }));
   for (const field of form.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
   form.querySelector(".notice")?.remove();
+  showSize();
   if (limits) showEditDefaults(form, limits.parameters, Boolean(source?.mask));
   byId("unusual").textContent = unusual(settings).join(", ");
   const interval = settings.cache_interval;
@@ -113,16 +115,15 @@ function changed() {
       : `DeepCache: the whole network in ${cacheWords(interval)}, a small part of it in the others.`;
 }
 
-/** Labels of changed settings in the closed part. */
 const unusual = (settings) =>
   [...byId("more").querySelectorAll("label")].filter(({ htmlFor: name, control }) => {
     const usual = { ...DEFAULTS, ...usualSettings() }[name];
     return control && !control.matches(":disabled") && usual !== undefined && settings[name] !== usual;
   }).map((label) => label.textContent);
 
-/** Adds a missing choice; a restored picture may have any value. */
 function offer(name, value) {
   const list = form.elements[name];
+  if (name === "size") return offerSize(value);
   const place = form.querySelector(`.choice[data-name=${name}]`);
   const radio = () => [...place.querySelectorAll("input")].find((input) => input.value === value);
   if (place && !radio()) {
@@ -130,21 +131,7 @@ function offer(name, value) {
     place.append(make("label", {}, input, make("span", {}, name === "n" ? value : SPEEDS[value] ?? value)));
   }
   if (list?.tagName === "SELECT" && ![...list.options].some((option) => option.value === value)) {
-    list.append(make("option", { value }, value.replace("x", " × ").replaceAll("_", " ")));
+    list.append(make("option", { value }, value));
   }
   return place && radio();
-}
-
-function sizesWithin({ default_side, min_side, max_side, side_multiple }) {
-  const fit = (side) => {
-    const rounded = Math.round(side / side_multiple) * side_multiple;
-    return Math.min(Math.max(rounded, min_side), max_side);
-  };
-  // As many pixels as the model's square.
-  const sizes = SHAPES.slice(1).map(([across, down]) => {
-    const scale = default_side / Math.sqrt(across * down);
-    return `${fit(across * scale)}x${fit(down * scale)}`;
-  });
-  const double = fit(default_side * 2);
-  return double > default_side ? [...sizes, `${double}x${double}`] : sizes;
 }

@@ -1,7 +1,6 @@
 // The gallery: every picture made in this browser, the newest first.
 
-import { ask } from "./dialogs.js";
-import { byId, make } from "./elements.js";
+import { ask, byId, make } from "./elements.js";
 import { notify } from "./notices.js";
 import { picturedOf, secondsWords } from "./parameters.js";
 import * as store from "./store.js";
@@ -9,7 +8,6 @@ import { openViewer } from "./viewer.js";
 
 const PAGE = 48;
 
-/** Each has a `url` while the page lives. */
 let pictures = [];
 let shown = PAGE;
 

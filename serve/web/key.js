@@ -1,7 +1,6 @@
 // The API key: for this tab, or stored in this browser on request.
 
-import { byId } from "./elements.js";
-import { ask } from "./dialogs.js";
+import { ask, byId } from "./elements.js";
 
 const NAME = "api-key";
 

@@ -1,13 +1,13 @@
 // The page: its parts, buttons and keys.
 
 import { offerChat, startChat } from "./chat.js";
-import { startConnection } from "./connection.js";
+import { choose, model, models, startConnection } from "./connection.js";
 import { byId } from "./elements.js";
 import { offerExamples } from "./examples.js";
-import { limitForm, resetForm, startForm } from "./form.js";
+import { limitForm, offerModels, resetForm, startForm } from "./form.js";
 import { startGallery } from "./gallery.js";
 import { startMaps } from "./maps.js";
-import { cancel, compareSides, generate, resume } from "./making.js";
+import { cancel, cancelAll, compareSides, generate, resume } from "./making.js";
 import { hint } from "./prompt_hint.js";
 import { startRestoring } from "./restoring.js";
 import { startSource } from "./source.js";
@@ -30,9 +30,10 @@ startButtons();
 startKeys();
 startTheme();
 startConnection(async (found) => {
-  await mapsAreHere;
-  limitForm(found);
   offerChat(found.chat);
+  await mapsAreHere;
+  offerModels(models);
+  limitForm(found);
   offerExamples(found.id);
   resume();
 });
@@ -43,11 +44,17 @@ function startButtons() {
     generate();
   };
   ask.addEventListener("input", hint);
+  ask.addEventListener("input", () => {
+    const { value } = ask.elements.model;
+    if (models.length > 1 && value !== model.id) choose(value);
+  });
   byId("compare").onclick = compareSides;
-  byId("cancel").onclick = () => {
-    cancel();
-    byId("generate").focus();
-  };
+  for (const [id, act] of [["cancel", cancel], ["cancel-all", cancelAll]]) {
+    byId(id).onclick = () => {
+      act();
+      byId("generate").focus();
+    };
+  }
   byId("reset").onclick = resetForm;
 }
 
@@ -57,7 +64,7 @@ function startKeys() {
     const hasControl = event.ctrlKey || event.metaKey;
     const act = {
       Enter: hasControl && (event.shiftKey ? compareSides : generate),
-      Escape: cancel,
+      Escape: event.shiftKey ? cancelAll : cancel,
       k: hasControl && (() => ask.elements.prompt.select()),
     }[event.key];
     if (!act) return;

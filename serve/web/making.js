@@ -10,20 +10,22 @@ import { announce, dismiss, explain } from "./notices.js";
 import { keepMapsOf, mapsIn } from "./maps.js";
 import { leftWords, picturedIn, secondsWords } from "./parameters.js";
 import { canEdit, editPicture, keepSource, source } from "./source.js";
-import { joinTiles, say, secondsLeft, setStage } from "./stage.js";
+import { joinTiles, say, secondsLeft, setStage, tidyStage } from "./stage.js";
 import { keepWork, keptWork } from "./store.js";
 
 const REFRESH_MS = 200;
-/** Each tab has its own. */
 sessionStorage.tab ??= Math.random();
 const WORK = `orders of ${sessionStorage.tab}`;
 
 /** { isComparison, settings }; the first is running. */
 let orders = [];
-/** Cancels the running order; null if none. */
 let running = null;
 
 export const cancel = () => running?.abort();
+export function cancelAll() {
+  put(orders.slice(0, Number(running !== null)), false);
+  cancel();
+}
 export const generate = () => order(false);
 export const compareSides = () => order(true);
 
@@ -36,7 +38,6 @@ function order(isComparison) {
   put([...orders, { isComparison, settings }]);
 }
 
-/** Orders that were waiting when the page closed. */
 export async function resume() {
   const kept = await keptWork(WORK).catch(() => null);
   if (!orders.length) put(kept ?? []);
@@ -101,7 +102,8 @@ function showStage() {
 /** May the waiting orders run? */
 function fail(error, tiles, again) {
   const isCancelled = error.name === "AbortError";
-  for (const tile of tiles) tile.stop(isCancelled ? "cancelled" : "not made");
+  if (isCancelled) tidyStage();
+  else for (const tile of tiles) tile.stop("not made");
   finish(isCancelled ? "Cancelled." : "");
   if (isCancelled) return true;
   if (error.status === 401) needKey(again);
@@ -121,6 +123,7 @@ function showQueue() {
   const waiting = orders.slice(Number(isBusy));
   byId("generate").textContent = isBusy ? "Add to the queue" : "Generate";
   byId("cancel").hidden = !isBusy;
+  byId("cancel-all").hidden = !waiting.length;
   byId("stage").ariaBusy = isBusy;
   byId("queue").replaceChildren(...waiting.map((each) => {
     const { prompt, n } = each.settings;

@@ -1,12 +1,11 @@
 // Picks ControlNets or IP-Adapters, each with a picture. The value is JSON of their fields, with a
 // key in place of the picture.
 
-import { make } from "./elements.js";
+import { make, remover, sliderAndNumber } from "./elements.js";
 import { keepMap, mapOf, shownMap } from "./maps.js";
 
 const SHOWN = ["name", "image", "strength"];
 
-/** `fields` are those of an entry; `controlOf` makes a control of one. */
 export function makeMapPicker({ name, label, help, fields }, form, controlOf) {
   const usual = Object.fromEntries(fields.map((each) => [each.name, each.default ?? null]));
   const [strength, { label: shown }] = ["strength", "image"].map((one) => fields.find((each) => each.name === one));
@@ -45,22 +44,14 @@ export function makeMapPicker({ name, label, help, fields }, form, controlOf) {
     };
     const image = make("img", { alt: `The ${shown.toLowerCase()} of ${entry.name}` });
     const showMap = async (next) => { image.src = await shownMap({ ...usual, ...next }); };
-    const common = {
-      min: strength.minimum, max: strength.maximum, value: entry.strength ?? strength.default,
-    };
-    const said = `${strength.label} of ${entry.name}`;
-    const slider = make("input", {
-      ...common, type: "range", step: 0.05, "aria-label": `${said}, as a slider`,
-      oninput: () => { number.value = slider.value; change("strength", Number(slider.value)); },
+    const { minimum: min, maximum: max } = strength;
+    const common = { min, max, value: entry.strength ?? strength.default };
+    const inputs = sliderAndNumber(common, `${strength.label} of ${entry.name}`, (text) =>
+      change("strength", Number(text)));
+    const remove = remover(entry.name, () => {
+      put(entries().filter((_, other) => other !== place));
+      add.focus();
     });
-    const number = make("input", {
-      ...common, type: "number", step: "any", required: true, "aria-label": said,
-      oninput: () => { slider.value = number.value; change("strength", Number(number.value)); },
-    });
-    const remove = make("button", {
-      type: "button", class: "quiet", "aria-label": `Remove ${entry.name}`,
-      onclick: () => { put(entries().filter((_, other) => other !== place)); add.focus(); },
-    }, "✕");
     const details = make("details", {}, make("summary", {}, "Details"), make("div", { class: "pair" },
       ...fields.filter((each) => !SHOWN.includes(each.name)).map((each) => {
         const id = `${name}-${place}-${each.name}`;
@@ -75,7 +66,7 @@ export function makeMapPicker({ name, label, help, fields }, form, controlOf) {
       })));
     showMap(entry);
     const title = make("span", { class: "words", title: entry.name }, entry.name);
-    return make("li", {}, make("span", { class: "thumb" }, image), title, slider, number, remove, details);
+    return make("li", {}, make("span", { class: "thumb" }, image), title, ...inputs, remove, details);
   }
 
   let drawn;

@@ -1,13 +1,12 @@
 // The pictures of ControlNets and image prompts. They outlive a reload.
 
-import { notify } from "./notices.js";
+import { refuseFile } from "./notices.js";
 import { picturedOf } from "./parameters.js";
 import { preprocessed } from "./service.js";
 import * as store from "./store.js";
 
 const WORK = "maps";
 
-/** { file, url: a data URL } by key. */
 let maps = {};
 const shown = new Map();
 
@@ -17,14 +16,11 @@ export async function startMaps() {
 
 export const mapOf = (key) => maps[key];
 
-/** Resolves to its key, or to null if it is no picture. */
 export async function keepMap(file, key = `map-${Date.now()}-${Object.keys(maps).length}`) {
   try {
     (await createImageBitmap(file)).close();
   } catch {
-    notify(`${file.name} is not a picture that this browser can read. Needed: a PNG, JPEG or WebP file.`, {
-      kind: "error",
-    });
+    refuseFile(file.name);
     return null;
   }
   maps[key] = { file, url: await dataUrl(file) };
@@ -32,17 +28,14 @@ export async function keepMap(file, key = `map-${Date.now()}-${Object.keys(maps)
   return key;
 }
 
-/** Forgets all but these. */
 export function keepOnly(keys) {
   maps = Object.fromEntries(Object.entries(maps).filter(([key]) => keys.includes(key)));
   store.keepWork(WORK, maps).catch(() => {});
 }
 
-/** The maps that entries name. */
 export const mapsIn = (entries) =>
   Object.fromEntries(entries.filter(({ image }) => maps[image]).map(({ image }) => [image, maps[image]]));
 
-/** Restores maps of a picture that this browser made. Is none missing? */
 export async function restoreMaps(entries) {
   const found = await Promise.all(entries.filter(({ image }) => image).map(async ({ image }) => {
     const file = maps[image]?.file ?? (await store.keptSource(image).catch(() => null));
@@ -51,7 +44,6 @@ export async function restoreMaps(entries) {
   return found.every(Boolean);
 }
 
-/** Keeps the maps of a picture by their digests in its metadata. */
 export function keepMapsOf(entries, sent, params) {
   const made = picturedOf(params);
   for (const [place, { image }] of entries.entries()) {
@@ -59,7 +51,6 @@ export function keepMapsOf(entries, sent, params) {
   }
 }
 
-/** The URL of a map as the net sees it. */
 export async function shownMap({ image, preprocess = "none", low, high }) {
   const url = maps[image]?.url ?? "";
   if (!url || preprocess === "none") return url;

@@ -1,11 +1,9 @@
 // A mask on a canvas of the picture's size, with undo.
 
 const COLOUR = "#f0288c";
-/** Sides of a small copy, to measure the painted share. */
 const SAMPLES = 256;
 
 const DRAW = {
-  /** The transparent part of a picture. */
   hole(context, { image }, { width, height }) {
     context.globalCompositeOperation = "copy";
     context.fillRect(0, 0, width, height);
@@ -32,7 +30,6 @@ const DRAW = {
 };
 
 export class PaintedMask {
-  /** `image`: transparent where the mask is painted at first. */
   constructor(canvas, image) {
     this.canvas = canvas;
     this.context = canvas.getContext("2d");
@@ -44,14 +41,12 @@ export class PaintedMask {
     this.redraw();
   }
 
-  /** One of DRAW. */
   act(step) {
     this.done.push(step);
     this.undone = [];
     this.draw(step);
   }
 
-  /** Continues the last stroke. */
   extend(point) {
     const stroke = this.done.at(-1);
     stroke.points.push(point);
@@ -76,7 +71,6 @@ export class PaintedMask {
     DRAW[step.kind](this.context, step, this.canvas);
   }
 
-  /** Painted share, 0 to 1. */
   get share() {
     const small = new OffscreenCanvas(SAMPLES, SAMPLES).getContext("2d");
     small.drawImage(this.canvas, 0, 0, SAMPLES, SAMPLES);
@@ -86,7 +80,6 @@ export class PaintedMask {
     return sum / (255 * SAMPLES * SAMPLES);
   }
 
-  /** A PNG, transparent where painted. */
   toFile() {
     const canvas = document.createElement("canvas");
     Object.assign(canvas, { width: this.canvas.width, height: this.canvas.height });

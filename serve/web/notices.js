@@ -1,9 +1,8 @@
 // Messages, on the page and for screen readers.
 
-import { byId, make } from "./elements.js";
+import { byId, make, openAround } from "./elements.js";
 import { controlFor } from "./parameters.js";
 
-/** For screen readers alone. */
 export function announce(text) {
   byId("announcer").textContent = text;
 }
@@ -24,9 +23,11 @@ export function notify(text, { kind = "info", action = null, field = null } = {}
   return words;
 }
 
+export const refuseFile = (name) => notify(
+  `${name} is not a picture that this browser can read. Needed: a PNG, JPEG or WebP file.`, { kind: "error" });
+
 export const dismiss = () => byId("said")?.parentNode.remove();
 
-/** Shows a ServiceError, at its field if it has one. */
 export function explain(error, again) {
   const action = ["Try again", again];
   if (error.status === 429) return busy(error, action);
@@ -59,11 +60,10 @@ function busy({ message, retryAfterS }, [label, again]) {
   tick();
 }
 
-/** The place for its notice. */
 function markField(param) {
   const field = byId("ask").elements[controlFor(param)];
   if (!(field instanceof HTMLElement)) return;
-  field.closest("details")?.setAttribute("open", "");
+  openAround(field);
   field.ariaInvalid = "true";
   field.setAttribute("aria-errormessage", "said");
   field.focus();

@@ -26,7 +26,6 @@ const KEYS = {
 };
 
 let mask;
-/** The brush in the picture's pixels, and is it down? */
 let at = [0, 0];
 let isDown = false;
 
@@ -51,7 +50,6 @@ export function startPainter() {
   byId("painter-leave").onclick = () => painter.close();
 }
 
-/** `onMask(file)` gets the mask as a PNG, or null if empty. */
 export async function openPainter({ file, mask: before, width, height }, url, onMask) {
   const image = await createImageBitmap(before ?? file);
   Object.assign(canvas, { width, height });
@@ -67,7 +65,6 @@ export async function openPainter({ file, mask: before, width, height }, url, on
 
 const isPainting = () => painter.dataset.mode === "paint";
 
-/** Also for extender.js. `then` gets the result of `made`. */
 export function show(mode, title, url, ratio, made, then) {
   painter.dataset.mode = mode;
   byId("painter-title").textContent = title;
@@ -86,7 +83,6 @@ function pointOf({ clientX, clientY }) {
   return [(clientX - left) / width * canvas.width, (clientY - top) / height * canvas.height];
 }
 
-/** The brush's width in the picture's pixels. */
 const widthOfBrush = () => Math.min(canvas.width, canvas.height) * size.value / 100;
 
 function moveTo([x, y]) {

@@ -1,19 +1,15 @@
 // A picture's parameters: in the form, in a request, in words.
 
-/** As GET /v1/models describes them. */
 let table = [];
 export const learn = (parameters) => {
   table = parameters.filter(({ field }) => field !== "size");
 };
 
-/** Default settings. */
 export const usualSettings = () =>
   Object.fromEntries(table.map((each) => [each.name, each.default ?? ""]));
 
-/** The control of a field that an error names. */
 export const controlFor = (field) => table.find((each) => each.field === field)?.name ?? field;
 
-/** As fields of a request; empty ones are left out. */
 export function fieldsOf(settings) {
   return Object.fromEntries(Object.entries(settings)
     .filter(([, value]) => value !== "" && value !== false)
@@ -34,19 +30,17 @@ export const picturedIn = (settings) => PICTURED.flatMap((name) => JSON.parse(se
 /** Their entries in a picture's metadata. */
 export const picturedOf = (params) => PICTURED.flatMap((name) => params[name] ?? []);
 
-/** Was it made from another picture? */
 export const isEdit = (params) => params.image_sha256 !== undefined;
 
-/** The form's settings that make this picture again. */
 export function settingsOf({ width, height, ...params }) {
   // Before the service describes them: the picture's.
-  const names = table.length ? table.map(({ name }) => name) : Object.keys(params);
-  const entries = names.map((name) => [name, asSetting(params[name])]);
+  const each = table.length ? table : Object.keys(params).map((name) => ({ name }));
+  const entries = each.map(({ name, default: usual }) => [name, asSetting(params[name] ?? usual)]);
   return {
     ...Object.fromEntries(entries),
-    seed: String(params.seed),
+    seed: String(params.seed ?? ""),
     n: 1,
-    size: `${width}x${height}`,
+    size: width && height ? `${width}x${height}` : "auto",
     // Its prompt is already expanded.
     expand_prompt: false,
   };
@@ -85,13 +79,13 @@ export function factsOf({ params, seconds, made, typed }) {
 function wordsOf(name, value) {
   if (name === "cache_interval") return cacheWords(value);
   if (hasMaps(value)) return value.map((entry) => `${entry.name} ${entry.strength}`).join(", ");
-  return String(asSetting(value, ", "));
+  const { choices, labels } = table.find((each) => each.name === name) ?? {};
+  return labels?.[choices.indexOf(value)] ?? String(asSetting(value, ", "));
 }
 
 export const secondsWords = (seconds) =>
   `${seconds < 10 ? seconds.toFixed(2) : seconds.toFixed(1)}\u00a0s`;
 
-/** An estimate, in whole seconds. */
 export const leftWords = (seconds) => `about ${Math.max(1, Math.round(seconds))}\u00a0s`;
 
 export function fileName({ params }) {

@@ -1,16 +1,16 @@
-// Parameters in a PNG: the service writes them into a text chunk named `sdxl`.
+// Texts in a PNG: the service writes its parameters into one named `sdxl`.
 
 const SIGNATURE = [137, 80, 78, 71, 13, 10, 26, 10];
 
-/** The parameters in a Blob or File, or null. */
-export async function parametersIn(blob) {
+export async function textsIn(blob) {
   const bytes = new Uint8Array(await blob.arrayBuffer());
-  if (!SIGNATURE.every((value, i) => bytes[i] === value)) return null;
-  for (const { type, data } of chunksOf(bytes)) {
-    const [name, text] = textOf(type, data);
-    if (name === "sdxl") return parse(text);
-  }
-  return null;
+  if (!SIGNATURE.every((value, i) => bytes[i] === value)) return {};
+  return Object.fromEntries([...chunksOf(bytes)].map(({ type, data }) => textOf(type, data)));
+}
+
+export async function parametersIn(blob) {
+  const found = parse((await textsIn(blob)).sdxl);
+  return typeof found?.prompt === "string" ? found : null;
 }
 
 function* chunksOf(bytes) {
@@ -34,11 +34,10 @@ function textOf(type, data) {
   return [name, new TextDecoder().decode(data.subarray(translated + 1))];
 }
 
-// A seed may exceed a number here, so it stays text.
-function parse(text) {
+/** A seed may exceed a number here, so it stays text. */
+export function parse(text = "") {
   try {
-    const found = JSON.parse(text.replace(/("seed": *)(\d+)/, '$1"$2"'));
-    return typeof found?.prompt === "string" ? found : null;
+    return JSON.parse(text.replace(/("seed": *)(\d+)/, '$1"$2"'));
   } catch {
     return null;
   }

@@ -6,7 +6,6 @@ import { byId, released } from "./elements.js";
 import { examine } from "./service.js";
 
 const PAUSE_MS = 300;
-/** Share of the limit. */
 const NEAR = 0.75;
 
 let timer;
@@ -21,13 +20,13 @@ export function hint() {
 }
 
 async function show(prompt) {
-  const facts = await examine(prompt).catch(() => ({}));
+  const facts = await examine({ prompt, model: model.id }).catch(() => ({}));
   await released();
   if (prompt !== asked) return;
   const { tokens, max_tokens: most, unknown_words: unknown = [] } = facts;
   byId("prompt-hint").textContent = unknown.length
-    ? `This small model never saw “${unknown.slice(0, 3).join("”, “")}”. It knows six shapes and ` +
-      "eight colours."
+    ? "This toy model draws circles, squares, triangles, stars, rings and crosses, not " +
+      `“${unknown.slice(0, 3).join("”, “")}”.`
     : "";
   const isOver = tokens > most;
   byId("prompt-length").dataset.state = isOver ? "over" : "";

@@ -8,13 +8,11 @@ const MOST_PREVIEWS = 3;
 const FROM_WORDS = "v1/images/generations";
 const FROM_PICTURE = "v1/images/edits";
 
-/** { path, body, headers } of a streamed request. `source` as source.js has it. */
 export function requestOf({ source, maps = {}, ...settings }) {
   const fields = {
     stream: true,
     partial_images: MOST_PREVIEWS,
     progress: true,
-    // Previews make waiting easier.
     deadline_s: DEADLINE_S,
     ...fieldsOf(settings),
   };
@@ -22,7 +20,6 @@ export function requestOf({ source, maps = {}, ...settings }) {
   return source ? formOf(fields, source) : { path: FROM_WORDS, ...jsonOf(fields) };
 }
 
-/** The picture itself in place of its key. */
 function withMap({ image, ...entry }, maps) {
   return maps[image] ? { ...entry, image: maps[image].url } : entry;
 }
@@ -43,7 +40,6 @@ function formOf(fields, { file, mask }) {
 
 const textOf = (value) => Object(value?.[0]) === value?.[0] ? JSON.stringify(value) : value;
 
-/** The same request as a curl command. */
 export function curlOf(settings, params) {
   const fields = fieldsOf(settings);
   const placed = { image: { url: "data:image/png;base64,…" } };

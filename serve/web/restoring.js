@@ -1,12 +1,13 @@
 // Restores the settings of a picture that is dropped or opened.
 
-import { model } from "./connection.js";
+import { model, models } from "./connection.js";
 import { byId } from "./elements.js";
 import { writeForm } from "./form.js";
 import { restoreMaps } from "./maps.js";
 import { notify } from "./notices.js";
 import { isEdit, picturedOf, settingsOf } from "./parameters.js";
-import { parametersIn } from "./picture_file.js";
+import { parametersIn, textsIn } from "./picture_file.js";
+import { readSettings } from "./service.js";
 import { canEdit, setSource, useFile } from "./source.js";
 import * as store from "./store.js";
 
@@ -47,22 +48,28 @@ export function startRestoring() {
 }
 
 async function restoreFile(file) {
-  const params = await parametersIn(file);
-  if (params) restore(params, file.name);
-  else notify(`${file.name} does not say how it was made. Needed: a PNG from this service.`, {
-    kind: "error",
-  });
+  const own = await parametersIn(file);
+  if (own) return restore(own, file.name);
+  const texts = await textsIn(file);
+  const other = (texts.parameters || texts.prompt) && await readSettings(texts).catch(() => null);
+  if (other) return restore(other.params, file.name, other.unread);
+  const needed = "Needed: a PNG from here, stable-diffusion-webui or ComfyUI.";
+  notify(`${file.name} does not say how it was made. ${needed}`, { kind: "error" });
 }
 
-export async function restore(params, name) {
+/** `unread`: what is no setting here, of another program's picture. */
+export async function restore(params, name, unread) {
   const hasSource = await restoreSource(params, name);
   const hasMaps = await restoreMaps(picturedOf(params));
-  writeForm(settingsOf(params));
+  const served = models.find(({ id }) => params.model && bare(id) === bare(params.model));
+  writeForm({ ...settingsOf(params), ...(served && { model: served.id }) });
   byId("more").open = true;
   let promise = "Generate makes the same picture.";
   if (params.model && model && bare(params.model) !== bare(model.id)) {
     promise = `It was made by ${params.model}, so ${model.id} will make another picture of it.`;
   }
+  if (unread) promise = "Another program made it, so the picture will differ.";
+  if (unread?.length) promise += ` Left out: ${unread.join("; ")}.`;
   if (!hasMaps) promise = "It was made with maps or image prompts that are not here; add them again.";
   if (!hasSource) promise = "It was made from another picture; choose that one to make it again.";
   notify(`The settings are those of ${name}. ${promise}`);
@@ -72,7 +79,6 @@ export async function restore(params, name) {
 /** `mini` and `sdxl-mini` are the same. */
 const bare = (id) => id.replace(/^sdxl-/, "");
 
-/** Restores its source if this browser has it. Is nothing missing? */
 async function restoreSource(params, name) {
   setSource(null);
   if (!isEdit(params)) return true;

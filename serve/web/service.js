@@ -2,6 +2,7 @@
 
 import { eventsOf } from "./events.js";
 import { storedKey } from "./key.js";
+import { parse } from "./picture_file.js";
 
 export class ServiceError extends Error {
   /** `status` 0: no answer, or a broken one. */
@@ -11,33 +12,31 @@ export class ServiceError extends Error {
   }
 }
 
-/** The image model, and the id of the language model beside it, if any. */
 export async function describe() {
   const { data } = await (await call("v1/models")).json();
-  return { ...data.find((model) => model.images), chat: data.find((model) => !model.images)?.id };
+  const models = data.filter((model) => model.images);
+  return { models, chat: data.find((model) => !model.images)?.id };
 }
 
-/** Throws unless it can make pictures. */
 export const ready = () => call("readyz");
 
-/** Example prompts, with pictures for the embedded model. */
-export const examples = async () => (await (await call("v1/images/examples")).json()).data;
+export const examples = async (model) =>
+  (await (await call(`v1/images/examples?model=${encodeURIComponent(model)}`)).json()).data;
 
-/** A prompt's tokens, and its unknown words. */
-export const examine = async (prompt) =>
-  (await call("v1/images/prompts", { method: "POST", ...json({ prompt }) })).json();
+export const examine = async (asked) =>
+  (await call("v1/images/prompts", { method: "POST", ...json(asked) })).json();
 
-/** A ControlNet's map after preprocessing, as a data URL. */
+export const readSettings = async ({ parameters, prompt }) => parse(
+  await (await call("v1/images/settings", { method: "POST", ...json({ parameters, prompt }) })).text());
+
 export async function preprocessed(image, preprocess, low, high) {
   const asked = json({ image, preprocess, low, high });
   const { b64_json: found } = await (await call("v1/images/maps", { method: "POST", ...asked })).json();
   return `data:image/png;base64,${found}`;
 }
 
-/** The events of a streamed request, each with its picture's index. */
 export const generate = ({ path, ...request }, signal) => stream(path, { ...request, signal });
 
-/** The chunks of a streamed answer. */
 export const chat = (asked, signal) =>
   stream("v1/chat/completions", { ...json({ ...asked, stream: true }), signal });
 

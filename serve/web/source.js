@@ -3,7 +3,7 @@
 import { byId } from "./elements.js";
 import { openExtender, startExtender } from "./extender.js";
 import { showSource } from "./form.js";
-import { announce, notify } from "./notices.js";
+import { announce, refuseFile } from "./notices.js";
 import { openPainter, startPainter } from "./painter.js";
 import * as store from "./store.js";
 
@@ -39,30 +39,24 @@ export async function startSource() {
   if (kept && !source) setSource(kept);
 }
 
-/** Can the model edit? */
 export const canEdit = () => !byId("source").hidden;
 
-/** Could it be read? */
 export async function useFile(file, name = file.name, mask = null) {
   try {
     const { width, height } = await createImageBitmap(file);
     await setSource({ file, name, width, height, mask });
   } catch {
-    notify(`${name} is not a picture that this browser can read. Needed: a PNG, JPEG or WebP file.`, {
-      kind: "error",
-    });
+    refuseFile(name);
     return false;
   }
   announce(`${name} is the source now.`);
   return true;
 }
 
-/** Edit a picture of the gallery. */
 export async function editPicture(picture) {
   if (await useFile(picture.file, picture.params.prompt)) byId("ask").elements.prompt.focus();
 }
 
-/** Its source, to make it again or compare. */
 export function keepSource({ file, mask }, { image_sha256: digest, mask_sha256: digestOfMask }) {
   store.keepSource(digest, file).catch(() => {});
   if (mask) store.keepSource(digestOfMask, mask).catch(() => {});

@@ -7,8 +7,8 @@ import { leftWords, secondsWords } from "./parameters.js";
 import { makeWipe } from "./wipe.js";
 
 const stage = byId("stage");
+const empty = stage.firstElementChild;
 
-/** Replaces the tiles with empty ones. */
 export function setStage(count, [width, height], titles = []) {
   const tiles = Array.from({ length: count }, (_, i) => new PictureTile(i, count, width / height, titles[i]));
   const grid = make("div", { class: "tiles", "data-count": count });
@@ -18,13 +18,19 @@ export function setStage(count, [width, height], titles = []) {
   return tiles;
 }
 
-/** Two finished pictures in one place. */
+/** Only finished pictures stay, or else the first words. */
+export function tidyStage() {
+  const grid = stage.firstChild;
+  for (const tile of grid.querySelectorAll(".tile:not([data-state=done])")) tile.remove();
+  grid.dataset.count = grid.children.length;
+  if (!grid.children.length) grid.replaceWith(empty);
+}
+
 export function joinTiles([before, after], size) {
   const [left, right] = [before, after].map((tile) => tile.image.src);
   stage.firstChild.replaceWith(makeWipe(left, right, size, [before.name, after.name]));
 }
 
-/** The line below the tiles. */
 export function say(text) {
   byId("line").textContent = text;
 }
@@ -55,7 +61,6 @@ class PictureTile {
     if (!position) this.state = "forming";
   }
 
-  /** Also between events. */
   showProgress() {
     if (this.etaAtMs === undefined) return;
     this.words.textContent = `${this.place}, ${leftWords((this.etaAtMs - performance.now()) / 1000)} left`;
@@ -107,7 +112,6 @@ class PictureTile {
   }
 }
 
-/** Seconds until the last is done; null if unknown. */
 export function secondsLeft(tiles) {
   const ends = tiles.map((tile) => tile.etaAtMs).filter((at) => at !== undefined);
   return ends.length ? Math.max(0, Math.max(...ends) - performance.now()) / 1000 : null;

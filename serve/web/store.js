@@ -3,9 +3,7 @@
 const NAME = "sdxl-deepcache";
 const VERSION = 2;
 const PICTURES = "pictures";
-/** Sources of pictures, by the SHA-256 in the pictures' metadata. */
 const SOURCES = "sources";
-/** Waiting orders, by name. */
 const WORK = "work";
 
 let opened;
@@ -27,7 +25,6 @@ function open() {
   return opened;
 }
 
-/** Resolves when it is on disk, to the result of `act`. */
 async function inStore(name, mode, act) {
   const transaction = (await open()).transaction(name, mode);
   const request = act(transaction.objectStore(name));
@@ -40,17 +37,13 @@ async function inStore(name, mode, act) {
 const write = (name, act) => inStore(name, "readwrite", act);
 const read = (name, act) => inStore(name, "readonly", act);
 
-/** Resolves to its id. */
 export const keep = (picture) => write(PICTURES, (store) => store.add(picture));
 export const remove = (id) => write(PICTURES, (store) => store.delete(id));
 export const removeAll = () => write(PICTURES, (store) => store.clear());
-/** Oldest first. */
 export const kept = () => read(PICTURES, (store) => store.getAll());
 
 export const keepSource = (digest, file) => write(SOURCES, (store) => store.put(file, digest));
-/** undefined if missing. */
 export const keptSource = (digest) => read(SOURCES, (store) => store.get(digest));
-/** Removes all others. */
 export async function keepSourcesOf(digests) {
   const all = await read(SOURCES, (store) => store.getAllKeys());
   for (const digest of all.filter((each) => !digests.has(each))) {

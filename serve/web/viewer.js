@@ -49,7 +49,6 @@ const button = (does) => viewer.querySelector(`[data-do=${does}]`);
 
 let shown;
 let gallery;
-/** Shows the source over the picture, if it is known. */
 let before;
 let wipe = null;
 

@@ -6,7 +6,6 @@ const LEVELS = [0.25, 0.5, 1, 2, 4, 8];
 
 const place = byId("view");
 const image = byId("viewer-image");
-/** Screen pixels for one of the picture's; null: fitted. */
 let scale = null;
 
 export function startZoom() {
@@ -23,7 +22,6 @@ export function startZoom() {
 
 export const isZoomed = () => scale !== null;
 
-/** By "+", "-" or "0", which fits it. */
 export function zoom(how) {
   const now = scale ?? image.clientWidth / image.naturalWidth;
   if (how === "0") setScale(null);

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import httpx
 import pytest
 
 from sdxl import __version__, cli
@@ -60,6 +61,11 @@ def test_an_unknown_command_names_the_known_ones(
             OutputError("a", OSError(28, "full")),
             1,
             "sdxl: out must be a place that can be written, got 'a' (full)",
+        ),
+        (
+            httpx.ConnectError("refused", request=httpx.Request("GET", "http://a:1/v1/models")),
+            1,
+            "sdxl: url must be a service that answers, got http://a:1/v1/models (refused)",
         ),
         (KeyError("weight"), 1, "unexpected KeyError: 'weight' (SDXL_TRACEBACK=1 shows where)"),
         (RuntimeError("two\nlines"), 1, "unexpected RuntimeError: two lines"),

@@ -256,3 +256,12 @@ def test_the_documentation_says_what_one_event_of_a_stream_is(worker: Worker) ->
         content = paths[path]["post"]["responses"]["200"]["content"]
         assert content["text/event-stream"]["itemSchema"]["required"] == ["data"], path
         assert "application/json" in content, path
+
+
+def test_the_documentation_groups_its_routes(worker: Worker) -> None:
+    settings = {"sdapi": True}
+    paths = call(worker, "GET", "/openapi.json", settings=settings).json()["paths"]
+    tags = {path: {*each["tags"]} for path, ways in paths.items() for each in ways.values()}
+    assert tags["/v1/images/generations"] == {"Pictures"} and tags["/v1/models"] == {"Models"}
+    assert tags["/sdapi/v1/txt2img"] == {"stable-diffusion-webui"}
+    assert tags["/readyz"] == {"Service"} and all(len(each) == 1 for each in tags.values())

@@ -81,7 +81,15 @@ def test_a_bad_request_is_a_400_that_names_the_field(
     ("body", "param", "message"),
     [
         ({}, "prompt", "prompt is required"),
-        ({"prompt": "a", "stepz": 3}, "stepz", "stepz is not a field here; leave it out"),
+        ({"prompt": "a", "stepz": 3}, "stepz", "stepz is not a field here; did you mean steps?"),
+        ({"promt": "a"}, "promt", "promt is not a field here; did you mean prompt?"),
+        ({"prompt": "a", "width": 64}, "size", "size must be set alone, or width and height"),
+        ({"prompt": "a", "size": "64"}, "size", "size must be auto or WIDTHxHEIGHT, such as "),
+        (
+            {"prompt": "a", "steps": 4, "num_inference_steps": 4},
+            "num_inference_steps",
+            "num_inference_steps must not be set beside steps: it is the same",
+        ),
         (
             {"prompt": "a", "steps": 0},
             "steps",
@@ -91,7 +99,7 @@ def test_a_bad_request_is_a_400_that_names_the_field(
         ({"prompt": "a", "n": 1.5}, "n", "n must be a valid integer, got 1.5"),
         ({"prompt": "a", "user": "b" * 300 + "\udfff"}, "user", "user must be valid Unicode"),
         ({"prompt": ["a"]}, "prompt", "prompt must be a valid string"),
-        ([1], None, "the body must be a valid dictionary"),
+        ([1], None, "the body must be a JSON object"),
     ],
 )
 def test_a_refusal_says_what_the_field_must_be_and_was(
@@ -100,6 +108,29 @@ def test_a_refusal_says_what_the_field_must_be_and_was(
     error = refusal_of(worker, body)
     text = error["message"]
     assert error["param"] == param and text.startswith(message) and len(text) < 300, error
+
+
+@pytest.mark.parametrize(
+    ("body", "hint"),
+    [
+        ({"scheduler": "dpm2m"}, "dpmpp_2m"),
+        ({"quality": "mediun"}, "medium"),
+        ({"output_format": "jpg"}, "jpeg"),
+        ({"model": "sdxl-mimi"}, "sdxl-mini"),
+    ],
+)
+def test_a_refused_value_has_the_nearest_one_beside_it(
+    worker: Worker, body: dict[str, Any], hint: str
+) -> None:
+    answer = call(worker, "POST", GENERATE, json={"prompt": "a", **body})
+    message = error_of(answer)["message"]
+    assert message.endswith(f"; did you mean {hint}?"), message
+
+
+def test_a_body_without_its_content_type_is_told_so(worker: Worker) -> None:
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    answer = call(worker, "POST", GENERATE, content=b'{"prompt": "a"}', headers=headers)
+    assert error_of(answer)["message"].endswith("sent with content-type: application/json")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,19 +14,24 @@ import httpx
 import pytest
 
 from sdxl.images import read_parameters
+from sdxl.infotext import read_words
 from sdxl.prompt import BODY
+from sdxl.sizes import Sizes
 from serve.errors import Problem
 from serve.front import form_routes
 from serve.front.api import create_app
 from serve.orders import ImageOrder
 from serve.settings import ServeSettings
 from serve.worker.worker import Worker
-from tests.serve.servers import GENERATE, client, client_of, error_of, post
+from tests.sdxl.test_infotext import A1111, COMFY
+from tests.serve.servers import GENERATE, call, client, client_of, error_of, post
 from tests.serve.services import service
 from tests.serve.workers import fake_pipeline, running
 
 PROMPTS, EXAMPLES = "/v1/images/prompts", "/v1/images/examples"
+SETTINGS = "/v1/images/settings"
 MOST = 2 * BODY
+OFFICIAL = "1152x896 896x1152 1216x832 832x1216 1344x768 768x1344 1536x640 640x1536 2048x2048"
 
 
 @pytest.fixture(scope="module")
@@ -158,3 +164,45 @@ async def test_other_models_have_example_prompts_without_pictures(short: Worker)
     async with client_of(create_app([short], settings)) as http:
         data = (await http.get(EXAMPLES)).json()["data"]
         assert data == [{"prompt": prompt} for prompt in form_routes.ANY]
+
+
+@pytest.mark.parametrize("body", [{"parameters": A1111}, {"prompt": json.dumps(COMFY)}])
+def test_other_programs_settings_are_read(worker: Worker, body: dict[str, str]) -> None:
+    found = post(worker, body, SETTINGS).json()
+    (text,) = body.values()
+    expected = read_words(body)
+    assert found == {"params": expected.params, "unread": expected.unread}, text
+    assert found["params"]["prompt"] and found["unread"]
+
+
+def test_a_controlnet_without_its_map_is_left_out(worker: Worker) -> None:
+    text = "a\nSteps: 4, Sampler: Euler, Seed: 1, " + '"'.join(
+        ("ControlNet 0: ", "Model: edges [0123abcd], Weight: 0.5", "")
+    )
+    found = post(worker, {"parameters": text}, SETTINGS).json()
+    assert "controls" not in found["params"] and found["params"]["steps"] == 4
+    assert any("edges" in each and "map" in each for each in found["unread"])
+
+
+@pytest.mark.parametrize("body", [{}, {"parameters": ""}, {"prompt": "{"}, {"prompt": "[" * 5000}])
+def test_texts_without_a_prompt_are_refused(worker: Worker, body: dict[str, str]) -> None:
+    answer = post(worker, body, SETTINGS)
+    assert answer.status_code == 400 and "must name a prompt" in error_of(answer)["message"]
+
+
+def test_a_form_has_groups_labels_and_usual_sizes(worker: Worker) -> None:
+    images = call(worker, "GET", "/v1/models").json()["data"][0]["images"]
+    controls = {each["name"]: each for each in images["parameters"]}
+    assert "group" not in controls["steps"] and controls["upscale"]["group"] == "Upscale"
+    labels = dict(
+        zip(controls["scheduler"]["choices"], controls["scheduler"]["labels"], strict=True)
+    )
+    assert labels["dpmpp_2m_karras"] == "DPM++ 2M Karras"
+    for size in images["sizes"]:
+        answer = post(worker, {"prompt": "a ring", "steps": 1, "size": size})
+        assert answer.status_code == 200, size
+
+
+def test_sdxl_s_official_sizes_are_the_usual_ones() -> None:
+    wide, longest = Sizes(1024, 512, 2048).usual(2048), Sizes(1024, 512, 2048).usual(1344)
+    assert wide == tuple(OFFICIAL.split()) and longest == wide[:6]

@@ -25,8 +25,9 @@ from pydantic import (
 from sdxl.attachments import with_tags
 from sdxl.infotext import schedule_steps, scheduler_of, without_hash
 from sdxl.params import LANCZOS, LATENT, MAX_UPSCALE, PARAMETERS, UPSCALERS
-from sdxl.scheduler_names import SCHEDULE_LABELS, SCHEDULERS
+from sdxl.scheduler_names import SCHEDULE_LABELS, SCHEDULERS, full_label
 from sdxl.specs import SDXL_1_0
+from sdxl.suggestions import did_you_mean
 from serve.errors import Problem, invalid, of_schema
 from serve.front.openai_images import NEEDED_UNICODE, ImageRequest, bounds_of, has_surrogate
 from serve.models import ImageModel, M, choose
@@ -251,7 +252,9 @@ def scheduler_asked(asked: TextToImage) -> str | None:
     name = scheduler_of(sampler, asked.scheduler or "")
     if name is None:
         shown = f"{sampler[:60]!r} with scheduler {(asked.scheduler or '')[:60]!r}"
-        message = f"sampler_name must be one of {_samplers_with_schedules()}, got {shown}"
+        names = () if scheduler_of(sampler) else map(full_label, SCHEDULERS)
+        hint = did_you_mean(sampler, names)
+        message = f"sampler_name must be one of {_samplers_with_schedules()}, got {shown}{hint}"
         raise invalid("sampler_name", message)
     return name
 

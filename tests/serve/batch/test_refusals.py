@@ -51,7 +51,10 @@ def test_a_parquet_column_of_a_wrong_type_is_refused_before_a_worker_starts(
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"prompt": ["a"], "stepz": [3]}, "must be one of the columns prompt, .*: stepz.$"),
+        (
+            {"prompt": ["a"], "stepz": [3]},
+            "must be one of the columns prompt, .*: stepz.; did you mean steps.$",
+        ),
         ({"text": ["a"]}, "must be one of the columns prompt, .*: text.$"),
         ({"steps": [3]}, "must have a column named prompt"),
     ],

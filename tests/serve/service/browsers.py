@@ -124,7 +124,10 @@ class Visit:
         self.page.click("#generate")
 
     def open_settings(self) -> None:
-        self.page.evaluate("document.querySelector('#more').open = true")
+        script = (
+            "for (const part of document.querySelectorAll('#more, #more details')) part.open = true"
+        )
+        self.page.evaluate(script)
 
     def set(self, name: str, value: str) -> None:
         control = self.page.locator(f"[name={name}]")

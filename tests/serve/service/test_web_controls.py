@@ -88,7 +88,7 @@ def test_picked_maps_are_in_the_picture_and_come_back_with_it(
 def test_a_map_of_other_proportions_is_refused_at_the_list(guided: Visit) -> None:
     add(guided, "depth")
     guided.expected = ("400",)
-    guided.generate("a ring", steps="2", size="160x104")
+    guided.generate("a ring", steps="2", size="152x104")
     expect(guided.page.get_by_role("alert")).to_contain_text("its map is 128x128")
     guided.page.get_by_role("button", name="Remove depth").click()
     expect(guided.page.get_by_role("alert")).to_have_count(0)

@@ -65,7 +65,7 @@ def test_tokens_are_counted_when_typing_pauses(browser: Browser) -> None:
         web.page.locator("#prompt").press_sequentially("red " * 10)
         with web.page.expect_request(f"**/{PROMPTS}") as asked:
             web.page.clock.fast_forward(1000)
-        assert asked.value.post_data_json == {"prompt": "red " * 10}
+        assert asked.value.post_data_json == {"prompt": "red " * 10, "model": "sdxl-mini"}
         assert sum(url.endswith(PROMPTS) for url in web.asked) == before + 1
 
 
@@ -93,9 +93,8 @@ def test_a_prompt_that_is_too_long_is_refused_beside_it_and_in_view(page: Visit)
 
 def test_a_negative_prompt_that_is_too_long_is_refused_beside_it(page: Visit) -> None:
     page.generate(PROMPT, negative_prompt="red " * 400)
-    expect(page.page.locator("#more [role=alert]")).to_contain_text(
-        "negative_prompt must have at most"
-    )
+    alert = page.page.locator(".field:has(#negative_prompt) + .notice [role=alert]")
+    expect(alert).to_contain_text("negative_prompt must have at most")
     expect(page.page.locator("#negative_prompt")).to_be_focused()
     expect(page.page.get_by_role("alert")).to_be_in_viewport(ratio=1)
 

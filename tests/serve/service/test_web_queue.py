@@ -142,7 +142,7 @@ def test_a_picture_of_sdxl_render_is_recognised_as_of_this_model(web: Visit) -> 
 def opened_without(page: Page, url: str, path: str) -> Callable[[], None]:
     """Open the page; its request for `path` waits until the returned function is called."""
     held: list[Route] = []
-    page.route(f"**/{path}", lambda route: held.append(route))
+    page.route(f"**/{path}*", lambda route: held.append(route))
     page.goto(url, wait_until="commit")
     page.locator("#prompt").wait_for()
 
