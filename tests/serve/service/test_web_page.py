@@ -163,7 +163,14 @@ def test_a_dropped_picture_gives_its_settings_and_is_rendered_again(
     expect(web.page.locator("#notices")).to_contain_text("circle.png")
     names = {"guidance_scale": "guidance"}
     expected = {names.get(k, k): str(v) for k, v in asked.items()} | {"n": "1"}
-    unsaid = ("deep_steps", "guidance_interval", "guided_steps", "loras", "controls")
+    unsaid = (
+        "deep_steps",
+        "guidance_interval",
+        "guided_steps",
+        "loras",
+        "controls",
+        "image_prompts",
+    )
     upscaling = ("upscale", "upscaler", "upscale_strength", "upscale_steps")
     expected |= dict.fromkeys((*unsaid, *upscaling), "")
     assert web.holds() == expected
