@@ -28,6 +28,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from sdxl.parameter import Attachment, table_of
 from sdxl.params import (
+    BY_NAME,
     COUNT_ALIASES,
     PARAMETERS,
     InvalidParams,
@@ -60,6 +61,8 @@ SAME_QUALITY = {"auto": "medium", "standard": "medium", "hd": "high"}
 
 class RequestModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    other_names: ClassVar[tuple[str, ...]] = ()
+    """other programs' names of its fields"""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -72,7 +75,8 @@ class RequestModel(BaseModel):
             if found[0]["type"] != UNKNOWN_FIELD:
                 raise
         raise ValidationError.from_exception_data(
-            cls.__name__, [_suggested(each, cls.model_fields) for each in found]
+            cls.__name__,
+            [_suggested(each, (*cls.model_fields, *cls.other_names)) for each in found],
         )
 
     @classmethod
@@ -165,6 +169,7 @@ PictureFields: Any = create_model(
 
 class ImageRequest(PictureFields):
     kind: ClassVar[str] = "image_generation"
+    other_names: ClassVar[tuple[str, ...]] = (*BY_NAME, *COUNT_ALIASES)
     """prefix of its events' names"""
 
     prompt: Annotated[str, Field(description=PARAMETERS["prompt"].help)]

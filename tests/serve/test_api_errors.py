@@ -82,6 +82,11 @@ def test_a_bad_request_is_a_400_that_names_the_field(
     [
         ({}, "prompt", "prompt is required"),
         ({"prompt": "a", "stepz": 3}, "stepz", "stepz is not a field here; did you mean steps?"),
+        (
+            {"prompt": "a", "num_inference_step": 3},
+            "num_inference_step",
+            "num_inference_step is not a field here; did you mean num_inference_steps?",
+        ),
         ({"promt": "a"}, "promt", "promt is not a field here; did you mean prompt?"),
         ({"prompt": "a", "width": 64}, "size", "size must be set alone, or width and height"),
         ({"prompt": "a", "size": "64"}, "size", "size must be auto or WIDTHxHEIGHT, such as "),
