@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engines.trt.flavours import FLAVOURS
@@ -25,6 +26,7 @@ IP_ADAPTERS = (
     "in SDXL_HOME too"
 )
 """the help of flags for them"""
+REFINER = "SDXL refiner that requests may name: a folder in diffusers layout or a hub id"
 
 
 def catalogue_of(
@@ -54,14 +56,16 @@ def load(
     loras: str = "",
     controlnets: str = "",
     ip_adapters: str = "",
+    refiner: str | None = None,
 ) -> Pipeline:
     """Load a model on the named backend, or on the fastest one here. Its engines' description says
     which that is and, under `passed_over`, why faster ones cannot run. `folder` of `sdxl export` or
     `sdxl build` replaces the search. Unchecked engines are refused unless `takes_unchecked`.
-    `loras`, `controlnets` and `ip_adapters` are one more folder of each. For backends of other
-    packages see choice.plugged_in."""
-    from engines.choice import EngineRequest, choose_engines
+    `loras`, `controlnets` and `ip_adapters` are one more folder of each; `refiner` is a model that
+    requests may name as theirs. For backends of other packages see choice.plugged_in."""
+    from engines.choice import EngineRequest, choose_engines, load_refiner
     from sdxl.checkpoint import find
+    from sdxl.engine import no_slot
     from sdxl.params import InvalidParams
     from sdxl.pipeline import Pipeline
 
@@ -75,4 +79,9 @@ def load(
         model, checkpoint, device, precision, torch_options, folder, takes_unchecked
     )
     engines = choose_engines(asked, backend)
-    return Pipeline(checkpoint, engines, catalogue, is_deterministic)
+    pipeline = Pipeline(checkpoint, engines, catalogue, is_deterministic)
+    if not refiner:
+        return pipeline
+    # The refiner's maps have no slots, and the latents stay as they lie.
+    engines = replace(engines, slot_of=no_slot)
+    return replace(pipeline, engines=engines, refiner=load_refiner(refiner, engines))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engines.control_weights import ControlFile, read_control
 from engines.cuda.device import local_target
@@ -25,11 +25,14 @@ from engines.pytorch.torch_options import TorchOptions
 from engines.trt.engine_store import best_for
 from engines.trt.flavours import FLAVOURS, BackendFailed, BackendMissing, Flavour
 from sdxl.adapters import ControlNet
-from sdxl.checkpoint import MINI, Checkpoint
+from sdxl.checkpoint import MINI, Checkpoint, CheckpointError, find_refiner
 from sdxl.engine import Engines
 from sdxl.files import OutputError
 from sdxl.params import InvalidParams
 from sdxl.specs import CONTROL, IMAGE
+
+if TYPE_CHECKING:
+    from sdxl.refiner import Refiner
 
 log = logging.getLogger(__name__)
 
@@ -183,6 +186,26 @@ def _onnxruntime(asked: EngineRequest) -> Engines:
     shelf = NetShelf(asked.checkpoint, read_control, load, *room_on(engines.device, dtype))
     images = image_shelf(asked.checkpoint, dtype, engines.device)
     return replace(engines, controls=shelf, image_prompts=images)
+
+
+def load_refiner(model: str, beside: Engines) -> Refiner:
+    """Load a refiner in PyTorch, as exact as the model's engines: it has no export. The loop's
+    stream, which is the model's, runs its calls, unrecorded and without slots."""
+    from engines.pytorch.torch_engine import PRECISIONS, load_torch
+    from engines.pytorch.torch_options import PLAIN
+    from sdxl.refiner import Refiner
+
+    checkpoint, dtype = find_refiner(model), beside["unet_deep"].spec.outputs[0].dtype
+    for name in ("latent_channels", "vae_scale"):
+        own, needed = (getattr(arch, name) for arch in (checkpoint.arch, beside.arch))
+        if own != needed:
+            raise CheckpointError(f"refiner {model!r}: {name} is {own}, the model's {needed}")
+    precision = next(name for name, each in PRECISIONS.items() if each == dtype)
+    device = str(beside.device)
+    return Refiner(
+        checkpoint,
+        load_torch(checkpoint, device=device, precision=precision, cut=beside.cut, options=PLAIN),
+    )
 
 
 def _check_exported(precision: str | None) -> None:

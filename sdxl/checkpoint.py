@@ -63,6 +63,17 @@ class Checkpoint:
     def index(self) -> dict[str, Any]:
         return _read_json(self.folder / "model_index.json")
 
+    @property
+    def is_refiner(self) -> bool:
+        """Whether it only refines the latents of another model."""
+        return bool(self.index.get("requires_aesthetics_score"))
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The folders of its networks. Latents that a refiner made are decoded by the other model's
+        VAE."""
+        return ("text_encoder_2", "unet") if self.is_refiner else NETWORK_FOLDERS
+
     def config(self, part: str) -> dict[str, Any]:
         return _read_json(self.folder / part / "config.json")
 
@@ -70,7 +81,9 @@ class Checkpoint:
     def arch(self) -> Architecture:
         parts = ("unet", "vae", "text_encoder", "text_encoder_2")
         try:
-            return Architecture.from_configs(*(self.config(part) for part in parts))
+            clip_l = None if self.is_refiner else self.config("text_encoder")
+            unet, vae, clip_g = map(self.config, ("unet", "vae", "text_encoder_2"))
+            return Architecture.from_configs(unet, vae, clip_l, clip_g)
         except KeyError as error:
             raise CheckpointError(
                 f"{self.folder}: the config.json of {', '.join(parts)} lack {error}"
@@ -101,7 +114,9 @@ class Checkpoint:
 
     @cached_property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
-        return self._tokenizer("tokenizer"), self._tokenizer("tokenizer_2")
+        """Of both text encoders; a refiner has the second alone."""
+        first = "tokenizer_2" if self.is_refiner else "tokenizer"
+        return self._tokenizer(first), self._tokenizer("tokenizer_2")
 
     def _tokenizer(self, name: str) -> Tokenizer:
         folder = _existing(self.folder / name)
@@ -124,7 +139,7 @@ class Checkpoint:
     def file_digests(self) -> dict[str, str]:
         """The sha256 of every config and weight file by path in the folder."""
         digests = {}
-        for part in NETWORK_FOLDERS:
+        for part in self.parts:
             for path in (self.folder / part / "config.json", *self.weight_files(part)):
                 with path.open("rb") as file:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -180,14 +195,15 @@ class Checkpoint:
         return module
 
     def unet(self) -> nn.Module:
-        from sdxl.networks.unet import SUPPORTED
+        from sdxl.networks.unet import REFINER, SUPPORTED
 
         config = self.config("unet")
-        for key, needed in SUPPORTED.items():
+        kind = "SDXL refiner" if self.is_refiner else "SDXL"
+        for key, needed in (REFINER if self.is_refiner else SUPPORTED).items():
             if config.get(key, needed) != needed:
                 raise CheckpointError(
                     f"{self.folder / 'unet' / 'config.json'}: {key} is {config[key]!r}, "
-                    f"an SDXL has {needed!r}"
+                    f"an {kind} has {needed!r}"
                 )
         return self.network("unet")
 
@@ -203,6 +219,11 @@ def find(model: str) -> Checkpoint:
     check_files(model)
     base, vae = split_vae(model)
     found = _find(base)
+    if found.is_refiner:
+        raise CheckpointError(
+            f"model {model!r}: is the SDXL refiner; expected a checkpoint of SDXL, and the refiner "
+            "beside it, as --refiner"
+        )
     if not vae:
         return found
     from sdxl.single_file.folder import with_vae
@@ -210,6 +231,18 @@ def find(model: str) -> Checkpoint:
     origin = found.origin and found.origin + VAE_MARK + vae
     place = with_vae(found.folder, _vae_file(vae))
     return Checkpoint(name_of(model), place, origin)
+
+
+def find_refiner(model: str) -> Checkpoint:
+    """Find a refiner: a folder in diffusers layout, or a hub id."""
+    check_files(model)
+    found = _find(model)
+    if not found.is_refiner:
+        raise CheckpointError(
+            f"refiner {model!r}: model_index.json lacks requires_aesthetics_score; expected an "
+            "SDXL refiner in diffusers layout"
+        )
+    return found
 
 
 def check_files(model: str) -> None:

@@ -18,9 +18,11 @@ from sdxl.flight import PLAIN, Variant
 from sdxl.image_inputs import ImageInput
 from sdxl.params import GenerationParams
 from sdxl.prompt import MAX_TOKENS, Learned, Tokenizer, Tokens, tokenize
-from sdxl.specs import Architecture
+from sdxl.specs import REFINER_TIME_IDS, Architecture
 
 MAX_CHUNKS_PER_CALL = 32
+AESTHETIC_SCORES = (6.0, 2.5)
+"""diffusers', which a refiner reads for the prompt and for the negative one"""
 
 Chunk = tuple[int, ...]
 TokenRow = tuple[Tokens, Tokens] | None
@@ -36,12 +38,14 @@ class Conditioning:
     pooled: Tensor
     """[rows, pooled width]"""
     time_ids: Tensor
-    """[rows, 6]"""
+    """[rows, 6]; of a refiner [rows, 5]"""
     guidance_embedding: Tensor | None = None
     """[rows, channels], for a UNet with a guidance embedding"""
     adapters: Adapters = NO_ADAPTERS
     images: tuple[ImageInput, ...] = ()
     """its image prompts"""
+    refined: Conditioning | None = None
+    """that of the refiner, if the request names it"""
 
     @property
     def tokens(self) -> int:
@@ -54,12 +58,15 @@ class Conditioning:
     @property
     def tensors(self) -> list[Tensor]:
         own = [each for each in vars(self).values() if isinstance(each, Tensor)]
-        return own + [tensor for image in self.images for tensor in image.text]
+        own += [tensor for image in self.images for tensor in image.text]
+        return own + self.refined.tensors if self.refined else own
 
     def sized(self, height: int, width: int) -> Conditioning:
         """Return the conditioning for another size."""
-        ids = torch.tensor([[height, width, 0, 0, height, width]] * self.rows)
-        return replace(self, time_ids=ids.to(self.time_ids))
+        is_refiner = self.time_ids.shape[1] == REFINER_TIME_IDS
+        ids = _time_ids(height, width, self.rows, is_refiner=is_refiner)
+        refined = self.refined and self.refined.sized(height, width)
+        return replace(self, time_ids=ids.to(self.time_ids), refined=refined)
 
 
 def encode(
@@ -91,11 +98,14 @@ def encode(
             for pages, rows in by_pages.items()
         }
 
-    by_l, by_g = encoded_by("clip_l", 0), encoded_by("clip_g", 1)
+    by_l = {} if engines.arch.is_refiner else encoded_by("clip_l", 0)
+    by_g = encoded_by("clip_g", 1)
     dtypes = {spec.name: torch_dtype(spec) for spec in engines["unet_prompt"].spec.inputs}
     return [
         replace(
-            _condition(request, prompt, by_l[own.in_text], by_g[own.in_text], dtypes, engines.arch),
+            _condition(
+                request, prompt, by_l.get(own.in_text), by_g[own.in_text], dtypes, engines.arch
+            ),
             adapters=own,
         )
         for request, prompt, own in zip(requests, prompts, adapters, strict=True)
@@ -214,7 +224,7 @@ def emphasise(hidden: Tensor, weights: Sequence[Sequence[float]]) -> Tensor:
 def _condition(
     request: GenerationParams,
     rows: Sequence[TokenRow],
-    encoded_l: _Encoded,
+    encoded_l: _Encoded | None,
     encoded_g: _Encoded,
     dtypes: Mapping[str, torch.dtype],
     arch: Architecture,
@@ -227,11 +237,14 @@ def _condition(
             contexts.append(torch.zeros_like(contexts[0]))
             pooled.append(torch.zeros_like(pooled[0]))
             continue
-        contexts.append(torch.cat([encoded_l.context(row[0]), encoded_g.context(row[1])], dim=-1))
+        both = [encoded_g.context(row[1])]
+        if encoded_l is not None:
+            both.insert(0, encoded_l.context(row[0]))
+        contexts.append(torch.cat(both, dim=-1))
         pooled.append(encoded_g.pooled[encoded_g.place[row[1].ids[0]]])
-    size = (request.height, request.width)
-    assert None not in size, "expected a resolved request"
-    time_ids = torch.tensor([[*size, 0, 0, *size]] * len(rows), dtype=dtypes["time_ids"])
+    assert request.height and request.width, "expected a resolved request"
+    size = request.height, request.width
+    time_ids = _time_ids(*size, len(rows), is_refiner=arch.is_refiner).to(dtypes["time_ids"])
     device, embedding = encoded_g.hidden.device, None
     if arch.embeds_guidance:
         row_of = embedded(request.guidance, arch.guidance_channels)[None]
@@ -242,6 +255,13 @@ def _condition(
         time_ids=time_ids.to(device),
         guidance_embedding=embedding,
     )
+
+
+def _time_ids(height: int, width: int, rows: int, *, is_refiner: bool) -> Tensor:
+    if is_refiner:
+        scores = AESTHETIC_SCORES[:rows]
+        return torch.tensor([[height, width, 0, 0, score] for score in scores])
+    return torch.tensor([[height, width, 0, 0, height, width]] * rows)
 
 
 def embedded(guidance: float, channels: int) -> Tensor:

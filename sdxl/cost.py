@@ -7,6 +7,7 @@ clock.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -92,10 +93,11 @@ class Costs:
     def _estimate(self, key: CostKey) -> float:
         network, variant = key.call.network, key.call.variant.name
 
-        def distance(k: CostKey) -> tuple[bool, bool, bool, float]:
+        def distance(k: CostKey) -> tuple[bool, bool, bool, bool, float]:
             is_other, is_other_net = k.call.variant.name != variant, k.call.net != key.call.net
             size = abs(math.log(k.size / key.size))
-            return k.call.network != network, is_other_net, is_other, size
+            is_other_model = k.call.is_refined != key.call.is_refined
+            return k.call.network != network, is_other_net, is_other_model, is_other, size
 
         # A copy: the loop's thread learns and forgets meanwhile.
         known = self.ticks.copy()
@@ -133,12 +135,13 @@ class Costs:
         """Seconds of the device for an image's steps in full calls, and for the work between and
         after its legs."""
         bucket = limits.bucket(min(limits.rows, limits.buckets[-1]))
-        own_s = sum(
-            self.tick_s(Group(flight.call(network), (), bucket))
-            * flight.plan.rows(is_deep=network == "unet_deep")
-            / bucket
-            for network in NETWORKS
-        )
+        own_s = 0.0
+        for network, is_refined in itertools.product(NETWORKS, (False, True)):
+            rows = flight.plan.rows(is_deep=network == "unet_deep", is_refined=is_refined)
+            if rows:
+                call = flight.call(network)
+                call = CallKey(network, flight.axes, is_refined=True) if is_refined else call
+                own_s += self.tick_s(Group(call, (), bucket)) * rows / bucket
         own_s += sum(self._net_s(window, flight, bucket) for window in flight.windows)
         later = flight.later
         if later is None:
@@ -148,7 +151,11 @@ class Costs:
     def _net_s(self, window: Window, flight: Flight, bucket: int) -> float:
         """Seconds of a ControlNet's calls."""
         steps = enumerate(flight.plan)
-        deep = (s for i, s in steps if s.is_deep and window.covers(i, len(flight.plan)))
+        deep = (
+            step
+            for number, step in steps
+            if step.is_deep and not step.is_refined and window.covers(number, len(flight.plan))
+        )
         call = CallKey("control_deep", flight.axes, net=window.net)
         return (
             self.call_s(Group(call, (), bucket)) * sum(window.rows(s.rows) for s in deep) / bucket
@@ -229,7 +236,7 @@ def project(
 def all_ready_s(flights: Sequence[Flight], limits: Limits, costs: Costs, now: float) -> float:
     """An upper bound of `project` for all flights, in any order: each row counts at the most that
     it can cost. It takes a twentieth of the time, and is infinite if a cost is unknown, an image is
-    held, has ControlNets or image prompts, or has LoRAs and shares calls."""
+    held, has ControlNets, image prompts or a refiner, or has LoRAs and shares calls."""
     work_s, after_s, pasting_s = 0.0, 0.0, costs.pasting_s
     row_s: dict[CallKey, float] = {}
     for flight in flights:
@@ -238,6 +245,8 @@ def all_ready_s(flights: Sequence[Flight], limits: Limits, costs: Costs, now: fl
             # A row that rides with others makes theirs dearer.
             return math.inf
         later = flight.later
+        if any(leg.plan.refined_from is not None for leg in (flight, later) if leg):
+            return math.inf
         pasting_s += costs.pasted_s(flight)
         delay_s = later.delay_s if later else 0.0
         for leg in (flight, flight.next_leg) if later else (flight,):

@@ -23,6 +23,8 @@ class Step(NamedTuple):
     """True: the whole UNet; False: shallow, with features cached by the last deep step."""
     is_guided: bool = True
     """True: a row for the negative prompt beside the positive one."""
+    is_refined: bool = False
+    """True: by the refiner, which needs its own features and so begins with a deep step."""
 
     @property
     def rows(self) -> int:
@@ -40,6 +42,8 @@ class StepPlan(tuple[Step, ...]):
         for number, (before, step) in enumerate(itertools.pairwise(made), 1):
             if step.is_guided and not (step.is_deep or before.is_guided):
                 raise ValueError(f"step {number} is shallow: guidance begins at a deep step")
+            if step.is_refined != before.is_refined and not step.is_deep:
+                raise ValueError(f"step {number} is shallow: the refiner begins with a deep step")
         return made
 
     @cached_property
@@ -73,9 +77,28 @@ class StepPlan(tuple[Step, ...]):
         )
         return tuple(counted)[:0:-1]
 
-    def rows(self, *, is_deep: bool) -> int:
-        """Rows of all deep steps, or of all shallow ones."""
-        return sum(step.rows for step in self if step.is_deep == is_deep)
+    @cached_property
+    def deep_is_refined(self) -> tuple[bool, ...]:
+        """For each step, whether the next deep one is the refiner's."""
+        found = itertools.accumulate(
+            reversed(self),
+            lambda later, step: step.is_refined if step.is_deep else later,
+            initial=False,
+        )
+        return tuple(found)[:0:-1]
+
+    @cached_property
+    def refined_from(self) -> int | None:
+        """The refiner's first step."""
+        return next((number for number, step in enumerate(self) if step.is_refined), None)
+
+    def rows(self, *, is_deep: bool, is_refined: bool | None = None) -> int:
+        """Rows of all deep steps, or of all shallow ones; of both models unless one is named."""
+        return sum(
+            step.rows
+            for step in self
+            if step.is_deep == is_deep and is_refined in (None, step.is_refined)
+        )
 
 
 def plan(
@@ -83,24 +106,32 @@ def plan(
     interval: int,
     deep_steps: Collection[int] | None = None,
     guided_steps: Collection[int] | None = None,
+    refined_from: int | None = None,
 ) -> StepPlan:
-    """Every `interval`th step is deep, or exactly `deep_steps`. All steps are guided, or only
-    `guided_steps`; guidance begins at a deep step."""
-    deep = range(0, steps, interval) if deep_steps is None else deep_steps
+    """Every `interval`th step of each model is deep, or exactly `deep_steps` and the refiner's
+    first. All steps are guided, or only `guided_steps`; guidance begins at a deep step."""
+    switch = steps if refined_from is None else refined_from
+    deep: Collection[int] = {*range(0, switch, interval), *range(switch, steps, interval)}
+    if deep_steps is not None:
+        deep = {*deep_steps, switch}
     guided = range(steps) if guided_steps is None else guided_steps
     made: list[Step] = []
     for number in range(steps):
         is_deep = number in deep
         has_negative_row = is_deep or made[-1].is_guided
-        made.append(Step(is_deep, number in guided and has_negative_row))
+        is_guided = number in guided and has_negative_row
+        made.append(Step(is_deep, is_guided, number >= switch))
     return StepPlan(made)
 
 
-def plan_of(params: GenerationParams, *, embeds_guidance: bool = False) -> StepPlan:
-    """The step plan of a request. A model that embeds guidance needs no negative row."""
+def plan_of(
+    params: GenerationParams, *, embeds_guidance: bool = False, refined_from: int | None = None
+) -> StepPlan:
+    """The step plan of a request. A model that embeds guidance needs no negative row. The refiner
+    takes the steps from `refined_from` on."""
     steps, interval = params.taken_steps, params.interval
     guided = () if embeds_guidance else asked_guidance(params)
-    return plan(steps, interval, params.deep_steps, guided)
+    return plan(steps, interval, params.deep_steps, guided, refined_from)
 
 
 def spoils(params: GenerationParams) -> bool:

@@ -88,6 +88,8 @@ class CallKey(NamedTuple):
     variant: Variant = PLAIN
     net: str = ""
     """the ControlNet"""
+    is_refined: bool = False
+    """whether the UNet is the refiner's"""
 
 
 class Priority(IntEnum):
@@ -157,11 +159,14 @@ class Flight:
 
     def call(self, network: Network) -> CallKey:
         """The call of its next step, by itself."""
-        return CallKey(network, self.axes, self.step_variant.of(network))
+        is_refined = self.next_step.is_refined
+        return CallKey(network, self.axes, self.step_variant.of(network), is_refined=is_refined)
 
     @property
     def step_variant(self) -> Variant:
-        """What its rows need in the next step."""
+        """What its rows need in the next step; the refiner takes no LoRAs and no ControlNets."""
+        if self.next_step.is_refined:
+            return PLAIN
         return self._with_images([self.image_windows[i] for i in self.image_places])
 
     def _with_images(self, windows: Sequence[ImageWindow]) -> Variant:
@@ -170,7 +175,7 @@ class Flight:
     @property
     def image_places(self) -> tuple[int, ...]:
         """The image prompts of its next step, by their places in `image_windows`."""
-        if not self.image_windows:
+        if not self.image_windows or self.next_step.is_refined:
             return ()
         steps = len(self.plan)
         return tuple(i for i, w in enumerate(self.image_windows) if w.covers(self.step, steps))
@@ -186,7 +191,7 @@ class Flight:
     @property
     def nets(self) -> list[tuple[int, Window]]:
         """The ControlNets of its next step, with their places in `windows`."""
-        if not self.windows or not self.next_is_deep:
+        if not self.windows or not self.next_is_deep or self.next_step.is_refined:
             return []
         steps = len(self.plan)
         return [(i, w) for i, w in enumerate(self.windows) if w.covers(self.step, steps)]
@@ -196,9 +201,12 @@ class Flight:
         return self.plan.to_deep[self.step]
 
     @property
-    def batch_key(self) -> tuple[Axes, Variant]:
-        """Images with the same key can share calls."""
-        return self.axes, PLAIN if self.rides else self._with_images(self.image_windows)
+    def batch_key(self) -> tuple[Axes, Variant, bool]:
+        """Images with the same key can share the call of their next deep steps."""
+        is_refined = self.plan.deep_is_refined[self.step]
+        is_plain = self.rides or is_refined
+        own = PLAIN if is_plain else self._with_images(self.image_windows)
+        return self.axes, own, is_refined
 
     @property
     def rows(self) -> int:

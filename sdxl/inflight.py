@@ -69,6 +69,8 @@ class Request:
     def __post_init__(self) -> None:
         if self.plan.room[0] > self.conditioning.rows:
             raise ValueError("a guided step needs a negative prompt in the conditioning")
+        if self.plan.refined_from is not None and self.conditioning.refined is None:
+            raise ValueError("a refined step needs the refiner's conditioning")
 
     @property
     def variant(self) -> Variant:
@@ -107,7 +109,17 @@ class _Image:
     noise: NoiseSource
     tensors: ImageTensors | None = None
     """None before its first step"""
+    has_refined_text: bool | None = None
+    """whether its text is the refiner's; None before its first step"""
     kept: KeptPart | None = None
+
+    def text(self, *, is_refined: bool) -> Conditioning:
+        """What a model's text is computed from."""
+        own = self.request.conditioning
+        if not is_refined:
+            return own
+        assert own.refined is not None
+        return own.refined
 
     def begin(self, engines: Engines) -> ImageTensors:
         request, source, masked = self.request, self.request.source, None
@@ -149,6 +161,8 @@ class InFlight:
     costs: Costs = field(default_factory=Costs)
     stage: Stage | None = None
     """Loops that run in turn may share one."""
+    refiner: Stage | None = None
+    """that of the refiner, which takes the last steps of requests that name it"""
 
     def __post_init__(self) -> None:
         self._flights: dict[int, Flight] = {}
@@ -289,20 +303,28 @@ class InFlight:
         return replace(group, ids=ids, places=places)
 
     def _begin(self, group: Group) -> None:
-        """Compute the text of the group's images that have not begun."""
-        new = [id_ for id_ in group.ids if self._images[id_].tensors is None]
+        """Compute the text of the group's images that begin, or go over to the refiner."""
+        is_refined, stage = group.call.is_refined, self._stage_of(group)
+        new = [id_ for id_ in group.ids if self._images[id_].has_refined_text != is_refined]
         rows, variant = 0, group.call.variant
         together: list[tuple[ImageTensors, Conditioning, int]] = []
         for id_ in new:
-            image = self._images[id_]
-            count = image.request.plan.room[0]
+            image, count = self._images[id_], self._flights[id_].rows
             if rows + count > self.limits.buckets[-1]:
-                self._stage.begin(together, self.limits.bucket(rows), variant)
+                stage.begin(together, self.limits.bucket(rows), variant)
                 rows, together = 0, []
             rows += count
-            together.append((image.begin(self.engines), image.request.conditioning, count))
+            tensors = image.tensors or image.begin(self.engines)
+            together.append((tensors, image.text(is_refined=is_refined), count))
+            image.has_refined_text = is_refined
         if together:
-            self._stage.begin(together, self.limits.bucket(rows), variant)
+            stage.begin(together, self.limits.bucket(rows), variant)
+
+    def _stage_of(self, group: Group) -> Stage:
+        if not group.call.is_refined:
+            return self._stage
+        assert self.refiner is not None
+        return self.refiner
 
     def _control(self, group: Group) -> bool:
         flights = [self._flights[id_] for id_ in group.ids]
@@ -327,12 +349,14 @@ class InFlight:
         members = tuple(
             Member(self._tensors(f.id), f.next_step.is_guided, f.image_places) for f in flights
         )
-        layout = Layout(group.call.axes, group.bucket, members, group.call.variant)
+        call = group.call
+        layout = Layout(call.axes, group.bucket, members, call.variant, call.is_refined)
         noise = [
             image.noise.next() if is_noisy else None
             for image, is_noisy in zip(images, rows[:, NOISE] != 0, strict=True)
         ]
-        is_usual = self._stage.step(group.network, layout, torch.from_numpy(rows), noise)
+        stage = self._stage_of(group)
+        is_usual = stage.step(group.network, layout, torch.from_numpy(rows), noise)
         for image, flight in zip(images, flights, strict=True):
             if image.kept is not None:
                 # The masked part stays.

@@ -138,6 +138,11 @@ def read_graph(graph: Mapping[str, Any]) -> FoundParameters:
     return found
 
 
+def without_hash(title: str) -> str:
+    """Return a model's name as stable-diffusion-webui shows it, without the hash after it."""
+    return re.sub(r" \[[0-9a-f]+\]$", "", title.strip())
+
+
 def _facts(params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name in COMMON_FACTS:
         yield from _fact(name, params)
@@ -235,6 +240,8 @@ def _read_facts(facts: dict[str, str], found: FoundParameters) -> None:
             if each is None:
                 raise ValueError
             listed = value.replace(" ", ",") if each.kind is tuple else value
+            if name == PARAMETERS["refiner"].infotext:
+                listed = without_hash(value)
             choice = listed.lower() if each.choices else listed
             if each.choices and choice not in each.choices:
                 raise ValueError

@@ -102,6 +102,8 @@ class Layout:
     bucket: int
     members: tuple[Member, ...]
     variant: Variant = field(default=PLAIN, compare=False)
+    is_refined: bool = False
+    """whether it lies on the refiner's stage"""
 
     @cached_property
     def rows_of_members(self) -> list[list[int]]:

@@ -44,6 +44,8 @@ ENCODINGS = ("mean", "sample")
 UPSCALERS = LANCZOS, LATENT = "lanczos", "latent"
 """Enlarge the decoded picture with a Lanczos filter, or interpolate its latents."""
 UPSCALE_STRENGTH = 0.4
+REFINER_SWITCH_AT = 0.8
+MAX_NAME_CHARS = 500
 MAX_UPSCALE = 4.0
 """The model's largest size may allow less."""
 DEEPCACHE, GUIDANCE, EDITING = "DeepCache", "Guidance", "Editing"
@@ -274,6 +276,28 @@ class GenerationParams:
         group=ADAPTERS,
     )
 
+    refiner: str | None = parameter(
+        None,
+        "Refiner",
+        "refiner that takes the last steps, by its name; it must be loaded",
+        high=MAX_NAME_CHARS,
+        infotext="Refiner",
+        is_stored_if_set=True,
+        placeholder="none",
+        metavar="NAME",
+    )
+    refiner_switch_at: float | None = parameter(
+        None,
+        "Refiner from",
+        "part of the noise schedule after which the refiner takes over, by timesteps "
+        f"(default {REFINER_SWITCH_AT})",
+        low=0,
+        high=1,
+        infotext="Refiner switch at",
+        is_stored_if_set=True,
+        placeholder=str(REFINER_SWITCH_AT),
+    )
+
     def __post_init__(self) -> None:
         # The class is frozen, so that no one changes a request; this is before anyone has it.
         object.__setattr__(self, "scheduler", PARAMETERS["scheduler"].chosen(self.scheduler))
@@ -286,6 +310,8 @@ class GenerationParams:
                 raise InvalidParams(name, numbers, needed_steps(self.taken_steps))
         if self.deep_steps is not None and self.deep_steps[0] != 0:
             raise InvalidParams("deep_steps", self.deep_steps, "must start with step 0")
+        if self.refiner is None:
+            self._check_unset(("refiner_switch_at",), "needs refiner")
         if self.is_upscaled:
             strength = usual(self.upscale_strength, UPSCALE_STRENGTH)
             self._check_taken("upscale_strength", self.upscale_steps or self.steps, strength)
@@ -334,7 +360,7 @@ class GenerationParams:
     @property
     def legs(self) -> tuple[GenerationParams, ...]:
         """The legs in order: the picture, and if it is upscaled, its refinement at the larger size.
-        `deep_steps` and `guided_steps` apply to the first leg."""
+        `deep_steps` and `guided_steps` apply to the first leg, a refiner to the last."""
         if not self.is_upscaled:
             return (self,)
         bare = replace(self, upscale=None, upscaler=None, upscale_strength=None, upscale_steps=None)
@@ -347,7 +373,7 @@ class GenerationParams:
             deep_steps=None,
             guided_steps=None,
         )
-        return bare, enlarged
+        return replace(bare, refiner=None, refiner_switch_at=None), enlarged
 
     @property
     def all_steps(self) -> int:
@@ -403,6 +429,9 @@ class GenerationParams:
             cache_interval=self.interval,
             upscaler=usual(self.upscaler, LANCZOS) if self.is_upscaled else None,
             upscale_strength=self.legs[-1].strength if self.is_upscaled else None,
+            refiner_switch_at=usual(self.refiner_switch_at, REFINER_SWITCH_AT)
+            if self.refiner is not None
+            else None,
         )
         resolved.check_result(sizes)
         return resolved

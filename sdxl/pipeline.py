@@ -35,9 +35,11 @@ from sdxl.image_encoder import ImageEncoder
 from sdxl.image_inputs import image_inputs
 from sdxl.images import BrokenImage, Pixels, forming, load_preview_map
 from sdxl.inflight import Failed, InFlight, Request
+from sdxl.model_names import name_of
 from sdxl.params import DRAWN_SEEDS, LATENT, GenerationParams, InvalidParams, Sizes
 from sdxl.policy import Limits
 from sdxl.prompt import BODY, MAX_TOKENS, count_tokens, learned_ids
+from sdxl.refiner import Refiner, check_refiner, refined_from
 from sdxl.rows import Stage
 from sdxl.source import SourceImage
 from sdxl.specs import CHUNK, CONTROLLED, Axes
@@ -135,6 +137,7 @@ class Pipeline:
     is_deterministic: bool = False
     """UNet and encoders at one fixed shape, so that neighbours cannot change a picture's bytes"""
     clock: Callable[[], float] = time.perf_counter
+    refiner: Refiner | None = None
 
     @property
     def origin(self) -> str:
@@ -160,7 +163,11 @@ class Pipeline:
         return min(self.engines.most_chunks * BODY, MAX_TOKENS)
 
     def resolve(self, params: GenerationParams) -> GenerationParams:
-        return params.resolve(self.sizes, lambda: secrets.randbelow(DRAWN_SEEDS))
+        resolved = params.resolve(self.sizes, lambda: secrets.randbelow(DRAWN_SEEDS))
+        if resolved.refiner is not None:
+            # A command line's is the name of its folder or of its hub id.
+            resolved = replace(resolved, refiner=name_of(resolved.refiner))
+        return resolved
 
     @property
     def can_edit(self) -> bool:
@@ -171,7 +178,8 @@ class Pipeline:
         return self.engines.arch.embeds_guidance
 
     def plan(self, leg: GenerationParams) -> StepPlan:
-        return plan_of(leg, embeds_guidance=self.embeds_guidance)
+        switch_at = refined_from(leg, self.checkpoint.scheduler)
+        return plan_of(leg, embeds_guidance=self.embeds_guidance, refined_from=switch_at)
 
     def check(self, params: GenerationParams) -> GenerationParams:
         """Return the resolved request, or raise InvalidParams for what the model does not
@@ -186,11 +194,15 @@ class Pipeline:
         """Look up a request's LoRAs, the embeddings in its prompts, its ControlNets and its image
         adapters, or raise InvalidParams for an unknown name, a map's unknown type, and engines that
         cannot use them."""
+        check_refiner(self.refiner, params)
         loras = [(self.catalogue.lora(e.name), e.weight, e.in_text) for e in params.loras or ()]
         texts = {"prompt": params.prompt, "negative_prompt": params.negative_prompt or ""}
         embeddings = [(file, 1.0, 1.0) for file in self.catalogue.embeddings_in(texts)]
         if embeddings and self.engines.adapters is None:
             needed = "must not name embeddings: these engines have no networks that take them"
+            raise InvalidParams("prompt", embeddings[0][0].name, needed)
+        if embeddings and params.refiner is not None:
+            needed = "must not name embeddings with a refiner, which reads none"
             raise InvalidParams("prompt", embeddings[0][0].name, needed)
         controls = [(self.catalogue.control(each.name), each) for each in params.controls or ()]
         for file, control in controls:
@@ -270,7 +282,8 @@ class Pipeline:
 
     def in_flight(self, costs: Costs | None = None) -> InFlight:
         """Return a new loop. All loops of a pipeline share its stage, and so its recorded calls."""
-        return InFlight(self.engines, self.clock, self.limits(), costs or Costs(), self.stage)
+        own = self.engines, self.clock, self.limits(), costs or Costs(), self.stage
+        return InFlight(*own, self.refiner.stage if self.refiner else None)
 
     def generate(self, asked: Iterable[GenerationParams | WithPictures]) -> list[Result]:
         """Return all pictures in order. Raises what `check` raises for any of them."""
@@ -336,7 +349,10 @@ class Pipeline:
         ]
         fixed = 2 if self.is_deterministic else None
         with self.engines.on_stream():
-            return encode(params, rows, self.engines, adapters, fixed_chunks=fixed)
+            made = encode(params, rows, self.engines, adapters, fixed_chunks=fixed)
+            if self.refiner is None:
+                return made
+            return self.refiner.added(made, params, fixed, embeds_guidance=self.embeds_guidance)
 
     @cached_property
     def image_encoder(self) -> ImageEncoder:
@@ -375,11 +391,12 @@ class Pipeline:
         """Return the loop's request for one leg of a resolved request."""
         assert params.width and params.height and params.seed is not None
         table = schedulers.table(params.scheduler, params.steps, self.checkpoint.scheduler)
+        table, plan = table.begun(params.first_step), self.plan(params)
         height, width = self.latent_size(params)
         return Request(
             conditioning,
-            table.begun(params.first_step),
-            self.plan(params),
+            table.renewed(plan.refined_from) if plan.refined_from else table,
+            plan,
             params.guidance,
             params.seed,
             height,

@@ -20,9 +20,12 @@ ROWS = "rows"
 CHUNK = 77
 """Tokens in one encoder call: CLIP's context length, BOS and EOS included."""
 
-TIME_IDS = 6
-"""original height, width, crop top, left, target height, width."""
+TIME_IDS, REFINER_TIME_IDS = 6, 5
+"""original height, width, crop top, left, target height, width; a refiner has an aesthetic score in
+place of the last two."""
 
+MAY_BE_ZERO = ("clip_l_width", "masked_channels", "guidance_channels")
+"""sizes of an Architecture that are 0 where a model lacks the part"""
 LEAST_SINUSOIDS = 4
 """channels of an embedding of one number: sines and cosines of two lengths"""
 
@@ -184,6 +187,7 @@ class Architecture:
     attention_widths: tuple[int, ...]
     """of every cross-attention, in the order they run"""
     clip_l_width: int
+    """0: a refiner, which reads the second text encoder alone"""
     clip_g_width: int
     pooled_width: int
     sample_size: int
@@ -197,8 +201,10 @@ class Architecture:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if field.name not in ("attention_widths", "masked_channels", "guidance_channels"):
+            if field.name not in MAY_BE_ZERO and field.name != "attention_widths":
                 _check_whole(field.name, getattr(self, field.name))
+        if self.clip_l_width != 0:
+            _check_whole("clip_l_width", self.clip_l_width)
         _check_masked(self.masked_channels, self.latent_channels)
         _check_embedded(self.guidance_channels)
         _check_whole("stem_layers", self.stem_layers, MAX_LAYERS)
@@ -214,9 +220,10 @@ class Architecture:
         cls,
         unet: Mapping[str, Any],
         vae: Mapping[str, Any],
-        clip_l: Mapping[str, Any],
+        clip_l: Mapping[str, Any] | None,
         clip_g: Mapping[str, Any],
     ) -> Architecture:
+        """A refiner has no `clip_l`."""
         _check_levels(unet, vae)
         return cls(
             latent_channels=vae["latent_channels"],
@@ -227,7 +234,7 @@ class Architecture:
             stem_layers=unet["layers_per_block"],
             embedding_width=4 * unet["block_out_channels"][0],
             attention_widths=_attention_widths(unet),
-            clip_l_width=clip_l["hidden_size"],
+            clip_l_width=clip_l["hidden_size"] if clip_l is not None else 0,
             clip_g_width=clip_g["hidden_size"],
             pooled_width=clip_g["projection_dim"],
             sample_size=unet["sample_size"],
@@ -244,6 +251,10 @@ class Architecture:
     def embeds_guidance(self) -> bool:
         """Whether guidance is an input of the model, without negative rows."""
         return self.guidance_channels > 0
+
+    @property
+    def is_refiner(self) -> bool:
+        return self.clip_l_width == 0
 
     @property
     def context_width(self) -> int:
@@ -304,14 +315,20 @@ def _check_levels(unet: Mapping[str, Any], vae: Mapping[str, Any]) -> None:
 
 
 def _attention_widths(unet: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the widths in order: down, middle, up; each level up has one more block."""
+    """Return the widths in order: down, middle, up; each level up has one more block. The middle
+    attends even where the last level does not."""
     widths, layers = unet["block_out_channels"], unet["layers_per_block"]
     depths = unet["transformer_layers_per_block"]
     if isinstance(depths, int):
         depths = [depths] * len(widths)
-    levels = [(width, depth) for width, depth in zip(widths, depths, strict=True)][1:]
+    kinds = unet["down_block_types"]
+    levels = [
+        (width, depth)
+        for width, depth, kind in zip(widths, depths, kinds, strict=True)
+        if kind == "CrossAttnDownBlock2D"
+    ]
     down = [width for width, depth in levels for _ in range(layers * depth)]
-    middle = [levels[-1][0]] * levels[-1][1]
+    middle = [widths[-1]] * depths[-1]
     up = [width for width, depth in reversed(levels) for _ in range((layers + 1) * depth)]
     return (*down, *middle, *up)
 
@@ -319,7 +336,8 @@ def _attention_widths(unet: Mapping[str, Any]) -> tuple[int, ...]:
 def network_specs(
     arch: Architecture, dtype: str = "float32", cut: Cut = "reference"
 ) -> dict[str, ModelSpec]:
-    """The seven networks by name. `dtype` is that of the activations; timesteps stay float32."""
+    """The seven networks by name; a refiner has no `clip_l`. `dtype` is that of the activations;
+    timesteps stay float32."""
 
     def tensor(name: str, *dims: Dim) -> TensorSpec:
         return TensorSpec(name, dtype, dims)
@@ -330,7 +348,7 @@ def network_specs(
     timestep = TensorSpec("timestep", "float32", ("rows",))
     context = tensor("context", "rows", "tokens", arch.context_width)
     pooled = tensor("pooled", "rows", arch.pooled_width)
-    time_ids = tensor("time_ids", "rows", TIME_IDS)
+    time_ids = tensor("time_ids", "rows", REFINER_TIME_IDS if arch.is_refiner else TIME_IDS)
     noise = tensor("noise", "rows", arch.latent_channels, "latent_h", "latent_w")
     cache = cache_specs(arch, dtype, cut)
     added = tensor("added", "rows", arch.embedding_width)
@@ -362,7 +380,7 @@ def network_specs(
         ModelSpec("vae_decoder", (latents,), (image,)),
         ModelSpec("vae_encoder", (image,), (replace(latents, name="mean"), deviation)),
     )
-    return {model.name: model for model in models}
+    return {model.name: model for model in models[arch.is_refiner :]}
 
 
 def layer_name(part: str, name: str) -> str:

@@ -45,6 +45,6 @@ def _control_steps(plan: StepPlan, params: GenerationParams) -> float:
         window.rows(step.rows)
         for window in windows_of(params.controls or ())
         for number, step in enumerate(plan)
-        if step.is_deep and window.covers(number, len(plan))
+        if step.is_deep and not step.is_refined and window.covers(number, len(plan))
     )
     return CONTROL_SHARE * sum(rows)

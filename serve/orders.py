@@ -123,6 +123,8 @@ class ModelCard:
     """names of the ControlNets that requests may use now, with stable-diffusion-webui's hashes"""
     ip_adapters: Mapping[str, str] = field(default_factory=dict)
     """the same of IP-Adapters"""
+    refiner: str = ""
+    """the name of the refiner that requests may name; empty without one"""
 
 
 @dataclass(frozen=True)

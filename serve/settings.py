@@ -16,7 +16,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from engines import BACKENDS, CONTROLNETS, FOLDER, IP_ADAPTERS, LORAS, PRECISION
+from engines import BACKENDS, CONTROLNETS, FOLDER, IP_ADAPTERS, LORAS, PRECISION, REFINER
 from sdxl.arguments import MODEL, UNCHECKED, VAE, flag_of, model_with
 from sdxl.params import MAX_PROMPT_CHARS, InvalidParams
 from sdxl.provenance import CERTIFICATE, HELP, METADATA, PRIVATE_KEY, Provenance
@@ -45,6 +45,7 @@ OF_A_MODEL = (
         "loras",
         "controlnets",
         "ip_adapters",
+        "refiner",
         "torch_options",
     ),
     *("deterministic", "replicas", "max_replicas", "target_queue_s", "max_side", "max_steps"),
@@ -75,6 +76,7 @@ class ServeSettings:
     loras: str = setting("", LORAS)
     controlnets: str = setting("", CONTROLNETS)
     ip_adapters: str = setting("", IP_ADAPTERS)
+    refiner: str = setting("", REFINER)
     torch_options: str = setting("", "of --backend torch, such as attention=cudnn,compile")
     deterministic: bool = setting(False, "the same bytes for the same request, whatever the load")
     llm: str = setting("mini", "language model: a folder or a hub id; none starts none")

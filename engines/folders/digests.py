@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint
+from sdxl.checkpoint import Checkpoint
 from sdxl.digests import remembered_digest
 
 
@@ -10,7 +10,7 @@ def model_digest(checkpoint: Checkpoint) -> str:
     """Return `Checkpoint.digest`, which reads gigabytes, from the last time it was computed."""
     files = [
         path
-        for part in NETWORK_FOLDERS
+        for part in checkpoint.parts
         for path in (checkpoint.folder / part / "config.json", *checkpoint.weight_files(part))
     ]
     return remembered_digest(files, lambda: checkpoint.digest)

@@ -31,7 +31,7 @@ from engines.pytorch.slots import in_slots, slot_of
 from engines.pytorch.tiles import measuring
 from engines.pytorch.torch_options import PLAIN, TorchOptions
 from sdxl.adapters import ControlNet
-from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint, quiet_loading
+from sdxl.checkpoint import Checkpoint, quiet_loading
 from sdxl.checkpoint_checks import network_class
 from sdxl.engine import Engine, Engines, check_inputs
 from sdxl.networks.attention import prompted
@@ -118,7 +118,7 @@ def load_torch(
         if has_kernels
         else nullcontext()
     ):
-        for part in NETWORK_FOLDERS:
+        for part in checkpoint.parts:
             with named_if_slow(f"loading {part}"):
                 module = (load_part or checkpoint.part)(part)
                 if part in ADAPTED and not options.compile:
@@ -134,7 +134,7 @@ def load_torch(
         engines[name] = TorchEngine(spec, plain.module)
     prepare = partial(_add_loras, engines, specs, checkpoint.arch, shapes, chosen)
     shelf = BankShelf(prepare, steps_of(deep.module)) if shapes else None
-    if is_cuda and options.graphs:
+    if is_cuda and options.graphs and "vae_decoder" in engines:
         # Its own pool: graphs of one pool must not run at once, and pictures are decoded while
         # others are denoised.
         engines["vae_decoder"] = RecordedEngine(engines["vae_decoder"], CudaDevice(chosen))

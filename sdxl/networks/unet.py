@@ -30,6 +30,12 @@ SUPPORTED: Mapping[str, Any] = {
     "resnet_time_scale_shift": "default",
 }
 """UNet config entries that every SDXL has; other values are refused at load."""
+REFINER: Mapping[str, Any] = {
+    **SUPPORTED,
+    "down_block_types": [*SUPPORTED["down_block_types"], "DownBlock2D"],
+    "up_block_types": ["UpBlock2D", *SUPPORTED["up_block_types"]],
+}
+"""The same of a refiner: its lowest level has no attention."""
 
 
 class PromptUNet(nn.Module):
@@ -262,10 +268,14 @@ def _attend(attention: Any, hidden: Tensor, text: Text) -> Tensor:
     return result
 
 
+def _attentions(block: Any) -> Sequence[Any]:
+    """Small ControlNets and refiners have blocks without attention."""
+    found: Sequence[Any] = getattr(block, "attentions", None) or [None] * len(block.resnets)
+    return found
+
+
 def _down(block: Any, hidden: Tensor, embedding: Tensor, text: Text, stack: list[Tensor]) -> Tensor:
-    # Small ControlNets have blocks without attention.
-    attentions = getattr(block, "attentions", None) or [None] * len(block.resnets)
-    for resnet, attention in zip(block.resnets, attentions, strict=True):
+    for resnet, attention in zip(block.resnets, _attentions(block), strict=True):
         hidden = resnet(hidden, embedding)
         if attention is not None:
             hidden = _attend(attention, hidden, text)
@@ -277,9 +287,10 @@ def _down(block: Any, hidden: Tensor, embedding: Tensor, text: Text, stack: list
 
 
 def _up(block: Any, hidden: Tensor, embedding: Tensor, text: Text, stack: list[Tensor]) -> Tensor:
-    for resnet, attention in zip(block.resnets, block.attentions, strict=True):
+    for resnet, attention in zip(block.resnets, _attentions(block), strict=True):
         hidden = _reading(resnet, hidden, stack.pop(), embedding)
-        hidden = _attend(attention, hidden, text)
+        if attention is not None:
+            hidden = _attend(attention, hidden, text)
     return _upsampled(block.upsamplers[0], hidden, stack[-1].shape[-2:])
 
 

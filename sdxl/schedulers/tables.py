@@ -36,6 +36,16 @@ class Table:
         rows[0, c] = 0.0
         return Table(rows, self.start, self.levels[at:])
 
+    def renewed(self, at: int) -> Table:
+        """Return the schedule with a first-order step `at`, as another model's first one is."""
+        rows = self.rows.copy()
+        rows[at:] = self.begun(at).rows
+        return Table(rows, self.start, self.levels)
+
+    def steps_before(self, timestep: float) -> int:
+        """Count the steps before the noise falls below that of a timestep."""
+        return int((self.rows[:, COLUMNS.index("timestep")] >= timestep).sum())
+
     def noised(self, latents: Tensor, noise: Tensor, at: int = 0) -> Tensor:
         """Add noise to a picture's latents for the start of step `at`."""
         signal, level = self.levels[at]

@@ -117,6 +117,7 @@ def load_local(order: BatchSpec) -> LocalRenderer:
         loras=order.lora_folder,
         controlnets=order.control_folder,
         ip_adapters=order.image_folder,
+        refiner=order.parameters.get("refiner"),
     )
     return LocalRenderer(pipeline, order.provenance)
 

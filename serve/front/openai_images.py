@@ -419,6 +419,8 @@ class ImageLimits(Reply):
     """names that a request's `controls` may have now"""
     ip_adapters: tuple[str, ...]
     """names that a request's `image_prompts` may have now"""
+    refiner: str
+    """the name that a request's `refiner` may have; empty without one"""
     parameters: tuple[FormControl, ...]
 
     @classmethod
@@ -439,6 +441,7 @@ class ImageLimits(Reply):
             embeddings=tuple(card.embeddings),
             controlnets=tuple(card.controlnets),
             ip_adapters=tuple(card.ip_adapters),
+            refiner=card.refiner,
             parameters=tuple(controls_of(card)),
         )
 
@@ -450,8 +453,10 @@ def controls_of(card: ModelCard) -> Iterator[FormControl]:
         "steps": {"default": preset.steps},
         "cache_interval": {"placeholder": usual_interval(preset)},
     }
+    unused = () if card.refiner else ("refiner", "refiner_switch_at")
     for name, each in PARAMETERS.items():
-        yield FormControl.of(each).model_copy(update=usual.get(name))
+        if name not in unused:
+            yield FormControl.of(each).model_copy(update=usual.get(name))
 
 
 class Model(Reply):

@@ -113,6 +113,7 @@ def main(argv: Sequence[str]) -> int:
         loras=order.lora_folder,
         controlnets=order.control_folder,
         ip_adapters=order.image_folder,
+        refiner=order.requests[0].refiner,
     )
     order = replace(order, model=pipeline.checkpoint.origin or order.model)
     image = order.image

@@ -45,6 +45,7 @@ class ImageReplica:
             loras=settings.loras,
             controlnets=settings.controlnets,
             ip_adapters=settings.ip_adapters,
+            refiner=settings.refiner,
         )
         self.worker = Worker(
             pipeline,

@@ -159,6 +159,7 @@ class Worker:
             embeddings=embeddings if pipeline.engines.adapters else {},
             controlnets=nets if pipeline.engines.controls else {},
             ip_adapters=adapters if pipeline.engines.image_prompts else {},
+            refiner=pipeline.refiner.name if pipeline.refiner else "",
         )
 
     async def ready(self) -> ModelCard:

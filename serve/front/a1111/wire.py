@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from sdxl.attachments import with_tags
-from sdxl.infotext import schedule_steps, scheduler_of
+from sdxl.infotext import schedule_steps, scheduler_of, without_hash
 from sdxl.params import LANCZOS, LATENT, MAX_UPSCALE, PARAMETERS, UPSCALERS
 from sdxl.scheduler_names import SCHEDULE_LABELS, SCHEDULERS, full_label
 from sdxl.specs import SDXL_1_0
@@ -58,7 +58,6 @@ UNSET: dict[str, tuple[Any, ...]] = {
     "seed_resize_from_w": (0, -1),
     "styles": ([],),
     "script_name": ("", "None"),
-    "refiner_checkpoint": ("", "None"),
     "firstpass_image": ("",),
     "infotext": ("",),
     "s_churn": (0,),
@@ -109,6 +108,8 @@ class TextToImage(BaseModel):
     hr_upscaler: str | None = None
     hr_second_pass_steps: Annotated[Whole, Field(ge=0)] | None = 0
     denoising_strength: Annotated[Number, Field(ge=0, le=1)] | None = None
+    refiner_checkpoint: str | None = None
+    refiner_switch_at: Annotated[Number, Field(ge=0, le=1)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -163,6 +164,7 @@ def request_of(asked: TextToImage, chosen: dict[str, Any]) -> ImageRequest:
         "scheduler": scheduler_asked(asked),
         "output_format": FORMATS[chosen.get(FORMAT, "png")],
         **(upscale_of(asked) if asked.enable_hr else {}),
+        **refiner_of(asked),
     }
     try:
         return ImageRequest(**{name: value for name, value in fields.items() if value is not None})
@@ -203,6 +205,14 @@ def upscale_of(asked: TextToImage) -> dict[str, Any]:
         "upscale_strength": strength,
         "upscale_steps": schedule_steps(taken, strength) if taken else None,
     }
+
+
+def refiner_of(asked: TextToImage) -> dict[str, Any]:
+    """A client may set the switch without a refiner."""
+    if asked.refiner_checkpoint in (None, "", "None"):
+        return {}
+    name = without_hash(asked.refiner_checkpoint).removesuffix(SUFFIX)
+    return {"refiner": name, "refiner_switch_at": asked.refiner_switch_at}
 
 
 def check_features(asked: TextToImage) -> None:

@@ -1,0 +1,245 @@
+"""Pictures whose last steps a refiner takes, against diffusers' two pipelines and a plain loop, and
+among others in flight."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engines.pytorch.torch_engine import load_torch
+from sdxl import schedulers
+from sdxl.attachments import Lora
+from sdxl.checkpoint import find_refiner
+from sdxl.controls import Control
+from sdxl.engine import call
+from sdxl.inflight import Request
+from sdxl.noise import NoiseSource
+from sdxl.params import GenerationParams, InvalidParams
+from sdxl.picture_files import file_of
+from sdxl.pipeline import Pipeline, WithPictures
+from sdxl.refiner import Refiner
+from tests.conftest import assert_as_alone, assert_picture, psnr
+from tests.sdxl.flights import launched_groups
+from tests.sdxl.refiners import write_refiner
+from tests.sdxl.test_editing import drawing, edit
+from tests.sdxl.test_pipeline import set_scheduler
+from tests.sdxl.their_schedulers import asked_of
+
+PROMPT = "a small yellow star above a green square on a white background"
+
+
+def refined(**fields: Any) -> GenerationParams:
+    usual = {"width": 96, "height": 128, "steps": 10, "seed": 7, "cache_interval": 1}
+    return GenerationParams(PROMPT, **{**usual, "refiner": "small", **fields})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_refiner(tmp_path_factory.mktemp("refiner") / "small")
+
+
+@pytest.fixture(scope="module")
+def model(mini: Pipeline, folder: Path) -> Pipeline:
+    checkpoint = find_refiner(str(folder))
+    refiner = Refiner(checkpoint, load_torch(checkpoint, device="cpu"))
+    return Pipeline(mini.checkpoint, mini.engines, mini.catalogue, refiner=refiner)
+
+
+@pytest.fixture(scope="module")
+def pipes(diffusers_mini: Any, folder: Path) -> Any:
+    from diffusers import StableDiffusionXLImg2ImgPipeline
+
+    scheduler = diffusers_mini.scheduler
+    refining = StableDiffusionXLImg2ImgPipeline.from_pretrained(
+        str(folder), torch_dtype=torch.float32
+    )
+    refining.set_progress_bar_config(disable=True)
+    yield diffusers_mini, refining
+    diffusers_mini.scheduler = scheduler
+
+
+@torch.inference_mode()
+def theirs(pipes: Any, params: GenerationParams) -> Tensor:
+    for pipe in pipes:
+        set_scheduler(pipe, params.scheduler)
+    first, second = pipes
+    size = {"width": params.width, "height": params.height}
+    negative, at = params.negative_prompt, params.refiner_switch_at
+    asked = asked_of(params, "latent") | {"negative_prompt": negative}
+    latents = first(**size, **asked, denoising_end=at).images
+    asked = asked_of(params, "pt") | {"negative_prompt": negative}
+    image: Tensor = second(image=latents, **asked, denoising_start=at).images[0]
+    return image * 2 - 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"scheduler": "dpmpp_2m", "steps": 12, "refiner_switch_at": 0.6},
+        {"scheduler": "ddim", "negative_prompt": "a red ring"},
+        {"scheduler": "dpmpp_2m_karras", "steps": 9},
+        {"guidance": 1.0, "refiner_switch_at": 0.5},
+    ],
+    ids=["euler", "dpmpp_2m", "ddim", "karras", "unguided"],
+)
+def test_refined_pictures_equal_diffusers(model: Pipeline, pipes: Any, fields: Any) -> None:
+    (result,) = model.generate([refined(**fields)])
+    assert_picture(result, theirs(pipes, result.params))
+
+
+def test_refined_edits_equal_diffusers(model: Pipeline, pipes: Any) -> None:
+    asked = edit(refined(strength=0.7))
+    (result,) = model.generate([asked])
+    assert_picture(result, edited(pipes, result.params, asked.source.image))
+
+
+@torch.inference_mode()
+def edited(pipes: Any, params: GenerationParams, image: Any) -> Tensor:
+    from diffusers import StableDiffusionXLImg2ImgPipeline
+
+    first, second = StableDiffusionXLImg2ImgPipeline(**pipes[0].components), pipes[1]
+    for pipe in (first, second):
+        set_scheduler(pipe, params.scheduler)
+    pixels = first.image_processor.preprocess(image)
+    source = first.vae.encode(pixels).latent_dist.mean * first.vae.config.scaling_factor
+    fields, at = asked_of(params, "latent"), params.refiner_switch_at
+    latents = first(image=source, strength=params.strength, **fields, denoising_end=at).images
+    fields = asked_of(params, "pt")
+    found: Tensor = second(image=latents, **fields, denoising_start=at).images[0]
+    return found * 2 - 1
+
+
+def test_the_refiner_changes_the_picture(model: Pipeline) -> None:
+    made = model.generate([refined(), replace(refined(), refiner=None)])
+    first, second = (result.image for result in made)
+    assert first is not None and second is not None
+    assert psnr(first, second) < 40
+
+
+@torch.inference_mode()
+def plain_loop(model: Pipeline, params: GenerationParams) -> Tensor:
+    """One picture, step after step, the model's steps and then the refiner's."""
+    assert model.refiner is not None
+    (conditioning,) = model.encode([params])
+    request: Request = model.request(params, conditioning)
+    noise = NoiseSource(params.seed or 0, (4, request.latent_h, request.latent_w))
+    x = noise.start()[None] * request.table.start
+    h, cache, ready = torch.zeros_like(x), dict[str, Tensor](), dict[str, Tensor]()
+    was_refined = None
+    for row, step in zip(request.table.rows, request.plan, strict=True):
+        engines = model.refiner.engines if step.is_refined else model.engines
+        if step.is_refined != was_refined:
+            own = conditioning.refined if step.is_refined else conditioning
+            spec = engines["unet_prompt"].spec
+            given = {t.name: getattr(own, t.name) for t in spec.inputs}
+            ready = call(engines["unet_prompt"], engines.arch, given)
+            cache, h, was_refined = {}, torch.full_like(x, torch.nan), step.is_refined
+        coefficients = torch.from_numpy(row).float()[None]
+        given = {
+            "sample": (x * coefficients[0, 0]).repeat(2, 1, 1, 1),
+            "timestep": coefficients[:, 1].repeat(2),
+            **ready,
+            **cache,
+        }
+        engine = engines["unet_deep" if step.is_deep else "unet_shallow"]
+        made = call(engine, engines.arch, {t.name: given[t.name] for t in engine.spec.inputs})
+        predicted = made.pop("noise")
+        cache = made or cache
+        guided = predicted[1:] + params.guidance * (predicted[:1] - predicted[1:])
+        x, h = schedulers.step(x, guided, h, None, schedulers.columns(coefficients))
+    return x[0]
+
+
+@pytest.mark.parametrize("scheduler", ["euler", "dpmpp_2m", "ddim"])
+def test_interval_2_equals_a_plain_loop(model: Pipeline, scheduler: str) -> None:
+    asked = refined(scheduler=scheduler, cache_interval=2, refiner_switch_at=0.5, steps=11)
+    (result,) = model.generate([asked])
+    assert result.latents is not None and result.image is not None, result.error
+    expected = model.decode(plain_loop(model, result.params))
+    measured = psnr(result.image, expected)
+    assert measured >= 60, f"{measured:.1f} dB, required 60"
+
+
+def test_each_model_begins_with_a_deep_step(model: Pipeline) -> None:
+    params = model.resolve(refined(cache_interval=2, refiner_switch_at=0.5, steps=11))
+    plan = model.plan(params)
+    switch = plan.refined_from
+    assert switch == 5
+    assert [step.is_deep for step in plan[switch:]] == [True, False] * 3
+    kept = model.plan(replace(params, deep_steps=(0, 3)))
+    assert [number for number, step in enumerate(kept) if step.is_deep] == [0, 3, 5]
+
+
+def test_calls_of_the_two_models_never_mix(model: Pipeline) -> None:
+    asked = [refined(), refined(seed=8, steps=12), replace(refined(seed=9), refiner=None)]
+    with launched_groups() as groups:
+        assert all(r.error is None for r in model.generate(asked))
+    by_model = {is_refined: set[int]() for is_refined in (False, True)}
+    for group in groups:
+        by_model[group.call.is_refined].update(group.ids)
+    assert by_model == {False: {0, 1, 2}, True: {0, 1}}
+
+
+MIXED = [
+    refined(cache_interval=2),
+    GenerationParams("a red circle", width=96, height=128, steps=10, seed=1),
+    refined(seed=3, cache_interval=3, refiner_switch_at=0.4, guidance=1.0),
+    GenerationParams("a ring", width=96, height=128, steps=7, seed=2, scheduler="dpmpp_2m"),
+    refined(seed=4, scheduler="euler_a", steps=13),
+    refined(seed=5, upscale=1.5, cache_interval=2),
+]
+
+
+def test_pictures_are_as_alone(model: Pipeline) -> None:
+    assert_as_alone(model, model.generate(MIXED), MIXED)
+
+
+@pytest.mark.parametrize(
+    "added",
+    [{"loras": (Lora("outlined"),)}, {"controls": (Control("edges", "a"),)}],
+    ids=["LoRA", "ControlNet"],
+)
+def test_what_a_request_adds_acts_until_the_refiner_takes_over(
+    model: Pipeline, added: dict[str, Any]
+) -> None:
+    maps = {"a": file_of(drawing(96, 128))}
+    made = [
+        WithPictures(refined(refiner_switch_at=at, cache_interval=2, **fields), maps=maps)
+        for at in (0.0, 0.5)
+        for fields in ({}, added)
+    ]
+    results = model.generate(made)
+    plain, same, half, other = (result.image for result in results)
+    assert plain is not None and same is not None, results[1].error
+    assert half is not None and other is not None, results[3].error
+    assert psnr(plain, same) >= 60 and psnr(half, other) < 40
+
+
+def test_bytes_do_not_depend_on_neighbours(model: Pipeline) -> None:
+    fixed = replace(model, is_deterministic=True)
+    for result, each in zip(fixed.generate(MIXED), MIXED, strict=True):
+        (alone,) = fixed.generate([each])
+        assert alone.image is not None and result.image is not None, result.error
+        assert torch.equal(alone.image, result.image), result.params
+
+
+def test_plain_pictures_do_not_depend_on_a_loaded_refiner(mini: Pipeline, model: Pipeline) -> None:
+    one = GenerationParams(PROMPT, steps=4, seed=3)
+    (found,), (expected,) = model.generate([one]), mini.generate([one])
+    assert found.image is not None and expected.image is not None
+    assert torch.equal(found.image, expected.image)
+
+
+def test_a_refiner_that_is_not_loaded_is_refused(mini: Pipeline, model: Pipeline) -> None:
+    with pytest.raises(InvalidParams, match="no refiner is loaded"):
+        mini.check(refined())
+    with pytest.raises(InvalidParams, match="refiner must be small, got 'other'"):
+        model.check(refined(refiner="other"))
+    with pytest.raises(InvalidParams, match="refiner_switch_at needs refiner"):
+        GenerationParams(refiner_switch_at=0.5)

@@ -1,0 +1,102 @@
+"""A refiner of the service, of stable-diffusion-webui's clients and of `sdxl render`."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import engines
+from sdxl import cli
+from sdxl.images import read_parameters, to_pixels
+from sdxl.infotext import parameters_text, read_text
+from sdxl.params import GenerationParams
+from sdxl.pipeline import Pipeline
+from serve.worker.worker import Worker
+from tests.sdxl.refiners import write_refiner
+from tests.serve import workers
+from tests.serve.servers import call, error_of, post
+from tests.serve.test_controls import QUICK
+from tests.serve.test_edits import picture_in, pixels
+
+FIELDS: dict[str, Any] = {"steps": 4, "seed": 7, "refiner": "small", "refiner_switch_at": 0.5}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_refiner(tmp_path_factory.mktemp("refiner") / "small")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Pipeline:
+    return engines.load("mini", "torch", refiner=str(folder))
+
+
+@pytest.fixture(scope="module")
+def refining(model: Pipeline) -> Iterator[Worker]:
+    with workers.running(model) as found:
+        yield found
+
+
+def drawn(model: Pipeline, **fields: Any) -> Any:
+    params = GenerationParams("a red circle", width=128, height=128, **{**FIELDS, **fields})
+    (result,) = model.generate([params])
+    assert result.image is not None, result.error
+    return to_pixels(result.image)
+
+
+def test_a_request_is_refined_as_in_the_pipeline(refining: Worker) -> None:
+    file = picture_in(post(refining, {**QUICK, **FIELDS}))
+    assert np.abs(drawn(refining.pipeline).astype(int) - pixels(file)).max() < 2
+    stored = read_parameters(file)
+    assert (stored["refiner"], stored["refiner_switch_at"]) == ("small", 0.5)
+    plain = picture_in(post(refining, {**QUICK, "steps": 4, "seed": 7}))
+    assert np.abs(pixels(plain).astype(int) - pixels(file)).max() > 20
+    assert "refiner" not in read_parameters(plain)
+
+
+def test_models_are_listed_with_their_refiner(refining: Worker) -> None:
+    assert call(refining, "GET", "/v1/models").json()["data"][0]["images"]["refiner"] == "small"
+
+
+def test_another_refiner_is_refused(refining: Worker, worker: Worker) -> None:
+    for asked, words in ((refining, "refiner must be small"), (worker, "no refiner is loaded")):
+        answer = post(asked, {**QUICK, "refiner": "sd_xl_refiner_1.0"})
+        assert (answer.status_code, error_of(answer)["param"]) == (400, "refiner")
+        assert words in error_of(answer)["message"]
+
+
+@pytest.mark.parametrize("name", ["small", "small.safetensors", "small [7440042bbd]"])
+def test_webui_s_refiner_is_the_same(refining: Worker, name: str) -> None:
+    body = {"prompt": "a red circle", "steps": 4, "seed": 7, "width": 128, "height": 128}
+    body |= {"cfg_scale": 5, "sampler_name": "Euler"}
+    asked = {**body, "refiner_checkpoint": name, "refiner_switch_at": 0.5}
+    answer = post(refining, asked, "/sdapi/v1/txt2img", sdapi=True)
+    assert answer.status_code == 200, answer.text[:300]
+    found = pixels(base64.b64decode(answer.json()["images"][0]))
+    assert np.abs(drawn(refining.pipeline).astype(int) - found).max() < 2
+    (text,) = json.loads(answer.json()["info"])["infotexts"]
+    assert "Refiner: small, Refiner switch at: 0.5" in text
+    unset = {**body, "refiner_checkpoint": "None", "refiner_switch_at": 0.8}
+    assert post(refining, unset, "/sdapi/v1/txt2img", sdapi=True).status_code == 200
+
+
+def test_the_parameters_text_is_read_back() -> None:
+    params = GenerationParams("a ring", width=64, height=64, **FIELDS)
+    assert read_text(parameters_text(params.as_dict())).params.items() >= FIELDS.items()
+    theirs = "a ring\nSteps: 4, Seed: 7, Size: 64x64, Refiner: small [7440042bbd], "
+    found = read_text(theirs + "Refiner switch at: 0.5")
+    assert found.params.items() >= FIELDS.items() and not found.unread
+
+
+def test_render_loads_the_refiner_that_it_names(folder: Path, tmp_path: Path) -> None:
+    flags = ["--refiner", str(folder), "--refiner-switch-at", "0.5", "--steps", "4", "--seed", "7"]
+    size = ["--width", "128", "--height", "128", "--backend", "torch"]
+    out = tmp_path / "a.png"
+    assert cli.main(["render", "a red circle", *flags, *size, "--out", str(out)]) == 0
+    assert read_parameters(out.read_bytes())["refiner"] == "small"
