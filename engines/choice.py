@@ -97,17 +97,20 @@ def _listed(reasons: Mapping[str, str]) -> str:
 
 
 def plugged_in(name: str) -> Callable[[EngineRequest], Engines]:
-    """Import `package.module:function`, a backend of another package, which `auto` never chooses.
-    The function loads the engines of a request."""
+    """Import a backend of another package, which `auto` never chooses. The function loads the
+    engines of a request."""
+    return function_named("backend", name)
+
+
+def function_named(field: str, name: str) -> Callable[..., Any]:
+    """Import the function `package.module:function`, the value of a field."""
     module, _, function = name.partition(":")
     try:
-        load: Callable[[EngineRequest], Engines] = getattr(
-            importlib.import_module(module), function
-        )
+        found: Callable[..., Any] = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         needed = f"must be package.module:function ({error})"
-        raise InvalidParams("backend", name, needed) from error
-    return load
+        raise InvalidParams(field, name, needed) from error
+    return found
 
 
 def _loaders() -> Iterator[tuple[str, Callable[[EngineRequest], Engines]]]:

@@ -43,6 +43,8 @@ class ImageOrder:
     """files of pictures, by their `image` in `params.controls` and `params.image_prompts`"""
     model: str = ""
     """the only model that may make it, by its name in the settings; empty: any"""
+    is_lenient: bool = False
+    """whether the safety checker may be less strict"""
 
     @property
     def pasted_pixels(self) -> int:
@@ -92,6 +94,8 @@ class Done:
     prompt_tokens: int
     model: str = ""
     """its model; empty: unknown"""
+    is_flagged: bool = False
+    """whether the safety checker flagged it, so that it is blurred"""
 
 
 Update = Queued | ImageProgress | Preview | Done

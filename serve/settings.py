@@ -26,6 +26,7 @@ from serve.logs import FORMATS, TEXT
 PREFIX = "SDXL_"
 OTHERS = ("SDXL_HOME", "SDXL_TRACEBACK")
 """Variables with the prefix that are not settings."""
+SAFETY_OFF, BLUR, REFUSE = SAFETY = ("off", "blur", "refuse")
 DEVICES = ("auto", "gpu", "cpu")
 MAX_N = 10
 """images in a request, as OpenAI's limit"""
@@ -48,6 +49,7 @@ OF_A_MODEL = (
         "refiner",
         "torch_options",
     ),
+    *("safety", "safety_checker"),
     *("deterministic", "replicas", "max_replicas", "target_queue_s", "max_side", "max_steps"),
 )
 """Settings that a table of `models` may override; the others hold for all models."""
@@ -99,6 +101,14 @@ class ServeSettings:
     provenance: str = setting(METADATA, HELP)
     certificate: str = setting("", CERTIFICATE)
     private_key: str = setting("", PRIVATE_KEY)
+    safety: str = setting(
+        SAFETY_OFF,
+        f"what happens to pictures that a safety checker flags: {', '.join(SAFETY)}; off asks none",
+    )
+    safety_checker: str = setting(
+        "",
+        "folder of diffusers' checker, or package.module:function; empty: the model's own",
+    )
     log_format: str = setting(TEXT, f"what the log is written in: {', '.join(FORMATS)}")
     log_prompts: bool = setting(False, "write prompts into the log")
     trace_to: str = setting("", "where traces go, by OTLP: http://HOST:4318/v1/traces")
@@ -163,6 +173,8 @@ class ServeSettings:
             needed = "must be at least `llm_replicas`"
             raise InvalidParams("llm_max_replicas", self.llm_max_replicas, needed)
         _ = self.marks, self.alias_table, self.of_models
+        if self.safety not in SAFETY:
+            raise InvalidParams.unknown("safety", self.safety, SAFETY)
         if self.log_format not in FORMATS:
             raise InvalidParams.unknown("log_format", self.log_format, FORMATS)
         if self.max_bodies_bytes and self.max_bodies_bytes < 2 * self.largest_body:

@@ -29,6 +29,7 @@ def completed(request: ImageRequest, size: str, image: int, done: Done) -> bytes
         _picture(COMPLETED, request, size, image)
         | ({"safety_identifier": request.identifier} if request.identifier else {})
         | ({"revised_prompt": request.prompt} if request.expand_prompt else {})
+        | ({"flagged": True} if done.is_flagged else {})
         | {
             "model": done.model,
             "usage": Usage.of(done.prompt_tokens).model_dump(),

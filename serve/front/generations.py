@@ -126,6 +126,8 @@ class Generations:
         }
         if asked.expand_prompt:
             facts["revised_prompt"] = asked.prompt
+        if done.is_flagged:
+            facts["flagged"] = True
         if asked.response_format != "url":
             return ImageData(b64_json="", **facts)
         name = await asyncio.to_thread(self.store.put, done.image, asked.format)

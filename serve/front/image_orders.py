@@ -44,6 +44,7 @@ def orders_of(
             is_streamed and bool(request.progress),
             Priority.BATCH if request.priority == "batch" else Priority.INTERACTIVE,
             model=settings.model_name if request.model else "",
+            is_lenient=request.moderation == "low",
         )
         for one in each
     ]

@@ -191,7 +191,8 @@ class ImageRequest(PictureFields):
     output_compression: Annotated[int, Field(ge=0, le=100)] | None = None
     background: Literal["opaque", "auto", "transparent"] | None = None
     moderation: Annotated[
-        Literal["low", "auto"] | None, Field(description="accepted; nothing is moderated here")
+        Literal["low", "auto"] | None,
+        Field(description="low: less strict, if the service has a safety checker"),
     ] = None
     style: Annotated[
         Literal["vivid", "natural"] | None, Field(description="accepted; has no effect")
@@ -292,6 +293,8 @@ class ImageData(Reply):
     b64_json: str | None = None
     url: str | None = None
     revised_prompt: str | None = None
+    flagged: bool | None = None
+    """blurred, because the safety checker flagged it"""
     seed: int
     timings: dict[str, float]
     deep_steps: int

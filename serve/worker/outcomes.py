@@ -10,6 +10,7 @@ from sdxl.inflight import DeadlineExceeded
 from sdxl.params import InvalidParams
 from serve import errors
 from serve.errors import Problem
+from serve.worker.safety import Unsafe
 from serve.worker.stalls import Unhealthy
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,9 @@ def as_problem(error: Exception) -> Problem:
             return Problem(
                 429, f"Refused: {error}.", "deadline_s", "overloaded", error.retry_after_s
             )
+        case Unsafe():
+            message = "The picture was withheld: the safety checker flagged it."
+            return Problem(400, message, None, "moderation_blocked")
         case DeadlineExceeded():
             return errors.late()
         case Unhealthy():

@@ -30,6 +30,7 @@ from sdxl.source import DecodedWhole, SourceImage, WholeImage
 from sdxl.upscaling import enlarged_picture
 from serve.orders import Done, Preview, Update
 from serve.worker.job import ImageJob
+from serve.worker.safety import UNCHECKED, Safety, Shown, blurred
 from serve.worker.side_stream import Mark, SideStream, mark
 from serve.worker.stalls import STALL_S, Calls
 
@@ -48,9 +49,10 @@ class PictureWriter:
         costs: Costs,
         stall_s: float = STALL_S,
         provenance: Provenance = UNMARKED,
+        safety: Safety = UNCHECKED,
     ) -> None:
         self.pipeline, self.costs, self.provenance = pipeline, costs, provenance
-        self._sign = provenance.sign
+        self._sign, self.safety = provenance.sign, safety
         self.calls = Calls("decoding a picture", pipeline.clock, stall_s)
         self._stream = SideStream(pipeline.engines)
         self._preview_map = pipeline.preview_map
@@ -130,12 +132,14 @@ class PictureWriter:
             return
         try:
             pixels = self._pixels(latents)
+            with self._stream.beside():
+                shown = self.safety.apply(pixels, is_lenient=job.order.is_lenient)
         except Exception as error:
             self._forget(job)
             job.failed(error)
             return
         decode_s = job.stage("decode_s")
-        self._make(job, partial(self._picture, job, pixels, decode_s))
+        self._make(job, partial(self._picture, job, shown, decode_s))
         assert job.last_file is not None
         job.last_file.add_done_callback(lambda _: self._forget(job))
 
@@ -158,8 +162,9 @@ class PictureWriter:
         except Exception as error:
             job.failed(error)
 
-    def _picture(self, job: ImageJob, pixels: images.Pixels, decode_s: float) -> Done:
-        order, size = job.order, pixels.size / pixels.shape[-1]
+    def _picture(self, job: ImageJob, shown: Shown, decode_s: float) -> Done:
+        pixels, order = shown.pixels, job.order
+        size = pixels.size / pixels.shape[-1]
         standard, began_s = self.pipeline.sizes.default**2, self.pipeline.clock()
         xmp = self.provenance.xmp
         with self._pasted(job, pixels) as image:
@@ -174,12 +179,17 @@ class PictureWriter:
         job.timings["total_s"] = job.stage_s - job.began_s
         shallow = job.params.all_steps - job.deep_steps
         steps, model = (job.deep_steps, shallow), self.pipeline.model_id
-        return Done(file, job.params, job.timings, *steps, job.prompt_tokens, model)
+        return Done(
+            file, job.params, job.timings, *steps, job.prompt_tokens, model, shown.is_flagged
+        )
 
     def _preview(self, job: ImageJob, step: int, latents: Tensor, ready: Mark) -> Preview:
         if ready is not None:
             ready.synchronize()
         pixels = images.forming(latents, self._preview_map, job.params.result_size)
+        if self.safety.checker is not None:
+            # A checker judges finished pictures only.
+            pixels = blurred(pixels)
         quality = None if job.order.format == "png" else PREVIEW_QUALITY
         xmp = self.provenance.xmp
         with self._pasted(job, pixels, is_marked=False) as image:

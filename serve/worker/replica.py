@@ -32,6 +32,7 @@ class ImageReplica:
         logs.configure(settings.log_format)
         # Imported here, so that deploying a replica does not load PyTorch.
         import engines
+        from serve.worker.safety import read_safety
         from serve.worker.worker import Worker
 
         pipeline = engines.load(
@@ -53,6 +54,7 @@ class ImageReplica:
             max_prompt_tokens=settings.max_prompt_tokens,
             tracer=tracer_to(settings.trace_to),
             provenance=settings.marks,
+            safety=read_safety(settings, pipeline.checkpoint.folder, pipeline.engines.device),
         )
         self.worker.start()
         self.model = settings.model_name

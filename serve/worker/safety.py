@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image, ImageFilter
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from engines import function_named
+from engines.choice import function_named
 from sdxl.images import Pixels
 from sdxl.params import InvalidParams
-from serve.settings import BLUR, SAFETY_OFF
+from serve.settings import BLUR, SAFETY_OFF, ServeSettings
 
 FOLDER = "safety_checker"
 SPECIAL_CARE = 0.01
@@ -37,36 +38,45 @@ class Unsafe(Exception):
 
 
 @dataclass(frozen=True)
+class Shown:
+    """A picture as it may be shown."""
+
+    pixels: Pixels
+    is_flagged: bool = False
+
+
+@dataclass(frozen=True)
 class Safety:
     mode: str = SAFETY_OFF
     checker: Checker | None = None
 
-    def apply(self, pixels: Pixels, *, is_lenient: bool) -> tuple[Pixels, bool]:
-        """Return the picture, blurred if it is flagged, and whether it is. Raise Unsafe if flagged
-        pictures are refused."""
+    def apply(self, pixels: Pixels, *, is_lenient: bool) -> Shown:
+        """Blur the picture if it is flagged. Raise Unsafe if flagged pictures are refused."""
         if self.checker is None or not self.checker(pixels, is_lenient):
-            return pixels, False
+            return Shown(pixels)
         if self.mode != BLUR:
             raise Unsafe
-        return blurred(pixels), True
+        return Shown(blurred(pixels), is_flagged=True)
+
+
+UNCHECKED = Safety()
 
 
 def blurred(pixels: Pixels) -> Pixels:
-    import numpy as np
-
     radius = max(pixels.shape[:2]) * BLUR_SHARE
     return np.asarray(Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(radius)))
 
 
-def read_safety(mode: str, name: str, model: Path, device: torch.device) -> Safety:
-    """`name` is a folder, or a function as package.module:function; empty: the folder of `model`."""
+def read_safety(settings: ServeSettings, model: Path, device: torch.device) -> Safety:
+    """Load the checker that is named, or that of the model's folder."""
+    mode, name = settings.safety, settings.safety_checker
     if mode == SAFETY_OFF:
-        return Safety()
+        return UNCHECKED
     folder = Path(name).expanduser() if name else model / FOLDER
     if folder.is_dir():
         return Safety(mode, ClipChecker(folder, device))
     if ":" in name:
-        return Safety(mode, function_named(name, "safety_checker"))
+        return Safety(mode, function_named("safety_checker", name))
     needed = "must be a folder or package.module:function"
     if not name:
         needed = f"must be given for --safety {mode}: the model has no folder {FOLDER}"

@@ -40,6 +40,7 @@ from serve.worker.metrics import MeteredCosts, WorkerMetrics
 from serve.worker.outcomes import as_problem
 from serve.worker.picture_writer import UNMARKED, PictureWriter
 from serve.worker.prompt_encoder import PromptEncoder
+from serve.worker.safety import UNCHECKED, Safety
 from serve.worker.stalls import STALL_S
 
 if TYPE_CHECKING:
@@ -98,10 +99,12 @@ class Worker:
         stall_s: float = STALL_S,
         tracer: Tracer | None = None,
         provenance: Provenance = UNMARKED,
+        safety: Safety = UNCHECKED,
     ) -> None:
         self.pipeline, self.queue = pipeline, queue
         self.max_prompt_tokens = min(whole_chunks(max_prompt_tokens), pipeline.most_tokens)
-        self.stall_s, self.tracer, self.provenance = stall_s, tracer, provenance
+        self.stall_s, self.tracer = stall_s, tracer
+        self.provenance, self.safety = provenance, safety
         self.why_slower = why_slower(pipeline.engines.description)
         self.meters = WorkerMetrics()
         self.meters.runs(pipeline.engines.description, is_slower=bool(self.why_slower))
@@ -115,7 +118,8 @@ class Worker:
         loop = self.pipeline.in_flight(costs)
         denoiser = Denoiser(loop, self.stall_s)
         encoder = PromptEncoder(self.pipeline, denoiser, self.stall_s)
-        writer = PictureWriter(self.pipeline, costs, self.stall_s, self.provenance)
+        marks = self.provenance, self.safety
+        writer = PictureWriter(self.pipeline, costs, self.stall_s, *marks)
         threads = _Threads(denoiser, encoder, writer)
         denoiser.start()
         try:
