@@ -33,7 +33,7 @@ from sdxl.fairness import VirtualTime
 from sdxl.flight import Flight, Priority, State, Variant
 from sdxl.image_prompts import ImageWindow
 from sdxl.layout import ImageTensors, Layout, Member, stacked_by_width
-from sdxl.noise import NoiseSource
+from sdxl.noise import NoiseSource, Variation
 from sdxl.policy import Group, Limits, plan_tick
 from sdxl.rows import Stage
 from sdxl.specs import Axes
@@ -65,6 +65,8 @@ class Request:
     """start in place of noise; the table starts there, too"""
     controls: tuple[ControlInput, ...] = ()
     """by net"""
+    variation: Variation | None = None
+    """of the noise"""
 
     def __post_init__(self) -> None:
         if self.plan.room[0] > self.conditioning.rows:
@@ -190,7 +192,7 @@ class InFlight:
             image_windows=request.image_windows,
         )
         self._flights[flight.id] = flight.changed(rides=self.limits.rides)
-        noise = NoiseSource(request.seed, self._latent_dims(request))
+        noise = NoiseSource(request.seed, self._latent_dims(request), request.variation)
         self._images[flight.id] = _Image(request, noise)
         return flight.id
 

@@ -5,20 +5,44 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+Variation = tuple[int, float]
+"""another seed, and how far the noise goes towards its noise: 0 to 1"""
+ALIKE = 0.9995
+"""cosine of noises that are interpolated in a straight line"""
+
+
+def between(noise: Tensor, other: Tensor, strength: float) -> Tensor:
+    """Interpolate on the sphere, column by column, as stable-diffusion-webui does: a straight line
+    between two noises leads through weaker ones."""
+    cosine = (
+        noise / noise.norm(dim=1, keepdim=True) * other / other.norm(dim=1, keepdim=True)
+    ).sum(1)
+    if cosine.mean() > ALIKE:
+        return noise.lerp(other, strength)
+    angle = cosine.acos()
+    shares = [torch.sin(part * angle) / angle.sin() for part in (1 - strength, strength)]
+    return shares[0].unsqueeze(1) * noise + shares[1].unsqueeze(1) * other
+
 
 class NoiseSource:
     """One image's noise: the start, then the draws of an ancestral scheduler. It is drawn in fp32
     on the CPU from the image's own generator, as diffusers does, so it depends only on seed and
     shape."""
 
-    def __init__(self, seed: int, shape: tuple[int, int, int]) -> None:
-        self.seed, self.shape = seed, shape
+    def __init__(
+        self, seed: int, shape: tuple[int, int, int], variation: Variation | None = None
+    ) -> None:
+        self.seed, self.shape, self.variation = seed, shape, variation
         self._generator = torch.Generator("cpu").manual_seed(seed)
 
     def start(self) -> Tensor:
-        """Return the first draw."""
+        """Return the first draw, led towards that of the variation's seed."""
         self._generator.manual_seed(self.seed)
-        return self.next()
+        noise = self.next()
+        if self.variation is None:
+            return noise
+        seed, strength = self.variation
+        return between(noise, NoiseSource(seed, self.shape).start(), strength)
 
     def next(self) -> Tensor:
         """Return the next draw; diffusers' [1, channels, h, w] without its first axis."""

@@ -49,6 +49,7 @@ MAX_NAME_CHARS = 500
 MAX_UPSCALE = 4.0
 """The model's largest size may allow less."""
 DEEPCACHE, GUIDANCE, EDITING = "DeepCache", "Guidance", "Editing"
+VARIATION = "Variation"
 UPSCALING, ADAPTERS = "Upscale", "LoRAs and ControlNets"
 """Groups of parameters."""
 
@@ -100,6 +101,30 @@ class GenerationParams:
         high=MAX_SEED,
         infotext="Seed",
         placeholder="new each time",
+    )
+    variation_strength: float | None = parameter(
+        None,
+        "Variation",
+        "how far the noise goes towards that of variation_seed; 0 = off",
+        low=0,
+        high=1,
+        aliases=("subseed_strength",),
+        infotext="Variation seed strength",
+        is_stored_if_set=True,
+        placeholder="0",
+        group=VARIATION,
+    )
+    variation_seed: int | None = parameter(
+        None,
+        "Variation seed",
+        "picture i of n uses variation_seed + i, and the same seed (default 0)",
+        low=0,
+        high=MAX_SEED,
+        aliases=("subseed",),
+        infotext="Variation seed",
+        is_stored_if_set=True,
+        placeholder="0",
+        group=VARIATION,
     )
     scheduler: str = parameter(
         "euler",
@@ -310,6 +335,8 @@ class GenerationParams:
                 raise InvalidParams(name, numbers, needed_steps(self.taken_steps))
         if self.deep_steps is not None and self.deep_steps[0] != 0:
             raise InvalidParams("deep_steps", self.deep_steps, "must start with step 0")
+        if not self.variation_strength:
+            self._check_unset(("variation_seed",), "needs variation_strength above 0")
         if self.refiner is None:
             self._check_unset(("refiner_switch_at",), "needs refiner")
         if self.is_upscaled:
@@ -415,6 +442,18 @@ class GenerationParams:
         self._check_unset(for_edits, "needs an image to edit")
 
     @property
+    def variation(self) -> tuple[int, float] | None:
+        """The seed whose noise the picture's goes towards, and how far."""
+        strength = self.variation_strength
+        return (usual(self.variation_seed, 0), strength) if strength else None
+
+    def picture(self, number: int, first_seed: int) -> GenerationParams:
+        """The request of a picture of several, numbered from 0."""
+        if self.variation is None:
+            return replace(self, seed=first_seed + number)
+        return replace(self, seed=first_seed, variation_seed=self.variation[0] + number)
+
+    @property
     def is_guided(self) -> bool:
         """False for a guidance of 1 or less, as in diffusers: one row instead of two."""
         return self.guidance > 1
@@ -429,6 +468,8 @@ class GenerationParams:
             cache_interval=self.interval,
             upscaler=usual(self.upscaler, LANCZOS) if self.is_upscaled else None,
             upscale_strength=self.legs[-1].strength if self.is_upscaled else None,
+            variation_strength=self.variation_strength or None,
+            variation_seed=self.variation[0] if self.variation else None,
             refiner_switch_at=usual(self.refiner_switch_at, REFINER_SWITCH_AT)
             if self.refiner is not None
             else None,

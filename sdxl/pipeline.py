@@ -403,6 +403,7 @@ class Pipeline:
             width,
             source=self.image_encoder.completed(source, height, width),
             controls=controls,
+            variation=params.variation,
         )
 
     def controls(

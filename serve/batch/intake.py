@@ -129,12 +129,10 @@ class Intake:
         self, id_: str, values: Mapping[str, Any], n: int, index: int
     ) -> tuple[str, GenerationParams]:
         id_ = picture_id(id_, index, n)
-        seed = values.get("seed")
-        if seed is not None and index:
-            GenerationParams(seed=seed)
-            seed += index
-        seed = seed_of(id_) if seed is None else seed
-        return id_, GenerationParams.from_dict({**values, "seed": seed}).without_tags()
+        params = GenerationParams.from_dict(values).without_tags()
+        if params.seed is None:
+            return id_, params.picture(0, seed_of(id_))
+        return id_, params.picture(index, params.seed)
 
     def _of_columns(self, record: Record) -> RecordParts:
         values = record.values

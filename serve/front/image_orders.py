@@ -30,7 +30,7 @@ def orders_of(
     try:
         params = params_of(request, card, settings).without_tags()
         params.check_result(served_sizes(card, settings))
-        each = [replace(params, seed=seed + i) for i in range(count)]
+        each = [params.picture(i, seed) for i in range(count)]
     except InvalidParams as error:
         raise of_params(error) from None
     previews = preview_steps(params.all_steps, request.partial_images or 0) if is_streamed else ()

@@ -387,9 +387,9 @@ def model_of_picture(model: str | None, source: str) -> str | None:
 
 
 def numbered(params: GenerationParams, n: int) -> Iterator[GenerationParams]:
-    """Number the images: image i of n uses seed + i."""
+    """Number the images of a request."""
     first = secrets.randbelow(DRAWN_SEEDS) if params.seed is None else params.seed
-    return (replace(params, seed=first + i) for i in range(n))
+    return (params.picture(i, first) for i in range(n))
 
 
 def prepare_sheet(name: str | None) -> Path | None:

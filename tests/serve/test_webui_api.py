@@ -125,7 +125,7 @@ def test_what_sillytavern_asks_is_answered(http: httpx.Client) -> None:
         ({"enable_hr": 0}, 400, "enable_hr"),
         ({"restore_faces": True}, 400, "restore_faces"),
         ({"styles": ["ink"]}, 400, "styles"),
-        ({"subseed_strength": 0.5}, 400, "subseed_strength"),
+        ({"subseed_strength": 2}, 400, "subseed_strength"),
         ({"script_name": "X/Y/Z plot"}, 400, "script_name"),
         ({"alwayson_scripts": {"ControlNet": {"args": [{"model": "x"}]}}}, 400, "alwayson_scripts"),
         ({"sampler_name": "UniPC"}, 400, "sampler_name"),

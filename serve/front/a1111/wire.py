@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
@@ -24,7 +25,15 @@ from pydantic import (
 
 from sdxl.attachments import with_tags
 from sdxl.infotext import schedule_steps, scheduler_of, without_hash
-from sdxl.params import LANCZOS, LATENT, MAX_UPSCALE, PARAMETERS, UPSCALERS
+from sdxl.params import (
+    DRAWN_SEEDS,
+    LANCZOS,
+    LATENT,
+    MAX_UPSCALE,
+    PARAMETERS,
+    UPSCALERS,
+    usual,
+)
 from sdxl.scheduler_names import SCHEDULE_LABELS, SCHEDULERS, full_label
 from sdxl.specs import SDXL_1_0
 from sdxl.suggestions import did_you_mean
@@ -53,7 +62,6 @@ OPTIONS: dict[str, Any] = {FORMAT: "png", SKIPPED: 2}
 UNSET: dict[str, tuple[Any, ...]] = {
     "restore_faces": (False,),
     "tiling": (False,),
-    "subseed_strength": (0,),
     "seed_resize_from_h": (0, -1),
     "seed_resize_from_w": (0, -1),
     "styles": ([],),
@@ -91,6 +99,8 @@ class TextToImage(BaseModel):
     prompt: str = ""
     negative_prompt: str | None = None
     seed: Whole | None = -1
+    subseed: Whole | None = -1
+    subseed_strength: Annotated[Number, Field(ge=0, le=1)] | None = 0
     steps: Annotated[Whole, *bounds_of(PARAMETERS["steps"])] | None = None
     cfg_scale: Number | None = None
     width: Whole | None = None
@@ -164,6 +174,7 @@ def request_of(asked: TextToImage, chosen: dict[str, Any]) -> ImageRequest:
         "scheduler": scheduler_asked(asked),
         "output_format": FORMATS[chosen.get(FORMAT, "png")],
         **(upscale_of(asked) if asked.enable_hr else {}),
+        **variation_of(asked),
         **refiner_of(asked),
     }
     try:
@@ -172,6 +183,13 @@ def request_of(asked: TextToImage, chosen: dict[str, Any]) -> ImageRequest:
         first = error.errors()[0]
         name = str(first["loc"][0])
         raise invalid(name, of_schema(name, first)) from None
+
+
+def variation_of(asked: TextToImage) -> dict[str, Any]:
+    if not asked.subseed_strength:
+        return {}
+    seed = secrets.randbelow(DRAWN_SEEDS) if asked.subseed in (None, -1) else asked.subseed
+    return {"variation_seed": seed, "variation_strength": asked.subseed_strength}
 
 
 def size_asked(asked: TextToImage) -> str | None:
@@ -314,9 +332,7 @@ def info_of(
         "all_prompts": prompts,
         "all_negative_prompts": [params.negative_prompt or "" for params in all_params],
         "all_seeds": [params.seed for params in all_params],
-        "all_subseeds": [-1 for _ in all_params],
-        "subseed": -1,
-        "subseed_strength": 0,
+        "all_subseeds": [usual(params.variation_seed, -1) for params in all_params],
         "batch_size": asked.batch_size or 1,
         "infotexts": list(texts),
         "index_of_first_image": 0,
@@ -331,6 +347,8 @@ def info_of(
         "prompt": prompts[0],
         "negative_prompt": first.negative_prompt or "",
         "seed": first.seed,
+        "subseed": usual(first.variation_seed, -1),
+        "subseed_strength": first.variation_strength or 0,
         "width": first.width,
         "height": first.height,
         "steps": first.steps,
