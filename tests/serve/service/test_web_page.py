@@ -167,6 +167,8 @@ def test_a_dropped_picture_gives_its_settings_and_is_rendered_again(
         "deep_steps",
         "guidance_interval",
         "guided_steps",
+        "variation_strength",
+        "variation_seed",
         "loras",
         "controls",
         "image_prompts",
