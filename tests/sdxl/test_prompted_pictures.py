@@ -25,7 +25,6 @@ from sdxl.catalogue import Catalogue
 from sdxl.controls import Control
 from sdxl.image_inputs import pixels_of
 from sdxl.image_prompts import ImagePrompt
-from sdxl.inflight import Finished
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.picture_files import file_of
 from sdxl.pipeline import Edit, Pipeline, WithPictures
@@ -34,10 +33,10 @@ from tests.conftest import assert_as_alone, assert_picture, psnr
 from tests.sdxl.control_nets import random_control
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.image_adapters import PLAIN, PLUS, SIDE, write_adapters
-from tests.sdxl.reference import denoise
 from tests.sdxl.test_editing import edit, params_of
 from tests.sdxl.test_pipeline import set_scheduler
 from tests.sdxl.their_schedulers import asked_of
+from tests.sdxl.together import assert_as_plain_loop, assert_deterministic, assert_rides
 
 SIZE = (128, 96)
 ONE, OTHER = ImagePrompt(PLAIN, "a"), ImagePrompt(PLUS, "b")
@@ -193,14 +192,7 @@ MIXED = (
 
 
 def test_cached_pictures_equal_a_plain_loop(model: Pipeline) -> None:
-    for given in MIXED[1:5]:
-        params = model.check(given.params)
-        adapters = model.adapters(model.uses(params))
-        (conditioning,) = model.encode([params], adapters=[adapters])
-        conditioning = model.prompted(conditioning, given)
-        expected = denoise(model.engines, model.request(params, conditioning))
-        (result,) = model.generate([given])
-        assert_picture(result, model.decode(expected).clamp(-1, 1))
+    assert_as_plain_loop(model, MIXED[1:5])
 
 
 def test_pictures_in_flight_equal_those_alone(model: Pipeline) -> None:
@@ -208,31 +200,12 @@ def test_pictures_in_flight_equal_those_alone(model: Pipeline) -> None:
 
 
 def test_a_deterministic_picture_has_the_bytes_that_it_has_alone(model: Pipeline) -> None:
-    exact = replace(model, is_deterministic=True)
-    for result, given in zip(exact.generate(MIXED), MIXED, strict=True):
-        (alone,) = exact.generate([given])
-        assert result.image is not None and alone.image is not None, result.error
-        assert torch.equal(result.image, alone.image), given.params.image_prompts
+    assert_deterministic(model, MIXED)
 
 
 def test_rows_with_and_without_image_prompts_may_share_calls(model: Pipeline) -> None:
-    """As on a GPU. Rows without any get exactly 0 added."""
-    given = [replace(each, params=model.check(each.params)) for each in MIXED[:5]]
-    alone = [model.generate([each])[0] for each in given]
-    adapters = [model.adapters(model.uses(each.params)) for each in given]
-    conditionings = model.encode([each.params for each in given], adapters=adapters)
-    loop = model.in_flight()
-    loop.limits = replace(loop.limits, rides=True)
-    ids = []
-    for each, conditioning in zip(given, conditionings, strict=True):
-        conditioning = model.prompted(conditioning, each)
-        ids.append(loop.submit(model.request(each.params, conditioning)))
-    with launched_groups() as groups:
-        loop.tick()
-    assert [group.network for group in groups].count("unet_deep") == 1, "one call for all"
-    found = {e.id: e.latents for e in loop.drain() if isinstance(e, Finished)}
-    for id_, expected in zip(ids, alone, strict=True):
-        assert_picture(expected, model.decode(found[id_]).clamp(-1, 1))
+    """Rows without any get exactly 0 added."""
+    assert_rides(model, MIXED[:5])
 
 
 def test_steps_outside_the_window_run_the_plain_network(model: Pipeline) -> None:

@@ -29,6 +29,7 @@ from tests.sdxl.refiners import write_refiner
 from tests.sdxl.test_editing import drawing, edit
 from tests.sdxl.test_pipeline import set_scheduler
 from tests.sdxl.their_schedulers import asked_of
+from tests.sdxl.together import assert_deterministic
 
 PROMPT = "a small yellow star above a green square on a white background"
 
@@ -222,11 +223,7 @@ def test_what_a_request_adds_acts_until_the_refiner_takes_over(
 
 
 def test_bytes_do_not_depend_on_neighbours(model: Pipeline) -> None:
-    fixed = replace(model, is_deterministic=True)
-    for result, each in zip(fixed.generate(MIXED), MIXED, strict=True):
-        (alone,) = fixed.generate([each])
-        assert alone.image is not None and result.image is not None, result.error
-        assert torch.equal(alone.image, result.image), result.params
+    assert_deterministic(model, MIXED)
 
 
 def test_plain_pictures_do_not_depend_on_a_loaded_refiner(mini: Pipeline, model: Pipeline) -> None:

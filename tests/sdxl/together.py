@@ -1,0 +1,54 @@
+"""Pictures of requests with ControlNets, image prompts or a refiner, made in one loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from sdxl.inflight import Finished
+from sdxl.pipeline import Pipeline, WithPictures
+from tests.conftest import assert_picture
+from tests.sdxl.flights import launched_groups
+from tests.sdxl.reference import denoise
+
+
+def assert_deterministic(model: Pipeline, asked: Sequence[Any]) -> None:
+    """Under `is_deterministic` each picture has the bytes that it has alone."""
+    exact = replace(model, is_deterministic=True)
+    for result, given in zip(exact.generate(asked), asked, strict=True):
+        (alone,) = exact.generate([given])
+        assert result.image is not None and alone.image is not None, result.error
+        assert torch.equal(result.image, alone.image), result.params
+
+
+def assert_as_plain_loop(model: Pipeline, asked: Sequence[WithPictures]) -> None:
+    for given in asked:
+        expected = denoise(model.engines, request(model, given))
+        (result,) = model.generate([given])
+        assert_picture(result, model.decode(expected).clamp(-1, 1))
+
+
+def assert_rides(model: Pipeline, asked: Sequence[WithPictures]) -> None:
+    """Rows of all variants may share one deep call, as on a GPU."""
+    alone = [model.generate([each])[0] for each in asked]
+    loop = model.in_flight()
+    loop.limits = replace(loop.limits, rides=True)
+    ids = [loop.submit(request(model, each)) for each in asked]
+    with launched_groups() as groups:
+        loop.tick()
+    assert [group.network for group in groups].count("unet_deep") == 1, "one call for all"
+    found = {e.id: e.latents for e in loop.drain() if isinstance(e, Finished)}
+    for id_, expected in zip(ids, alone, strict=True):
+        assert_picture(expected, model.decode(found[id_]).clamp(-1, 1))
+
+
+def request(model: Pipeline, given: WithPictures) -> Any:
+    params = model.check(given.params)
+    (conditioning,) = model.encode([params], adapters=[model.adapters(model.uses(params))])
+    given = replace(given, params=params)
+    conditioning = model.prompted(conditioning, given)
+    controls = model.controls(params, conditioning, given)
+    return model.request(params, conditioning, controls=controls)
