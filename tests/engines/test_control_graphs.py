@@ -6,17 +6,15 @@ import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from engines.control_graphs import ControlGraphError, add_residuals
 from engines.folders.export_folder import ExportFolder
 from engines.folders.shipped import open_mini
 from engines.lora_graphs import add_loras
-from engines.low_rank import adapt, bank_of, bank_specs
+from engines.low_rank import bank_of
 from engines.onnxruntime_engine import OnnxRuntimeEngine, open_session
 from engines.pytorch.torch_engine import TorchEngine
 from sdxl.networks.parts import networks_of
@@ -24,18 +22,14 @@ from sdxl.specs import (
     CONTROLLED,
     VARIANTS,
     ModelSpec,
-    TensorSpec,
-    level_axes,
     plain_name,
     with_loras,
     with_residuals,
 )
 from tests.engines.tiny_export import write_export
+from tests.engines.variant_graphs import check_equal, computed, drawn, drawn_bank
 from tests.sdxl.control_nets import mini_unet
 
-MOST = 1e-5
-AXES = {"rows": 2, "tokens": 77, "pages": 2, "bank": 3, **level_axes(17, 23)}
-"""Odd sides are rounded up at each level."""
 ADAPTED = [
     VARIANTS["lora"]["unet_deep"],
     VARIANTS["locon"]["unet_shallow"],
@@ -52,25 +46,6 @@ def export() -> ExportFolder:
 def specs(export: ExportFolder) -> Mapping[str, ModelSpec]:
     plain = export.specs | with_loras(export.specs)
     return plain | with_residuals(plain, export.arch)
-
-
-def drawn(*tensors: TensorSpec) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    made = {t.name: torch.randn(t.shape(AXES), generator=generator) for t in tensors}
-    steps = {"timestep": torch.linspace(900.0, 3.5, AXES["rows"])}
-    return made | steps | {"pages": torch.tensor([[1, 2], [2, 0]])}
-
-
-def computed(engine: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    outputs = {t.name: torch.empty(t.shape(AXES)) for t in engine.spec.outputs}
-    engine({t.name: inputs[t.name] for t in engine.spec.inputs}, outputs)
-    return outputs
-
-
-def check_equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    for name, tensor in expected.items():
-        distance = float((found[name] - tensor).norm() / tensor.norm())
-        assert distance <= MOST, f"{name} differs by {distance:.1e}, at most {MOST}"
 
 
 @pytest.mark.parametrize("name", CONTROLLED)
@@ -100,10 +75,7 @@ def test_graphs_with_loras_take_residuals_too(
 ) -> None:
     plain = plain_name(name)
     unet = copy.deepcopy(mini_unet())
-    tensors = bank_specs(adapt("unet", unet), "float32")
-    bank = {key: each / 10 for key, each in drawn(*tensors).items()}
-    for each in tensors:
-        bank[each.name][0] = 0
+    bank = drawn_bank(unet)
     content, of_loras = add_loras(export.graph_bytes(plain), specs[name])
     spec = replace(specs[f"{name}+control"], bank=of_loras.bank)
     session = open_session(export, plain, add_residuals(content, spec))

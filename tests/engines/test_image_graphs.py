@@ -6,28 +6,24 @@ import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import onnx
 import pytest
 import torch
-from torch import Tensor
 
 from engines.control_graphs import variant_graph
 from engines.folders.export_folder import ExportFolder
 from engines.folders.shipped import open_mini
 from engines.image_graphs import ImageGraphError, add_images
-from engines.low_rank import adapt, bank_of, bank_specs
+from engines.low_rank import bank_of
 from engines.onnxruntime_engine import OnnxRuntimeEngine, open_session
 from engines.pytorch.torch_engine import TorchEngine
 from sdxl.networks.parts import networks_of
-from sdxl.specs import ModelSpec, TensorSpec, level_axes, variants_of, with_images, with_loras
+from sdxl.specs import ModelSpec, variants_of, with_images, with_loras
 from tests.engines.tiny_export import write_export
+from tests.engines.variant_graphs import MOST, check_equal, computed, drawn, drawn_bank
 from tests.sdxl.control_nets import mini_unet
 
-AXES = {"rows": 2, "tokens": 77, "pages": 2, "bank": 3, "images": 3, "image_tokens": 16}
-AXES |= level_axes(17, 23)
-MOST = 1e-5
 PLAIN = "unet_deep"
 
 
@@ -40,31 +36,6 @@ def export() -> ExportFolder:
 def specs(export: ExportFolder) -> Mapping[str, ModelSpec]:
     own = export.specs | with_loras(export.specs)
     return own | variants_of(own, export.arch)
-
-
-def drawn(*tensors: TensorSpec) -> dict[str, Tensor]:
-    """The first row has an image prompt of four tokens and one of 16, the second row none."""
-    generator = torch.Generator().manual_seed(0)
-    made = {t.name: torch.randn(t.shape(AXES), generator=generator) for t in tensors}
-    for name, tensor in made.items():
-        if name.startswith("image_text_values"):
-            tensor[1] = tensor[:, 2] = 0
-    mask = torch.zeros(AXES["rows"], AXES["images"], AXES["image_tokens"])
-    mask[0, 0, 4:] = -torch.inf
-    steps = {"timestep": torch.linspace(900.0, 3.5, AXES["rows"])}
-    return made | steps | {"pages": torch.tensor([[1, 2], [2, 0]]), "image_mask": mask}
-
-
-def computed(engine: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    outputs = {t.name: torch.empty(t.shape(AXES)) for t in engine.spec.outputs}
-    engine({t.name: inputs[t.name] for t in engine.spec.inputs}, outputs)
-    return outputs
-
-
-def check_equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    for name, tensor in expected.items():
-        distance = float((found[name] - tensor).norm() / tensor.norm())
-        assert distance <= MOST, f"{name} differs by {distance:.1e}, at most {MOST}"
 
 
 @pytest.mark.parametrize("ending", ["", "+control"])
@@ -95,10 +66,7 @@ def test_graphs_with_loras_take_image_prompts_too(
     name: str, export: ExportFolder, specs: Mapping[str, ModelSpec]
 ) -> None:
     unet = copy.deepcopy(mini_unet())
-    tensors = bank_specs(adapt("unet", unet), "float32")
-    bank = {key: each / 10 for key, each in drawn(*tensors).items()}
-    for each in tensors:
-        bank[each.name][0] = 0
+    bank = drawn_bank(unet)
     spec = specs[f"{name}+image"]
     content, spec = variant_graph(export.graph_bytes(PLAIN), spec)
     found = OnnxRuntimeEngine(spec, open_session(export, PLAIN, content), bank=bank)

@@ -1,0 +1,52 @@
+"""Inputs and comparisons of the embedded model's graphs of variants with PyTorch's networks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engines.low_rank import Bank, adapt, bank_specs
+from sdxl.specs import TensorSpec, level_axes
+
+MOST = 1e-5
+AXES = {"rows": 2, "tokens": 77, "pages": 2, "bank": 3, "images": 3, "image_tokens": 16}
+AXES |= level_axes(17, 23)
+"""Odd sides are rounded up at each level."""
+
+
+def drawn(*tensors: TensorSpec) -> dict[str, Tensor]:
+    """The first row has an image prompt of four tokens and one of 16, the second row none."""
+    generator = torch.Generator().manual_seed(0)
+    made = {t.name: torch.randn(t.shape(AXES), generator=generator) for t in tensors}
+    for name, tensor in made.items():
+        if name.startswith("image_text_values"):
+            tensor[1] = tensor[:, 2] = 0
+    mask = torch.zeros(AXES["rows"], AXES["images"], AXES["image_tokens"])
+    mask[0, 0, 4:] = -torch.inf
+    steps = {"timestep": torch.linspace(900.0, 3.5, AXES["rows"])}
+    return made | steps | {"pages": torch.tensor([[1, 2], [2, 0]]), "image_mask": mask}
+
+
+def drawn_bank(unet: Any) -> Bank:
+    """Adapt the UNet; return a bank whose page 0 adds nothing."""
+    bank = {
+        name: each / 10 for name, each in drawn(*bank_specs(adapt("unet", unet), "float32")).items()
+    }
+    for each in bank.values():
+        each[0] = 0
+    return bank
+
+
+def computed(engine: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    outputs = {t.name: torch.empty(t.shape(AXES)) for t in engine.spec.outputs}
+    engine({t.name: inputs[t.name] for t in engine.spec.inputs}, outputs)
+    return outputs
+
+
+def check_equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    for name, tensor in expected.items():
+        distance = float((found[name] - tensor).norm() / tensor.norm())
+        assert distance <= MOST, f"{name} differs by {distance:.1e}, at most {MOST}"
