@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 
 from engines.embeddings import Embedding, read_embedding
-from engines.lora_weights import MAX_RANK, LoraError, LowRank, read_lora
+from engines.file_loading import reading
+from engines.lora_weights import MAX_RANK, LowRank, read_lora
 from engines.low_rank import TRANSFORMERS, VECTORS, Bank
 from sdxl.adapters import Adapters, NoRoom, Pages, Use
-from sdxl.catalogue import FIELDS, AdapterFile, Kind
+from sdxl.catalogue import AdapterFile, Kind
 from sdxl.cost import smoothed
 from sdxl.engine import torch_dtype
 from sdxl.flight import PLAIN, Variant
@@ -194,15 +195,8 @@ class BankShelf:
 
     def _load(self, file: AdapterFile) -> _Loaded:
         """Nothing can fail once slots are taken, so none are lost."""
-        try:
-            read = self._read(file)
-            digests = file.digests
-            if not file.is_unchanged:
-                raise LoraError("changed while it was read; try again")
-        except (LoraError, OSError) as error:
-            said = f"cannot be read ({error})" if isinstance(error, OSError) else str(error)
-            needed = f"names {file.name!r}, which {said}"
-            raise InvalidParams(FIELDS[file.kind], None, needed) from error
+        with reading(file):
+            read, digests = self._read(file), file.digests
         with torch.inference_mode():
             if isinstance(read, Embedding):
                 return replace(self._put_embedding(file, read), digests=digests)

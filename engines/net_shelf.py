@@ -18,7 +18,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from engines.bank_shelf import FIRST_BYTES_S, LEAST_BYTES, START_S
-from engines.lora_weights import LoraError
+from engines.file_loading import reading
 from sdxl.adapters import LoadedFile, NoRoom
 from sdxl.catalogue import FIELDS, AdapterFile
 from sdxl.checkpoint import Checkpoint
@@ -113,17 +113,11 @@ class NetShelf(Generic[R, T]):
             loaded.leases -= 1
 
     def _load(self, file: AdapterFile, together: Sequence[AdapterFile]) -> _LoadedNet[T]:
-        try:
+        with reading(file):
             read = self.read(file.path, self.checkpoint)
             size = read.numbers * self.number_bytes
             self._make_room(size, file, together)
             make, digests = self.load(read), file.digests
-            if not file.is_unchanged:
-                raise LoraError("changed while it was read; try again")
-        except (LoraError, OSError) as error:
-            said = f"cannot be read ({error})" if isinstance(error, OSError) else str(error)
-            needed = f"names {file.name!r}, which {said}"
-            raise InvalidParams(FIELDS[file.kind], None, needed) from error
         return _LoadedNet(make, size, digests)
 
     def _make_room(self, size: int, file: AdapterFile, together: Sequence[AdapterFile]) -> None:
