@@ -1,0 +1,23 @@
+"""Reads a file that a request names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from engines.lora_weights import LoraError
+from sdxl.catalogue import FIELDS, AdapterFile
+from sdxl.params import InvalidParams
+
+
+@contextmanager
+def reading(file: AdapterFile) -> Iterator[None]:
+    """Refuse the request's field if the block cannot read the file, or it changes meanwhile."""
+    try:
+        yield
+        if not file.is_unchanged:
+            raise LoraError("changed while it was read; try again")
+    except (LoraError, OSError) as error:
+        reason = f"cannot be read ({error})" if isinstance(error, OSError) else str(error)
+        needed = f"names {file.name!r}, which {reason}"
+        raise InvalidParams(FIELDS[file.kind], None, needed) from error
