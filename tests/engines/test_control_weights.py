@@ -222,6 +222,7 @@ def test_a_control_lora_equals_diffusers(tmp_path: Path) -> None:
 def sdxl(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     """SDXL 1.0's configs and UNet at full size."""
     folder = tmp_path_factory.mktemp("sdxl")
+    (folder / "model_index.json").write_text("{}")
     for part, config in configs.SDXL_1_0.items():
         (folder / part).mkdir()
         (folder / part / CONFIG).write_text(json.dumps(config))

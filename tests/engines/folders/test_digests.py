@@ -17,6 +17,7 @@ from sdxl.checkpoint import MINI, NETWORK_FOLDERS, Checkpoint
 def checkpoint(tmp_path: Path) -> Checkpoint:
     for part in NETWORK_FOLDERS:
         shutil.copytree(MINI / part, tmp_path / "model" / part)
+    shutil.copy(MINI / "model_index.json", tmp_path / "model")
     return Checkpoint("model", tmp_path / "model")
 
 
