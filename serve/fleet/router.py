@@ -42,10 +42,10 @@ MOST_FILES = 2000
 """whose homes are remembered"""
 
 
-class Table:
+class LoadTable:
     """The replicas as they are now, and what they reported. It is made anew when they change."""
 
-    def __init__(self, replicas: Sequence[RunningReplica], before: Table | None = None) -> None:
+    def __init__(self, replicas: Sequence[RunningReplica], before: LoadTable | None = None) -> None:
         self.replicas = replicas
         self.places = {each.replica_id: place for place, each in enumerate(replicas)}
         self.loads = Loads(len(replicas))
@@ -105,7 +105,7 @@ class Table:
 
 class EarliestFinishRouter(FIFOMixin, RequestRouter):
     def initialize_state(self, **kwargs: Any) -> None:
-        self._table = Table(())
+        self._table = LoadTable(())
         self._rng = np.random.default_rng()
         self._liveness = liveness.of_deployment(self._deployment_id.name)
         self._asked: dict[ReplicaID, asyncio.Task[None]] = {}
@@ -139,12 +139,12 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
             ranked = table.ranked(others, now, None, self._rng)
         return [[replica] for replica in sorted(ranked, key=self._is_silent)]
 
-    def _current(self, replicas: Sequence[RunningReplica]) -> Table:
+    def _current(self, replicas: Sequence[RunningReplica]) -> LoadTable:
         if replicas is not self._table.replicas:
-            self._table = Table(replicas, self._table)
+            self._table = LoadTable(replicas, self._table)
         return self._table
 
-    def _near(self, table: Table) -> Any:
+    def _near(self, table: LoadTable) -> Any:
         near = [
             place
             for place, each in enumerate(table.replicas)

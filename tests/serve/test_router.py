@@ -11,7 +11,7 @@ from sdxl.attachments import Lora
 from sdxl.controls import Control
 from sdxl.fleet import CHOICES
 from sdxl.params import GenerationParams
-from serve.fleet.router import Table
+from serve.fleet.router import LoadTable
 from serve.orders import LORA_S, ImageOrder
 
 IDLE = {"ready_in_s": 2.0, "alone_s": 2.0, "each_s": 0.5}
@@ -35,15 +35,15 @@ def listed(*reports: dict[str, float]) -> Any:
     return [Listed(Id(f"r{i}"), report) for i, report in enumerate(reports)]
 
 
-def table(*reports: dict[str, float]) -> Table:
+def table(*reports: dict[str, float]) -> LoadTable:
     """Replicas that reported at 100 s."""
-    made = Table(listed(*reports))
+    made = LoadTable(listed(*reports))
     for each, report in zip(made.replicas, reports, strict=True):
         made.report(each.replica_id, 100.0, report)
     return made
 
 
-def ready(made: Table, now: float) -> list[float]:
+def ready(made: LoadTable, now: float) -> list[float]:
     return made.loads.ready(made.answered, now).tolist()
 
 
@@ -84,7 +84,7 @@ def test_an_unknown_replica_is_tried_and_not_flooded() -> None:
 def test_reports_survive_a_change_of_the_replicas() -> None:
     before = table(IDLE, BUSY)
     before.note_sent(before.replicas[1].replica_id)
-    after = Table(before.replicas[1:], before)
+    after = LoadTable(before.replicas[1:], before)
     assert ready(after, 100) == [8.5]
 
 
@@ -115,7 +115,7 @@ def test_orders_with_a_file_go_where_it_is_kept_unless_another_replica_is_sooner
 def test_a_file_keeps_its_replicas_when_others_leave() -> None:
     made = table(*[IDLE] * 100)
     kept = {made.replicas[place].replica_id for place in made.homes("ink")}
-    fewer = Table(
+    fewer = LoadTable(
         [each for i, each in enumerate(made.replicas) if i % 7 or each.replica_id in kept]
     )
     assert {fewer.replicas[place].replica_id for place in fewer.homes("ink")} == kept

@@ -12,7 +12,7 @@ import pytest
 from sdxl.fleet import ASKED
 from serve.fleet import liveness
 from serve.fleet.liveness import Liveness
-from serve.fleet.router import EarliestFinishRouter, Table
+from serve.fleet.router import EarliestFinishRouter, LoadTable
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Router(EarliestFinishRouter):
         self.running = {each.replica_id.unique_id: each for each in replicas}
         self._asked, self._known = {}, {}
         self._liveness, self._rng = Liveness(), np.random.default_rng(0)
-        self._table = Table(tuple(self.curr_replicas.values()))
+        self._table = LoadTable(tuple(self.curr_replicas.values()))
 
     @property
     def curr_replicas(self) -> Any:
