@@ -15,6 +15,7 @@ BENCHMARKS = {
     ),
     "mlperf": ("mlperf.command", "the official LoadGen: Offline, Server, SingleStream"),
     "load": ("service.load", "the service under load: latency, throughput, overload"),
+    "fleet": ("fleet.command", "up to 10,000 GPUs, simulated: latency, refusals, cost, routing"),
     "gpu": ("gpu.command", "one GPU, in four minutes: start, one size, mixed sizes, promises"),
     "sizing": ("service.sizing", "memory of an image in flight, and the cost of UNet calls"),
     "llm": ("llm.bench", "a language model: time to tokens, tokens per second and dollar"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from sdxl.controls import Window
@@ -121,6 +121,17 @@ class Costs:
             return buckets[-1]
         best = min(per_row.values())
         return min(b for b, cost in per_row.items() if cost <= best * (1 + tolerance))
+
+    def knees(self, limits: Limits, image: Flight) -> Limits:
+        """The limits with the best numbers of rows; a guided image needs two."""
+        calls = (self.tick_s(Group(image.call("unet_deep"), (), b)) for b in limits.buckets)
+        return replace(
+            limits,
+            rows=max(self.knee(image, limits.buckets), 2),
+            crowded_rows=self.knee(image, limits.buckets, tolerance=0.0),
+            standard=image,
+            call_s=tuple(calls),
+        )
 
     def row_at_most_s(self, call: CallKey, limits: Limits) -> float:
         """The most that a row of such a call costs in any bucket; infinite unless all are measured.

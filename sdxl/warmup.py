@@ -23,7 +23,7 @@ from sdxl.images import Pixels, encode
 from sdxl.inflight import Event, Failed, InFlight
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
-from sdxl.policy import Group, Limits
+from sdxl.policy import Limits
 from sdxl.slow import named_if_slow
 from sdxl.source import GivenImage, SourceImage
 
@@ -148,17 +148,8 @@ def _decoded(pipeline: Pipeline, rooms: Rooms, events: Sequence[Event]) -> Pixel
 
 
 def knee(pipeline: Pipeline, costs: Costs, queue: int) -> Limits:
-    """Return the best number of rows by measured costs; a guided image needs two."""
-    limits, one = pipeline.limits(), standard(pipeline)
-    calls = (costs.tick_s(Group(one.call("unet_deep"), (), bucket)) for bucket in limits.buckets)
-    return replace(
-        limits,
-        rows=max(costs.knee(one, limits.buckets), 2),
-        crowded_rows=costs.knee(one, limits.buckets, tolerance=0.0),
-        queue=queue,
-        standard=one,
-        call_s=tuple(calls),
-    )
+    """Return the best number of rows by measured costs."""
+    return replace(costs.knees(pipeline.limits(), standard(pipeline)), queue=queue)
 
 
 def standard(pipeline: Pipeline) -> Flight:

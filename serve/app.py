@@ -15,7 +15,7 @@ import ray
 from ray import serve as ray_serve
 from ray.serve import Application
 
-from serve.fleet.autoscaling import ByQueueTime, how_many
+from serve.fleet.autoscaling import ByWork, how_many
 from serve.fleet.router import ROUTING
 from serve.front.api import AddRoutes
 from serve.front.ingress import ImageIngress
@@ -92,7 +92,7 @@ def replicas_of(
     cores."""
     most = settings.max_replicas
     return ray_serve.deployment(name=name)(ImageReplica).options(
-        **how_many(fewest, most, ByQueueTime, target_s=settings.target_queue_s),
+        **how_many(fewest, most, ByWork, target_s=settings.target_queue_s),
         max_ongoing_requests=MAX_ORDERS,
         graceful_shutdown_timeout_s=settings.shutdown_s,
         graceful_shutdown_wait_loop_s=0.1,

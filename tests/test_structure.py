@@ -27,6 +27,7 @@ ROOMS = {
     "serve": ("batch_api", "batch", "render", "front", "llm", "worker", "fleet"),
     "engines": ("pytorch", "trt", "parity", "cuda", "folders"),
     "eval": (
+        "fleet",
         "gpu",
         "llm",
         "mlperf",

@@ -1,4 +1,4 @@
-"""The number of replicas: as many as are busy, and as many more as the queue needs.
+"""The number of replicas: as many as the arriving work needs, and more to work off the queue.
 
 Ray Serve calls it; Ray's delays and bounds apply.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sdxl.fleet import QUEUE_S, WORK, replicas_needed
+
 if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext
 
-BUSY, QUEUE_S = "busy", "queue_s"
-"""Reported by replicas: the share of rows in use, and the wait of a new order. Without the latter a
-waiting order counts as busy."""
+BUSY = "busy"
+"""Reported by language models: the share of rows in use; a waiting request counts as busy."""
 SCALING: dict[str, Any] = {
     "look_back_period_s": 20.0,
     "upscale_delay_s": 10.0,
@@ -38,14 +39,18 @@ def how_many(
     return {"autoscaling_config": scaling}
 
 
-class ByQueueTime:
-    """Scale so that the queue is worked off within `target_s`."""
+class ByWork:
+    """Scale by arriving work, and so that the queue is worked off within `target_s`; before the
+    first report keep their number."""
 
     def __init__(self, target_s: float) -> None:
         self.target_s = target_s
 
     def __call__(self, context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-        return by_busy(context)[0] + sum(reported(context, QUEUE_S)) / self.target_s, {}
+        arriving, waiting = (reported(context, name) for name in (WORK, QUEUE_S))
+        if not arriving:
+            return context.target_num_replicas, {}
+        return replicas_needed(arriving, waiting, self.target_s), {}
 
 
 def by_busy(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:

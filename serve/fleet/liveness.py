@@ -1,7 +1,7 @@
 """Which replicas answered lately.
 
-Every process that sends work to replicas queries all of them, so that its knowledge depends neither
-on a hanging one nor on Ray's controller. It knows no Ray.
+Every process that sends work to replicas queries them, so that its knowledge depends neither on a
+hanging one nor on Ray's controller. It knows no Ray.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection
 from threading import Lock
 
-ASK_PERIOD_S = 0.5
+from sdxl.fleet import ASK_PERIOD_S as ASK_PERIOD_S
+
 SILENCE_S = 1.5
 """A replica that has not answered for this long comes last, until its next answer."""
 MOST_HELD = 50_000
@@ -27,6 +28,7 @@ class Liveness:
         self._heard_s: dict[str, float] = {}
         self._lost: set[str] = set()
         self._leaving: set[str] = set()
+        self._count = 0
         self._holders: OrderedDict[str, str] = OrderedDict()
 
     def note_answer(self, name: str) -> None:
@@ -39,10 +41,13 @@ class Liveness:
         with self._lock:
             self._lost.add(name)
 
-    def keep(self, names: Collection[str], leaving: Collection[str] = ()) -> None:
-        """Keep only these replicas. A new replica has the same time to answer as others. `leaving`
-        ones get no more requests, but still have some."""
+    def keep(
+        self, names: Collection[str], leaving: Collection[str] = (), count: int | None = None
+    ) -> None:
+        """Keep only these replicas, which are queried now, of `count`. A new replica has the same
+        time to answer as others. `leaving` ones get no more requests, but still have some."""
         with self._lock:
+            self._count = len(names) if count is None else count
             now = self._clock()
             self._leaving = set(leaving) - set(names)
             known = (*names, *self._leaving)
@@ -51,9 +56,8 @@ class Liveness:
 
     @property
     def count(self) -> int:
-        """The number of known replicas."""
-        with self._lock:
-            return len(self._heard_s) - len(self._leaving)
+        """The number of replicas."""
+        return self._count
 
     def is_silent(self, name: str) -> bool:
         return self.silent_s(name) > SILENCE_S

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,7 +47,7 @@ class ImageIngress:
     async def record_routing_stats(self) -> dict[str, float]:
         """Every proxy polls this. An open request counts as one second, however long it takes."""
         open_s = float(self.front.open_requests)
-        return {"at_s": time.time(), "ready_in_s": open_s, "alone_s": 0.0, "each_s": 1.0}
+        return {"ready_in_s": open_s, "alone_s": 0.0, "each_s": 1.0}
 
     async def check_health(self) -> None:
         """Ray calls it, and replaces a front end whose event loop does not answer."""

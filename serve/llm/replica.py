@@ -103,7 +103,7 @@ class LlmReplica:
             occupancy = await self.speaker.engine.occupancy()
             left_s = float(occupancy.running + occupancy.waiting)
         alone_s = 0.0 if self.speaker is not None else LOADING_S
-        return {"at_s": time.time(), "ready_in_s": left_s, "alone_s": alone_s, "each_s": 1.0}
+        return {"ready_in_s": left_s, "alone_s": alone_s, "each_s": 1.0}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Ray asks, and gives it to the policy of autoscaling.py."""

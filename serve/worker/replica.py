@@ -6,6 +6,7 @@ Its answers travel as plain data, Problems included, since Ray wraps raised exce
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -17,12 +18,14 @@ from weakref import WeakValueDictionary
 from sdxl.source import SourceImage, WholeImage
 from serve import errors, logs
 from serve.errors import Problem
-from serve.fleet import autoscaling
 from serve.fleet.beats import with_checks
 from serve.fleet.identity import labelled, replica_name
 from serve.orders import ImageOrder, ModelCard, PromptFacts, Update
 from serve.settings import ServeSettings
 from serve.tracing import tracer_to
+
+OUTLOOK_S = 0.1
+"""A prediction takes milliseconds: routers that ask within this time get the same one."""
 
 
 class ImageReplica:
@@ -58,6 +61,7 @@ class ImageReplica:
         )
         self.worker.start()
         self.model = settings.model_name
+        self._outlook_s = -math.inf
         self._wholes: WeakValueDictionary[str, WholeImage] = WeakValueDictionary()
 
     async def generate(
@@ -107,13 +111,14 @@ class ImageReplica:
     async def record_routing_stats(self) -> dict[str, float]:
         """Called by every router; an unhealthy replica raises and is skipped."""
         self.worker.check_health()
-        outlook = await asyncio.to_thread(self.worker.outlook)
-        return {"at_s": time.time(), **asdict(outlook)}
+        if time.monotonic() - self._outlook_s > OUTLOOK_S:
+            self._outlook_s = time.monotonic()
+            self._outlook = asyncio.ensure_future(asyncio.to_thread(self.worker.outlook))
+        return asdict(await asyncio.shield(self._outlook))
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Ray for the policy in autoscaling.py."""
-        outlook = await asyncio.to_thread(self.worker.outlook)
-        return {autoscaling.BUSY: outlook.busy, autoscaling.QUEUE_S: outlook.queue_s}
+        return self.worker.demand()
 
     def __del__(self) -> None:
         """Called by Ray after the last order."""

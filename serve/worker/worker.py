@@ -20,7 +20,8 @@ from sdxl.abilities import check_able, check_schedules
 from sdxl.admission import Refused
 from sdxl.attachments import take_tags
 from sdxl.controls import windows_of
-from sdxl.cost import Costs, project
+from sdxl.cost import Costs
+from sdxl.fleet import QUEUE_S, WORK, Outlook
 from sdxl.flight import Flight, Leg, State
 from sdxl.image_prompts import image_windows_of
 from sdxl.mini import vocabulary
@@ -47,19 +48,6 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Outlook:
-    ready_in_s: float
-    alone_s: float
-    """duration on an idle device"""
-    each_s: float
-    """additional delay for each further image"""
-    queue_s: float
-    """wait for the first step"""
-    busy: float
-    """share of rows in use"""
 
 
 @dataclass(frozen=True)
@@ -110,6 +98,8 @@ class Worker:
         self.meters.runs(pipeline.engines.description, is_slower=bool(self.why_slower))
         self._jobs: set[ImageJob] = set()
         self._is_closed = False
+        self._arrived_s, self._demand_s = 0.0, pipeline.clock()
+        """seconds of the device of all orders since then"""
         self._threads: _Threads | None = None
 
     def start(self) -> None:
@@ -237,17 +227,16 @@ class Worker:
     def outlook(self) -> Outlook:
         """Predict for a typical picture that arrives now."""
         denoiser, encoder = self._started().denoiser, self._started().encoder
-        admission, loop = denoiser.admission(), denoiser.loop
-        flight = warmup.standard(self.pipeline)
-        alone_s = project([flight], loop.limits, loop.costs, 0.0)[flight.id]
-        images = max(loop.limits.rows // flight.rows, 1)
-        waiting_s = encoder.waiting * loop.costs.encode_s
-        ready_s = admission.ready_s(flight) + waiting_s - admission.now
-        each_s = alone_s / images
-        queue_s = len(denoiser.waiting) * each_s
-        running = sum(f.rows for f in denoiser.flights if f.state is State.RUNNING)
-        busy = min(running / loop.limits.rows, 1.0)
-        return Outlook(ready_s, alone_s, each_s, queue_s, busy)
+        waiting_s = encoder.waiting * denoiser.loop.costs.encode_s
+        return Outlook.of(denoiser.admission(), warmup.standard(self.pipeline), waiting_s)
+
+    def demand(self) -> dict[str, float]:
+        """Seconds of the device: that arrived in each second since the last call, refused ones
+        included, and that wait."""
+        now, began_s = self.pipeline.clock(), self._demand_s
+        arrived_s, self._arrived_s, self._demand_s = self._arrived_s, 0.0, now
+        waiting_s = sum(f.work_s for f in self._started().denoiser.waiting)
+        return {WORK: arrived_s / max(now - began_s, 1.0), QUEUE_S: waiting_s}
 
     def close(self) -> None:
         """End the threads; remaining orders end with a Problem."""
@@ -272,7 +261,9 @@ class Worker:
             raise errors.draining()
         params = self.pipeline.resolve(order.params)
         # Before the prompt is read: a refusal under overload must cost next to nothing.
-        threads.denoiser.admission().check_queue(self._flight(order, params, threads))
+        admission, flight = threads.denoiser.admission(), self._flight(order, params, threads)
+        self._arrived_s += admission.costs.work_s(flight, admission.limits)
+        admission.check_queue(flight)
         check_able(self.pipeline.engines, params)
         uses = self.pipeline.uses(params)
         check_schedules(params, self.pipeline.checkpoint.scheduler)

@@ -37,7 +37,7 @@ class Asked:
     def record_routing_stats(self) -> dict[str, float]:
         with self.log.open("a") as log:
             log.write(f"{time.time()}\n")
-        return {"at_s": time.time(), "ready_in_s": 0.0, "alone_s": 0.0, "each_s": 0.0}
+        return {"ready_in_s": 0.0, "alone_s": 0.0, "each_s": 0.0}
 
     def generate(self) -> str:
         return "a picture"

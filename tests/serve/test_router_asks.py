@@ -6,11 +6,13 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 
+from sdxl.fleet import ASKED
 from serve.fleet import liveness
 from serve.fleet.liveness import Liveness
-from serve.fleet.router import EarliestFinishRouter
+from serve.fleet.router import EarliestFinishRouter, LoadTable
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Asked:
 
     def __init__(self, name: str) -> None:
         self.replica_id = Id(name)
-        self.count, self.fails = 0, False
+        self.count, self.fails, self.routing_stats = 0, False, dict[str, float]()
 
 
 class Router(EarliestFinishRouter):
@@ -31,8 +33,9 @@ class Router(EarliestFinishRouter):
 
     def __init__(self, *replicas: Asked) -> None:
         self.running = {each.replica_id.unique_id: each for each in replicas}
-        self._reports, self._asked, self._known = {}, {}, {}
-        self._liveness = Liveness()
+        self._asked, self._known = {}, {}
+        self._liveness, self._rng = Liveness(), np.random.default_rng(0)
+        self._table = LoadTable(tuple(self.curr_replicas.values()))
 
     @property
     def curr_replicas(self) -> Any:
@@ -42,7 +45,7 @@ class Router(EarliestFinishRouter):
         replica.count += 1
         if replica.fails:
             raise ConnectionError
-        return {}
+        return {"ready_in_s": 1.0, "alone_s": 1.0, "each_s": 1.0}
 
 
 async def passes(router: Router, count: int) -> None:
@@ -81,3 +84,18 @@ async def test_a_replica_that_has_left_is_forgotten(router: Router) -> None:
     await passes(router, 5)
     assert router._liveness.unheard_s("a") == 0 and not router._liveness.is_silent("a")
     assert not any(id_.unique_id == "a" for id_ in router._known)
+
+
+async def test_of_many_replicas_a_few_are_asked_and_those_that_have_orders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(liveness, "ASK_PERIOD_S", 0.05)
+    router = Router(*(Asked(str(i)) for i in range(20 * ASKED)))
+    router._liveness.took("order", "7")
+    await passes(router, 1)
+    each = list(router.running.values())
+    assert router.running["7"].count > 0
+    assert ASKED // 2 < sum(replica.count > 0 for replica in each) <= 4 * ASKED
+    assert router._liveness.count == len(each)
+    answered = [each[place] for place in router._table.answered]
+    assert 0 < len(answered) <= ASKED + 1 and all(replica.count for replica in answered)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence
 from contextlib import aclosing
 from types import SimpleNamespace
@@ -12,11 +11,12 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError
 
+from sdxl.fleet import Loads
 from serve import errors
 from serve.errors import Problem
 from serve.fleet.autoscaling import BUSY
 from serve.fleet.replicas import ATTEMPTS
-from serve.fleet.router import ready_in_s
+from serve.fleet.router import REPORTED
 from serve.llm.asks import Delta, Ended, LlmCard, Taken, Update
 from serve.llm.engine import Occupancy
 from serve.llm.replica import LlmReplica
@@ -105,7 +105,9 @@ async def test_a_replica_s_problem_is_raised_and_the_card_is_asked_for_again() -
 async def test_a_loading_replica_is_asked_last() -> None:
     async def outlook(speaker: Any) -> float:
         stats = await replica_with(speaker).record_routing_stats()
-        return ready_in_s(stats, deque([stats["at_s"] + 1] * 100), stats["at_s"])
+        loads = Loads(1)
+        loads.report(0, 0.0, [stats[name] for name in REPORTED], included=-100)
+        return float(loads.ready(0, 0.0))
 
     assert await outlook(SimpleNamespace(engine=Engine())) == 2150 < await outlook(None)
 

@@ -1,0 +1,1 @@
+"""A fleet of any size, simulated with the service's own decisions."""

@@ -1,0 +1,201 @@
+"""sdxl bench fleet [--gpu h200] [--replicas 8 64 1000 10000] [--seconds 60] [--load 0.8]
+
+A fleet of any size, simulated with the service's own policy, admission, costs, router and
+autoscaler (sdxl/policy.py, admission.py, cost.py, fleet.py). Up to 16 replicas run tick by tick.
+Larger ones run picture by picture: every request and every routing decision is simulated, but a
+replica is a queue whose pace is calibrated tick by tick; `check` compares both on one trace.
+Clusters have at most 250 replicas; a request reaches any front end with equal chance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eval.fleet.calibration import Pace
+from eval.fleet.flow import Flow
+from eval.fleet.fronts import OURS, POLICIES, Fronts, Shape
+from eval.fleet.gpus import SimulatedGpu
+from eval.fleet.outcome import Outcome
+from eval.fleet.scaling import ScaledFlow, by_busy, by_work
+from eval.fleet.ticks import TickFleet
+from eval.fleet.traffic import LOADING_S, Level, Traffic, bursts, day, kinds, steady, zipf
+from eval.measuring.markdown import table_lines
+from eval.measuring.options import add_option
+from sdxl.arguments import Parser, number, whole
+from sdxl.fleet import ASKED, Loads, homes
+
+CLUSTER, FRONT_RATE, FEWEST_FRONTS = 250, 250.0, 2
+"""Replicas of a Ray cluster and requests a second of a front end, at most (docs/operations.md)."""
+WARM_S = 60.0
+PICTURES, LONGEST_S = 20_000, 600.0
+SECTIONS = ("check", "routers", "scale", "events", "models", "autoscaling", "decision")
+HEAD = ("goodput", "mean s", "p50", "p99", "refused", "loads", "GPU-hours", "$ per 1000")
+NO_FILES: Any = np.zeros(0)
+
+
+@dataclass(frozen=True)
+class FleetBench:
+    gpu: SimulatedGpu
+    load: float
+    seconds: float
+    price: float
+    """dollars for a GPU's hour"""
+
+    @cached_property
+    def kinds(self) -> Any:
+        return kinds()
+
+    @cached_property
+    def pace(self) -> Pace:
+        return Pace.measured(self.gpu, self.kinds)
+
+    def shape(self, replicas: int) -> Shape:
+        clusters = math.ceil(replicas / CLUSTER)
+        each = replicas // clusters
+        return Shape(
+            clusters, each, max(math.ceil(each * self.pace.rate / FRONT_RATE), FEWEST_FRONTS)
+        )
+
+    def traffic(self, replicas: int, level: Level = steady) -> Traffic:
+        return Traffic(self.load * replicas * self.pace.rate, level, self.kinds)
+
+    def fronts(self, replicas: int, policy: str = OURS, files: Any = LOADING_S) -> Fronts:
+        return Fronts(self.shape(replicas), policy, files, np.random.default_rng(2))
+
+    def flow(
+        self,
+        replicas: int,
+        policy: str = OURS,
+        level: Level = steady,
+        files: Any = LOADING_S,
+        **options: Any,
+    ) -> Flow:
+        fronts = self.fronts(replicas, policy, files)
+        traffic = self.traffic(fronts.shape.all_replicas, level)
+        return Flow(self.gpu, self.pace, traffic, fronts, **options)
+
+    def row(self, name: object, out: Outcome) -> list[str]:
+        hours = out.gpu_s / 3600
+        return [
+            f"{name:,}" if isinstance(name, int) else str(name),
+            f"{out.goodput:.4f}",
+            *(f"{s:.2f}" for s in (out.mean_s, out.quantile(0.5), out.quantile(0.99))),
+            f"{out.refused / max(out.arrived, 1):.3%}",
+            f"{out.loads / max(out.arrived, 1):.1%}",
+            f"{hours:,.2f}",
+            f"{1000 * hours * self.price / max(out.finished, 1):.3f}",
+        ]
+
+    def long_enough_s(self, replicas: int) -> float:
+        """A small fleet runs for longer, so that its p99 is not a few pictures'."""
+        return max(self.seconds, min(LONGEST_S, PICTURES / (replicas * self.pace.rate)))
+
+    # -- sections: the title of each table's first column, and its rows ------------------------
+
+    def check(self, sizes: Sequence[int], plot: Path | None) -> Iterator[list[str]]:
+        yield ["one trace, 8 replicas", *HEAD]
+        flow = self.flow(8)
+        ticks = TickFleet(self.gpu, flow.traffic, self.fronts(8))
+        yield self.row("ticks", ticks.run(self.seconds, WARM_S))
+        yield self.row("pictures", flow.run(self.seconds, WARM_S))
+
+    def routers(self, sizes: Sequence[int], plot: Path | None) -> Iterator[list[str]]:
+        yield ["replicas, router", *HEAD]
+        found: dict[str, list[Outcome]] = {policy: [] for policy in POLICIES}
+        for replicas in sizes:
+            for policy in POLICIES:
+                out = self.flow(replicas, policy).run(self.long_enough_s(replicas), WARM_S)
+                found[policy].append(out)
+                yield self.row(f"{replicas:,} {policy}", out)
+        if plot:
+            from eval.fleet.plot import plot_fleet
+
+            plot_fleet(sizes, found, plot)
+
+    def scale(self, sizes: Sequence[int], plot: Path | None) -> Iterator[list[str]]:
+        yield ["replicas", *HEAD, "CPU s"]
+        for replicas in sizes:
+            began_s = time.process_time()
+            out = self.flow(replicas).run(self.long_enough_s(replicas), WARM_S)
+            yield [*self.row(replicas, out), f"{time.process_time() - began_s:.0f}"]
+
+    def events(self, sizes: Sequence[int], plot: Path | None) -> Iterator[list[str]]:
+        yield ["replicas, event", *HEAD]
+        run_s = max(self.seconds, 600.0)
+        for policy in (OURS, POLICIES[0]):
+            out = self.flow(CLUSTER, policy, bursts()).run(run_s, WARM_S)
+            yield self.row(f"{CLUSTER}, bursts, {policy}", out)
+            out = self.flow(CLUSTER, policy, hours_to_failure=10.0).run(run_s, WARM_S)
+            yield self.row(f"{CLUSTER}, each fails every 10 h, {policy}", out)
+
+    def models(self, sizes: Sequence[int], plot: Path | None) -> Iterator[list[str]]:
+        """Each model has its own replicas and routers, as in the service."""
+        yield ["model, replicas", *HEAD]
+        total = Outcome()
+        for place, share in enumerate(zipf(4), 1):
+            replicas = round(1000 * share)
+            out = self.flow(replicas, seed=place).run(self.seconds, WARM_S)
+            total.add(out)
+            yield self.row(f"{place}, {replicas}", out)
+        yield self.row("all, 1,000", total)
+
+    def autoscaling(self, sizes: Sequence[int], plot: Path | None) -> Iterator[list[str]]:
+        yield ["a day's curve in 40 minutes, at most 64 replicas", *HEAD]
+        length = 2400
+        for name, wanted in (("by busy rows and queue", by_busy), ("by arriving work", by_work)):
+            fronts = self.fronts(64)
+            traffic = Traffic(0.4 * 64 * self.pace.rate, day(length), self.kinds)
+            flow = Flow(self.gpu, self.pace, traffic, fronts)
+            yield self.row(name, ScaledFlow(flow, wanted, begin=16).run(length))
+
+    def decision(self, sizes: Sequence[int], plot: Path | None) -> Iterator[list[str]]:
+        yield ["one decision among 10,000 replicas", "µs"]
+        loads, rng = Loads(10_000), np.random.default_rng(0)
+        places = rng.integers(10_000, size=(1, ASKED))
+        kept = homes(7, rng.integers(2**63, size=10_000).astype(np.uint64))[None]
+        for name, those in (("no file", kept[:, :0]), ("a file", kept)):
+            rounds = []
+            for _ in range(5):
+                began_s = time.process_time()
+                for _ in range(1000):
+                    loads.candidates(places, 1.0, those, 0.3, rng)[1].argmin()
+                rounds.append(time.process_time() - began_s)
+            yield [name, f"{1000 * min(rounds):.0f}"]
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="sdxl bench fleet",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = partial(add_option, parser)
+    add("--gpu", "h200", "of every replica", choices=("h200", "h100", "l40s"))
+    add("--replicas", [8, 64, 1000, 10_000], "sizes of the fleet", type=whole)
+    add("--seconds", 60.0, "of simulated traffic, after a minute", type=number)
+    add("--load", 0.8, "share of the capacity that arrives", type=number)
+    add("--price-per-hour", 3.0, "of a GPU: an assumption", "DOLLARS", type=number)
+    add("--sections", list(SECTIONS), "what to simulate", choices=SECTIONS)
+    add("--plot", None, "file for the plot of `routers`, as SVG", "FILE", type=Path)
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    options = build_parser().parse_args(argv)
+    gpu = SimulatedGpu.named(options.gpu)
+    bench = FleetBench(gpu, options.load, options.seconds, options.price_per_hour)
+    print(f"{gpu.name}: {gpu.source}")
+    print(f"a replica makes {bench.pace.rate:.2f} pictures/s of this mix; load {options.load:.0%}")
+    for section in options.sections:
+        head, *rows = getattr(bench, section)(options.replicas, options.plot)
+        print(f"\n{section}\n", *table_lines(head, rows), sep="\n", flush=True)
+    return 0

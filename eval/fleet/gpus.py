@@ -1,0 +1,102 @@
+"""One GPU's costs, as a replica measures them. An H200's are measured (docs/h200, 2026-11-27);
+those of others are its times the ratio that `sdxl bench floor --gpu` estimates.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from engines.folders.profiles import buckets
+from engines.folders.targets import named_target
+from engines.pytorch.slots import slot_of
+from sdxl.cost import CostKey, Costs
+from sdxl.deepcache import plan_of
+from sdxl.flight import Flight, Variant
+from sdxl.params import GenerationParams
+from sdxl.policy import Limits
+from sdxl.specs import CHUNK, Axes
+
+MEASURED = "H200"
+FIGURES = Path(__file__).parents[2] / "docs" / "h200" / "2026-11-27-mixed.json"
+PRECISION, ROWS = "fp8", 16
+"""of the measurement, and of the calls that are compared"""
+SIDE, SCALE = 128, 8
+"""of a standard picture's latents; pixels to a latent"""
+LORA_SHARE, NET_SHARE = 1.04, 0.73
+"""A call with LoRAs, and a ControlNet's call, over a plain deep one: on paper (docs/log.md)."""
+LORA = Variant("lora", 2)
+"""one of rank 32"""
+QUEUE = 64
+"""the service's default"""
+
+
+@dataclass(frozen=True)
+class SimulatedGpu:
+    name: str
+    source: str
+    ratios: tuple[float, float]
+    """seconds of deep and shallow calls, over an H200's"""
+
+    @classmethod
+    def named(cls, name: str) -> SimulatedGpu:
+        if name.upper() == MEASURED:
+            return cls(MEASURED, "ticks measured on an H200, fp8", (1.0, 1.0))
+        # Imported here: it counts the work of whole networks.
+        from eval.speed import estimated_time
+
+        own, measured = (
+            estimated_time.report(each, [ROWS], [PRECISION])["groups"]
+            for each in (name.lower(), MEASURED.lower())
+        )
+        deep, shallow = (
+            own[key]["sum"] / measured[key]["sum"]
+            for key in (f"{PRECISION} unet_deep", f"{PRECISION} unet_shallow")
+        )
+        source = f"not measured: an H200's ticks × {deep:.2f}, as `sdxl bench floor` estimates"
+        return cls(name.upper(), source, (deep, shallow))
+
+    @property
+    def standard(self) -> Flight:
+        return Flight(-1, axes(1024, 1024), plan_of(GenerationParams()), rides=True)
+
+    @cached_property
+    def limits(self) -> Limits:
+        rows = (1, *buckets(named_target(self.name).max_batch))
+        limits = Limits(rows, rows[-1], queue=QUEUE, rides=True)
+        return self.costs.knees(limits, self.standard)
+
+    @cached_property
+    def costs(self) -> Costs:
+        figures = json.loads(FIGURES.read_text())["mixed sizes"]
+        alone = figures["one_client slots, interval 2"]
+        later = figures["promises slots, cost now over warm-up"]
+        # Calls take longer when other pictures ran since.
+        mixed = [ratio for call, ratio in later.items() if "shallow" in call]
+        ratios = dict(zip(("deep", "shallow"), self.ratios, strict=True))
+        ratios["shallow"] *= statistics.median(mixed)
+        costs, call = Costs(), self.standard.call("unet_deep")
+        costs.encode_s, costs.decode_s = (
+            alone[name] * self.ratios[0] for name in ("encode_s", "decode_s")
+        )
+        for entry, ms in figures["start slots, costs"].items():
+            kind, rows = entry.split()
+            seconds, bucket = ms / 1000 * ratios[kind], int(rows)
+            plain = self.standard.call("unet_deep" if kind == "deep" else "unet_shallow")
+            costs.ticks[CostKey(plain, bucket)] = seconds
+            if kind == "deep":
+                costs.ticks[CostKey(plain._replace(variant=LORA), bucket)] = seconds * LORA_SHARE
+                net = call._replace(network="control_deep", net="a net")
+                costs.ticks[CostKey(net, bucket)] = seconds * NET_SHARE
+        return costs
+
+
+def axes(width: int, height: int) -> Axes:
+    """Of pictures that share calls in slots."""
+    latent_h, latent_w = height // SCALE, width // SCALE
+    slot = slot_of(latent_h, latent_w, SIDE)
+    shape = (latent_h, latent_w) if slot is None else (1, slot)
+    return tuple(zip(("latent_h", "latent_w", "tokens"), (*shape, CHUNK), strict=True))

@@ -1,0 +1,90 @@
+"""The simulated fleet: nothing is lost, both models agree, and the router beats its peers."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eval.fleet.command import FleetBench
+from eval.fleet.flow import places_in_run
+from eval.fleet.fronts import OURS, ROUND_ROBIN
+from eval.fleet.gpus import SimulatedGpu
+from eval.fleet.outcome import Outcome
+from eval.fleet.scaling import ScaledFlow, by_work
+from eval.fleet.ticks import TickFleet
+from eval.fleet.traffic import DEADLINE_S, kinds, steady
+
+
+@cache
+def bench() -> FleetBench:
+    return FleetBench(SimulatedGpu.named("h200"), load=0.8, seconds=20, price=3.0)
+
+
+def no_more(_: float) -> float:
+    return 0.0
+
+
+def drained(flow: Any, seconds: float) -> Outcome:
+    """Run for this time, then until all pictures are done."""
+    out: Outcome = flow.run(seconds)
+    object.__setattr__(flow.traffic, "level", no_more)
+    for _ in range(2000):
+        flow.advance()
+    return out
+
+
+@pytest.mark.parametrize("hours_to_failure", [np.inf, 0.02])
+def test_every_picture_ends_or_is_refused(hours_to_failure: float) -> None:
+    flow = bench().flow(12, hours_to_failure=hours_to_failure, cold_s=5.0)
+    out = drained(flow, 20)
+    assert out.finished + out.refused == out.arrived > 500
+    assert not flow.running.any() and not flow.waiting.any() and not flow.later.size
+
+
+def test_an_overloaded_fleet_refuses_and_keeps_its_deadlines() -> None:
+    own = bench()
+    flow = FleetBench(own.gpu, 2.0, 60, 3.0).flow(4)
+    out = flow.run(60)
+    assert out.refused > 0.1 * out.arrived and out.goodput < 0.95
+    assert out.quantile(0.99) < 1.1 * DEADLINE_S
+
+
+def test_both_models_of_a_replica_agree() -> None:
+    own, files = bench(), np.zeros(0)
+    flow = own.flow(4, files=files)
+    flow.used_s[:] = 0.0
+    ticks = TickFleet(own.gpu, flow.traffic, own.fronts(4, files=files))
+    for replica in ticks.replicas:
+        replica._loading_s = no_more  # type: ignore[method-assign,assignment]
+    one, other = flow.run(20), ticks.run(20)
+    assert one.arrived == other.arrived
+    assert one.mean_s == pytest.approx(other.mean_s, rel=0.2)
+
+
+def test_the_router_beats_round_robin() -> None:
+    own = bench()
+    ours, other = (own.flow(64, each).run(20).quantile(0.99) for each in (OURS, ROUND_ROBIN))
+    assert ours < other
+
+
+def test_replicas_follow_the_load() -> None:
+    own = bench()
+    flow = own.flow(64, cold_s=5.0)
+    scaled = ScaledFlow(flow, by_work, begin=8)
+    scaled.run(60)
+    assert 48 <= scaled.active <= 64
+
+
+def test_the_kinds_are_all_requests_and_a_standard_picture_costs_as_measured() -> None:
+    assert sum(kind.share for kind in kinds()) == pytest.approx(1)
+    gpu = bench().gpu
+    assert 1 / gpu.costs.work_s(gpu.standard, gpu.limits) == pytest.approx(4.8, rel=0.02)
+    assert steady(3.0) == 1.0
+
+
+def test_the_place_among_equals() -> None:
+    assert places_in_run(np.array([3, 3, 5, 7, 7, 7])).tolist() == [0, 1, 0, 0, 1, 2]
+    assert places_in_run(np.array([], int)).tolist() == []
