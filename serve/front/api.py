@@ -25,13 +25,14 @@ from serve.front.a1111 import WITH_PICTURES
 from serve.front.access import Access
 from serve.front.answering import EVENTS_IN_OPENAPI
 from serve.front.body_limit import BodyLimit
-from serve.front.edits import EDITS_PATH, Edits, describe_edit_body
+from serve.front.edits import EDITS_PATH, describe_edit_body, read_edit
 from serve.front.error_envelope import REFUSED, ErrorEnvelope, Front, reason_of, response
 from serve.front.form_routes import MAPS_PATH, add_form_routes
 from serve.front.generations import Generations
 from serve.front.hosts import Hosts
 from serve.front.keys import Keyring, RateLimiter
 from serve.front.openai_images import (
+    MEDIA,
     ErrorBody,
     ImageLimits,
     ImageRequest,
@@ -42,6 +43,7 @@ from serve.front.openai_images import (
 )
 from serve.front.page import add_pages
 from serve.front.probes import add_probe_routes
+from serve.front.request_reader import RequestReader
 from serve.front.request_tracing import RequestTracing
 from serve.front.results import ResultStore, folder_of
 from serve.front.sent_pictures import DecodingThread
@@ -62,11 +64,10 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     "5XX": {"model": ErrorBody, "description": "the server cannot serve it now"},
 }
 GENERATIONS_PATH = "/v1/images/generations"
-FILES_PATH, BATCHES_PATH = "/v1/files", "/v1/batches"
-AddRoutes = Callable[[FastAPI, ServeSettings], None]
+FILES_PATH, BATCHES_PATH, JOBS_PATH = "/v1/files", "/v1/batches", "/v1/images/jobs"
+AddRoutes = Callable[[FastAPI, RequestReader, ServeSettings], None]
 OFF = {"/sdapi/": "sdapi", "/controlnet/": "sdapi", "/v1/chat/": "llm", "/v1/completions": "llm"}
-"""Paths that need a setting. Files and batches have routes that say so."""
-MEDIA = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
+"""Paths that need a setting. Files, batches and jobs have routes that say so."""
 TAGS = {
     **dict.fromkeys(("/v1/images", "/v1/results"), "Pictures"),
     **dict.fromkeys(("/v1/files", "/v1/batches"), "Batches"),
@@ -81,8 +82,9 @@ NO_OBJECT = ("model_type", "model_attributes_type", "dict_type")
 GENERATED: dict[int | str, dict[str, Any]] = {
     200: {
         "model": ImagesResponse,
-        "content": EVENTS_IN_OPENAPI,
-        "description": "the pictures; as events with `stream`",
+        "content": {**EVENTS_IN_OPENAPI, **{kind: {} for kind in MEDIA.values()}},
+        "description": "the pictures; as events with `stream`; "
+        "with `Accept: image/png` and the like the picture itself",
     }
 }
 
@@ -108,9 +110,9 @@ def create_app(
     limiter = RateLimiter(share=1 / settings.ingresses)
     expander = Expander(text, settings.expand_s) if text else None
     decoding = DecodingThread()
-    generations = Generations(models, settings, store, limiter, decoding, expander)
+    reader = RequestReader(models, decoding)
+    generations = Generations(reader, settings, store, limiter, expander)
     add_generation_routes(app, generations)
-    add_edit_route(app, Edits(generations, decoding))
     add_form_routes(app, models, decoding)
     if settings.sdapi:
         # Here and not above: most services do not need it.
@@ -125,7 +127,7 @@ def create_app(
     if add_batch_routes is None:
         add_off_routes(app)
     else:
-        add_batch_routes(app, settings)
+        add_batch_routes(app, reader, settings)
     add_probe_routes(app, models, front, text, settings.llm_start_s)
     add_pages(app)
     add_tags(app)
@@ -152,7 +154,7 @@ def add_tags(app: FastAPI) -> None:
 
 
 def larger_bodies(settings: ServeSettings) -> dict[str, tuple[int, float]]:
-    paths = GENERATIONS_PATH, EDITS_PATH, MAPS_PATH
+    paths = GENERATIONS_PATH, EDITS_PATH, JOBS_PATH, MAPS_PATH
     with_pictures = (*paths, *(WITH_PICTURES if settings.sdapi else ()))
     return {
         **dict.fromkeys(with_pictures, (settings.max_edit_bytes, settings.edit_timeout_s)),
@@ -171,10 +173,8 @@ def add_generation_routes(app: FastAPI, generations: Generations) -> None:
         """Make pictures from text. Compatible with OpenAI's Images API."""
         if generations.settings.log_prompts:
             log.info("%s asks for %r", request.state.request_id, body.prompt)
-        return await generations.answer(body, request)
+        return await generations.answer(await generations.reader.read(body), request)
 
-
-def add_edit_route(app: FastAPI, edits: Edits) -> None:
     @app.post(
         EDITS_PATH,
         responses=GENERATED,
@@ -183,17 +183,19 @@ def add_edit_route(app: FastAPI, edits: Edits) -> None:
     )
     async def edit_image(request: Request) -> Response:
         """Redraw an image, or only its masked part. Compatible with OpenAI's Images API."""
-        return await edits.answer(request)
+        # The files are freed here: an answer may take long.
+        asked = await generations.reader.read_edit(await read_edit(request))
+        return await generations.answer(asked, request)
 
 
 def add_off_routes(app: FastAPI) -> None:
-    """Files and batches of a service without a folder for them."""
+    """Files, batches and jobs of a service without a folder for them."""
 
     async def name_setting() -> None:
-        message = "Files and batches are off: this service needs the setting `batches_dir`."
+        message = "Files, batches and jobs are off: this service needs the setting `batches_dir`."
         raise Problem(404, message, None, "batches_off")
 
-    for path in (FILES_PATH, BATCHES_PATH):
+    for path in (FILES_PATH, BATCHES_PATH, JOBS_PATH):
         for tail in ("", "/{rest:path}"):
             methods = ["GET", "POST", "DELETE"]
             app.add_api_route(path + tail, name_setting, methods=methods, include_in_schema=False)
@@ -232,7 +234,7 @@ def add_result_route(app: FastAPI, store: ResultStore) -> None:
             "cache-control": f"private, max-age={int(store.ttl_s)}, immutable",
             "x-content-type-options": "nosniff",
         }
-        return Response(file, media_type=MEDIA[name.rpartition(".")[2]], headers=headers)
+        return Response(file, media_type=f"image/{name.rpartition('.')[2]}", headers=headers)
 
 
 def model_of(model: ServedModel, card: ModelCard) -> Model:

@@ -46,6 +46,7 @@ from serve.settings import MAX_N, ServeSettings
 SIZE = r"^(auto|[1-9][0-9]{1,4}x[1-9][0-9]{1,4})$"
 Quality = Literal["auto", "low", "medium", "high", "xhigh", "max", "standard", "hd"]
 Format = Literal["png", "jpeg", "webp"]
+MEDIA: dict[Format, str] = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 JSON_TYPES: dict[type, Any] = {
     str: "string",
     int: "integer",

@@ -9,7 +9,7 @@ import base64
 import secrets
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,18 +20,18 @@ from sdxl.params import DRAWN_SEEDS, InvalidParams
 from sdxl.source import SourceImage
 from serve.errors import invalid, of_params
 from serve.front.a1111 import CONTROLNET, PREFIX, controlnet, editing, wire
-from serve.front.a1111.clients import Clients, ClientState, Run
+from serve.front.a1111.clients import Clients, ClientState, WebuiRun
 from serve.front.access import client_of
 from serve.front.answering import deadline_of, fan_out, take_rate
 from serve.front.attached_pictures import check, preview_of
 from serve.front.edits import check_can_edit, prepared
-from serve.front.generations import marked, work_of
+from serve.front.generations import marks_of, work_of
 from serve.front.image_orders import orders_of
 from serve.front.keys import RateLimiter
 from serve.front.openai_images import ImageRequest
 from serve.front.sent_pictures import DecodingThread
 from serve.front.served_models import ServedModel, ServedModels
-from serve.orders import Done, ImageBackend, ImageOrder, ImageProgress, ModelCard
+from serve.orders import Done, ImageBackend, ImageOrder, ModelCard
 from serve.settings import ServeSettings
 
 EMPTY_LISTS = (
@@ -103,7 +103,7 @@ class WebuiApi:
         model: ServedModel,
         state: ClientState,
     ) -> dict[str, Any]:
-        run = Run(len(orders), orders[0].params.all_steps)
+        run = WebuiRun(len(orders), orders[0].params.all_steps)
         state.runs.append(run)
         try:
             done = await self._run(orders, run, model.backend)
@@ -123,10 +123,11 @@ class WebuiApi:
         deadline_s = deadline_of(None, request, self.settings)
         seed = secrets.randbelow(DRAWN_SEEDS)
         orders = orders_of(wanted, card, model.settings, seed, deadline_s)
-        return marked(orders, request, model, wants_progress=True, **pictures)
+        marks = marks_of(request, model)
+        return [replace(each, wants_progress=True, **marks, **pictures) for each in orders]
 
     async def _run(
-        self, orders: Sequence[ImageOrder], run: Run, backend: ImageBackend
+        self, orders: Sequence[ImageOrder], run: WebuiRun, backend: ImageBackend
     ) -> list[Done]:
         """The pictures; of an interrupted request those that are finished."""
         making = asyncio.ensure_future(self._follow(orders, run, backend))
@@ -139,16 +140,14 @@ class WebuiApi:
             for task in (making, stop):
                 task.cancel()
             await asyncio.gather(making, stop, return_exceptions=True)
-        return [run.done[index] for index in sorted(run.done)]
+        return run.pictures
 
-    async def _follow(self, orders: Sequence[ImageOrder], run: Run, backend: ImageBackend) -> None:
+    async def _follow(
+        self, orders: Sequence[ImageOrder], run: WebuiRun, backend: ImageBackend
+    ) -> None:
         async with aclosing(fan_out(backend, orders, orders[0].deadline_s)) as updates:
             async for index, update in updates:
-                match update:
-                    case Done():
-                        run.done[index] = update
-                    case ImageProgress():
-                        run.progress[index] = update
+                run.note(index, update)
 
 
 def add_webui_routes(
