@@ -68,6 +68,7 @@ class ServeSettings:
     ingresses: int = setting(1, "HTTP front ends; two or more survive the loss of one", 1)
     model: str = setting("mini", f"{MODEL}; more than once for several")
     models: Tables = setting((), "in a file: a table of settings for each")  # noqa: RUF009
+    models_dir: str = setting("", "folder of models that may be loaded while the service runs")
     vae: str = setting("", VAE)
     backend: str = setting("auto", ", ".join(BACKENDS))
     precision: str = setting("", PRECISION)

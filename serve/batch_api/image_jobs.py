@@ -31,6 +31,7 @@ from serve.front.runs import Run
 from serve.front.sent_pictures import DecodingThread
 from serve.front.served_models import ServedModels
 from serve.orders import Done, ImageBackend
+from serve.run_time_models import ModelPool
 from serve.settings import ServeSettings
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,8 @@ class ImageJobRunner:
     """by owner"""
     limiter: RateLimiter
     outbox: Outbox | None = None
+    pool: Callable[[], ModelPool | None] = lambda: None
+    """of models that an operator loads; called in the same thread"""
     clock: Callable[[], float] = time.time
 
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -80,7 +83,8 @@ class ImageJobRunner:
         self._thread.join(timeout_s)
 
     async def _run_until_left(self) -> None:
-        self._reader = RequestReader(ServedModels(self.settings, self.backends()), DecodingThread())
+        models = ServedModels(self.settings, self.backends(), pool=self.pool())
+        self._reader = RequestReader(models, DecodingThread())
         pause_s = POLL_BUCKET_S if "://" in self.records.place else POLL_S
         while not await asyncio.to_thread(self._leave.wait, pause_s):
             try:
@@ -93,6 +97,7 @@ class ImageJobRunner:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _poll(self) -> None:
+        await self._reader.models.refresh()
         # Before the records are read: a job may end meanwhile.
         running, before = set(self._tasks), Counter[str]()
         jobs = await asyncio.to_thread(self._open.read)

@@ -39,6 +39,7 @@ from serve.batch_api.webhooks import Outbox, read_endpoints
 from serve.front.keys import Keyring, RateLimiter
 from serve.models import image_models
 from serve.orders import ImageBackend
+from serve.run_time_models import ModelPool
 from serve.settings import ServeSettings
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class BatchReplica:
         """`replicas` are handles in the order of the settings' models."""
         logs.configure(settings.log_format)
         from serve.fleet.replicas import Replicas
+        from serve.ray_models import RayModels
 
         records = Records(settings.batches_dir)
         self.outbox = Outbox(records, read_endpoints(settings.webhooks))
@@ -72,7 +74,9 @@ class BatchReplica:
             return [Replicas(handle) for handle in replicas]
 
         self.runner = BatchRunner(records, settings, backends, self.outbox)
-        self.jobs = self.runner.image_jobs()
+        self.jobs = self.runner.image_jobs(
+            lambda: RayModels(settings) if settings.models_dir else None
+        )
         for each in self.parts:
             each.start()
 
@@ -128,10 +132,10 @@ class BatchRunner:
         self._open = OpenRecords(self.records, BatchRecord)
         self._thread = threading.Thread(target=self._poll_forever, name="batches", daemon=True)
 
-    def image_jobs(self) -> ImageJobRunner:
+    def image_jobs(self, pool: Callable[[], ModelPool | None] = lambda: None) -> ImageJobRunner:
         """Return the runner of jobs, which share the rates of the keys."""
         where = self.records, self.settings, self.backends
-        return ImageJobRunner(*where, self._keys, self._limiter, self.outbox, self.clock)
+        return ImageJobRunner(*where, self._keys, self._limiter, self.outbox, pool, self.clock)
 
     def start(self) -> None:
         self.records.prepare()

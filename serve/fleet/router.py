@@ -97,6 +97,9 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
             self._known = {**replicas, **leaving}
             names, left = ({id_.unique_id for id_ in each} for each in (replicas, leaving))
             self._liveness.keep(names, left)
+            if not self._known:
+                # The next request asks again; a deleted deployment has none.
+                return
             self._reports = {
                 id_: report for id_, report in self._reports.items() if id_ in replicas
             }

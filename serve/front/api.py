@@ -22,7 +22,7 @@ import sdxl
 from serve import errors
 from serve.errors import Problem
 from serve.front.a1111 import WITH_PICTURES
-from serve.front.access import Access
+from serve.front.access import Access, check_operator
 from serve.front.answering import EVENTS_IN_OPENAPI
 from serve.front.body_limit import BodyLimit
 from serve.front.edits import EDITS_PATH, describe_edit_body, read_edit
@@ -38,6 +38,8 @@ from serve.front.openai_images import (
     ImageRequest,
     ImagesResponse,
     Model,
+    ModelAsked,
+    ModelDeleted,
     ModelList,
     RunningEngines,
 )
@@ -54,6 +56,7 @@ from serve.llm.expansion import Expander
 from serve.llm.names import id_of
 from serve.models import names_of
 from serve.orders import ImageBackend, ModelCard
+from serve.run_time_models import ModelPool
 from serve.settings import ServeSettings
 from serve.tracing import tracer_to
 
@@ -95,9 +98,10 @@ def create_app(
     front: Front | None = None,
     text: TextBackend | None = None,
     add_batch_routes: AddRoutes | None = None,
+    pool: ModelPool | None = None,
 ) -> FastAPI:
-    """`backends` are in the order of the settings' models."""
-    models, front = ServedModels(settings, backends), front or Front()
+    """`backends` are in the order of the settings' models; `pool` loads further models."""
+    models, front = ServedModels(settings, backends, pool=pool), front or Front()
     app = FastAPI(
         title="Stable Diffusion XL with DeepCache",
         version=sdxl.__version__,
@@ -211,13 +215,28 @@ def add_model_routes(
         """The first is the default of requests that name no model."""
         return ModelList(data=[*(model_of(*each) for each in await models.cards()), *texts])
 
+    @app.post("/v1/models", response_model_exclude_none=True)
+    async def load_model(body: ModelAsked, request: Request) -> Model:
+        """Load a model below `models_dir`, and answer when it has made a picture. Needs an
+        operator's key."""
+        check_operator(request)
+        model = await models.load(body.model, body.id or "", body.precision or "")
+        return model_of(model, await model.backend.card())
+
+    @app.delete("/v1/models/{model_id:path}")
+    async def unload_model(model_id: str, request: Request) -> ModelDeleted:
+        """Finish the pictures of a model that was loaded by `POST /v1/models`, then free its
+        memory. Needs an operator's key."""
+        check_operator(request)
+        return ModelDeleted(id=(await models.unload(model_id)).id)
+
     # A hub id has a slash in it.
     @app.get("/v1/models/{model_id:path}", response_model_exclude_none=True)
     async def retrieve_model(model_id: str) -> Model:
         for text in texts:
             if model_id in names_of(text.id, settings):
                 return text
-        model = models.choose(model_id)
+        model = await models.choose(model_id)
         return model_of(model, await model.backend.card())
 
 

@@ -70,7 +70,7 @@ class RequestReader:
         return await self.read(checked(ImageRequest, body))
 
     async def _model(self, asked: ImageRequest) -> tuple[ServedModel, ModelCard]:
-        model = self.models.choose(asked.model)
+        model = await self.models.choose(asked.model)
         return model, await model.backend.card()
 
 
