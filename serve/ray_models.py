@@ -27,7 +27,10 @@ log = logging.getLogger(__name__)
 
 QUIET: dict[str, Any] = {"log_level": "WARNING", "enable_access_log": False}
 POLL_S = 0.5
-RUNNING, FAILED, ABSENT = "RUNNING", "DEPLOY_FAILED", ""
+RUNNING, UNHEALTHY, DEPLOYING, FAILED = "RUNNING", "UNHEALTHY", "DEPLOYING", "DEPLOY_FAILED"
+ABSENT = ""
+States = dict[str, tuple[str, str]]
+"""the state of each model's application, and Ray's text of its failure"""
 
 
 class RayModels:
@@ -39,21 +42,25 @@ class RayModels:
         """by the names of their applications"""
 
     async def loaded(self) -> Sequence[ImageModel]:
-        states = await asyncio.to_thread(_applications)
-        return [
-            model_in(self.settings, name) for name, (state, _) in states.items() if state == RUNNING
+        # A model whose replica, or whose controller, is replaced is deployed again.
+        states = await _states()
+        there = [
+            name
+            for name, (state, _) in states.items()
+            if state in (RUNNING, UNHEALTHY) or (state == DEPLOYING and name in self._backends)
         ]
+        return [model_in(self.settings, name) for name in there]
 
     async def load(self, model: ImageModel) -> None:
         name, is_ours = application_name(model), False
         while True:
-            state, message = (await asyncio.to_thread(_applications)).get(name, (ABSENT, ""))
+            state, message = (await _states()).get(name, (ABSENT, ""))
             if state == RUNNING:
                 return
             if state == ABSENT:
                 if is_ours:
                     raise errors.unloaded()
-                await asyncio.to_thread(self._deploy, model, name)
+                await asyncio.to_thread(self._deploy, model, name, len(await _states()))
                 is_ours = True
             if state == FAILED:
                 await self._delete(name)
@@ -62,7 +69,7 @@ class RayModels:
             # Another front end may be loading or unloading it.
             await asyncio.sleep(POLL_S)
 
-    def _deploy(self, model: ImageModel, name: str) -> None:
+    def _deploy(self, model: ImageModel, name: str, others: int) -> None:
         is_gpu = self.settings.device == "gpu" or (
             self.settings.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0
         )
@@ -70,7 +77,7 @@ class RayModels:
             message = f"{model.id} needs {GPU_EACH} of a GPU, {free:.2f} free; unload another model"
             raise Problem(507, message, "model", "no_room")
         deployment = f"{DEPLOYMENT}-{plain(model.id)}"
-        sharing = len(image_models(self.settings)) + len(_applications()) + 1
+        sharing = len(image_models(self.settings)) + others + 1
         replicas = replicas_of(model.settings, deployment, 1, is_gpu, sharing, GPU_EACH)
         # Its pictures may take as long as any.
         patience_s = max(self.settings.shutdown_s, self.settings.max_deadline_s)
@@ -92,7 +99,7 @@ class RayModels:
 
     async def _delete(self, name: str) -> None:
         await asyncio.to_thread(ray_serve.delete, name, _blocking=False)
-        while name in await asyncio.to_thread(_applications):
+        while name in await _states():
             await asyncio.sleep(POLL_S)
 
     def backend(self, model: ImageModel) -> ImageBackend:
@@ -108,10 +115,12 @@ class RayModels:
             await backend.close()
 
 
-def _applications() -> dict[str, tuple[str, str]]:
-    """Return the state of each model's application, and Ray's text of its failure."""
-    found = {}
-    for name, each in ray_serve.status().applications.items():
+async def _states() -> States:
+    """Wait until Ray Serve lists its applications: it has at least this process's own."""
+    while not (applications := (await asyncio.to_thread(ray_serve.status)).applications):
+        await asyncio.sleep(POLL_S)
+    found = States()
+    for name, each in applications.items():
         if name.startswith(PREFIX):
             texts = [each.message, *(d.message for d in each.deployments.values())]
             found[name] = (str(each.status.value), "\n".join(texts))

@@ -81,7 +81,11 @@ def _paths(root: Path) -> Iterator[Path]:
             continue
         for name in files:
             path = Path(place, name)
-            if path.suffix == SUFFIX and _is_model(path, path.stat().st_mtime_ns):
+            if (
+                path.suffix == SUFFIX
+                and path.is_file()
+                and _is_model(path, path.stat().st_mtime_ns)
+            ):
                 yield path
 
 

@@ -67,7 +67,9 @@ class BackendRenderer:
         while True:
             try:
                 card = await self._backend.card()
-            except Problem:
+            except Problem as problem:
+                if problem.status not in BUSY:
+                    raise
                 await asyncio.sleep(CARD_PAUSE_S)
             else:
                 self.window = window_of(card)

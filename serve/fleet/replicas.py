@@ -113,6 +113,8 @@ class Replicas:
         await self._handle.shutdown_async()
 
     async def card(self) -> ModelCard:
+        if self._is_leaving:
+            raise errors.unloaded()
         return self._of_all(await self._card.lately())
 
     async def ready(self) -> ModelCard:

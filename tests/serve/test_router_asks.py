@@ -81,3 +81,10 @@ async def test_a_replica_that_has_left_is_forgotten(router: Router) -> None:
     await passes(router, 5)
     assert router._liveness.unheard_s("a") == 0 and not router._liveness.is_silent("a")
     assert not any(id_.unique_id == "a" for id_ in router._known)
+
+
+async def test_a_deployment_without_replicas_is_asked_no_more(router: Router) -> None:
+    """Its model may have been unloaded; the next request begins to ask again."""
+    router.running = {}
+    async with asyncio.timeout(5):
+        await router._keep_asking(None)  # type: ignore[arg-type]

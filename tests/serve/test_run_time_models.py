@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -96,11 +97,12 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two models in folders, and a file that is none."""
+    """Two models in folders, and files that are none."""
     for name in ("other", "sub/third"):
         (tmp_path / "models" / name).mkdir(parents=True)
         shutil.copy(MINI / "model_index.json", tmp_path / "models" / name)
     save_file({"lora_unet.alpha": np.zeros(1)}, tmp_path / "models" / "style.safetensors")
+    (tmp_path / "models" / "gone.safetensors").symlink_to(tmp_path / "nowhere")
     return tmp_path / "models"
 
 
@@ -350,3 +352,34 @@ def test_the_cause_of_a_failed_load_is_the_clients_error() -> None:
     wrong = failure(text.format("sdxl.x.CheckpointError: /srv/other/unet: no weights found"), model)
     assert (wrong.status, wrong.code) == (422, "model_not_loadable")
     assert wrong.message == "The model cannot be loaded: other/unet: no weights found"
+
+
+@pytest.mark.parametrize(
+    ("state", "is_there"),
+    [("DEPLOYING", False), ("RUNNING", True), ("UNHEALTHY", True), ("DEPLOY_FAILED", False)],
+)
+async def test_a_model_is_listed_from_its_first_picture_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, state: str, is_there: bool
+) -> None:
+    from serve import ray_models
+
+    settings = ServeSettings(models_dir=str(folder))
+    model = model_of(settings, find_file(str(folder), "other"))
+    # While its controller is replaced, Ray Serve lists nothing.
+    answers = [{}, {"default": state, application_name(model): state}]
+
+    def status() -> Any:
+        applications = answers.pop(0) if len(answers) > 1 else answers[0]
+        each = {
+            name: SimpleNamespace(status=SimpleNamespace(value=value), message="", deployments={})
+            for name, value in applications.items()
+        }
+        return SimpleNamespace(applications=each)
+
+    monkeypatch.setattr(ray_models, "POLL_S", 0.0)
+    monkeypatch.setattr(ray_models.ray_serve, "status", status)
+    pool = ray_models.RayModels(settings)
+    assert list(await pool.loaded()) == ([model] if is_there else [])
+    # Once it was used, a new deployment is a replaced replica or controller.
+    pool._backends[application_name(model)] = Any  # type: ignore[assignment]
+    assert (model in await pool.loaded()) == (state != "DEPLOY_FAILED")
