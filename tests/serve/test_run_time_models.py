@@ -377,7 +377,7 @@ async def test_a_model_is_listed_from_its_first_picture_on(
         return SimpleNamespace(applications=each)
 
     monkeypatch.setattr(ray_models, "POLL_S", 0.0)
-    monkeypatch.setattr(ray_models.ray_serve, "status", status)
+    monkeypatch.setattr("ray.serve.status", status)
     pool = ray_models.RayModels(settings)
     assert list(await pool.loaded()) == ([model] if is_there else [])
     # Once it was used, a new deployment is a replaced replica or controller.
