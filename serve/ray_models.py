@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 QUIET: dict[str, Any] = {"log_level": "WARNING", "enable_access_log": False}
 POLL_S = 0.5
 RUNNING, UNHEALTHY, DEPLOYING, FAILED = "RUNNING", "UNHEALTHY", "DEPLOYING", "DEPLOY_FAILED"
-ABSENT = ""
+DELETING, ABSENT = "DELETING", ""
 States = dict[str, tuple[str, str]]
 """the state of each model's application, and Ray's text of its failure"""
 
@@ -98,8 +98,10 @@ class RayModels:
         await self.forget(model)
 
     async def _delete(self, name: str) -> None:
-        await asyncio.to_thread(ray_serve.delete, name, _blocking=False)
-        while name in await _states():
+        while name in (states := await _states()):
+            if states[name][0] != DELETING:
+                # Again if a controller died before it noted this.
+                await asyncio.to_thread(ray_serve.delete, name, _blocking=False)
             await asyncio.sleep(POLL_S)
 
     def backend(self, model: ImageModel) -> ImageBackend:
