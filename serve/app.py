@@ -6,7 +6,6 @@ ingress.py do the work.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,23 +14,22 @@ import ray
 from ray import serve as ray_serve
 from ray.serve import Application
 
-from serve.fleet.autoscaling import ByWork, how_many
 from serve.fleet.router import ROUTING
 from serve.front.api import AddRoutes
 from serve.front.ingress import ImageIngress
 from serve.front.results import folder_of, mark
-from serve.llm.deployment import elsewhere, place
+from serve.llm.deployment import place
 from serve.models import ImageModel, deployment_names, image_models
+from serve.replica_deployment import (
+    GPU_AT_START,
+    HEALTH_PERIOD_S,
+    HEALTH_TIMEOUT_S,
+    replicas_of,
+)
 from serve.settings import ServeSettings, read
-from serve.worker.replica import ImageReplica
 
-HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 1.0, 2.0
-"""A third of the time after which Ray replaces a replica that does not answer."""
-MAX_ORDERS = 10_000
-"""Per replica; high enough that no order waits in Ray's queue, which knows only arrival order."""
 MAX_HTTP_REQUESTS = 10_000
 """Per HTTP front. Replicas decide on admission."""
-LOAD_ATTEMPTS = 2
 
 
 def build(arguments: Mapping[str, Any]) -> Application:
@@ -70,7 +68,10 @@ def bind_replicas(models: Sequence[ImageModel], is_gpu: bool, gpus: int) -> list
     most = sum(m.settings.max_replicas or few for m, few in zip(models, fewest, strict=True))
     named = zip(models, deployment_names(models), fewest, strict=True)
     return [
-        replicas_of(model.settings, name, few, is_gpu, most).bind(model.settings)
+        replicas_of(
+            *(model.settings, name, few, is_gpu, most),
+            GPU_AT_START if model.settings.models_dir else 1,
+        ).bind(model.settings)
         for model, name, few in named
     ]
 
@@ -83,25 +84,6 @@ def fewest_of(each: Sequence[ServeSettings], is_gpu: bool, gpus: int) -> list[in
     share, more = divmod(left, silent) if is_gpu and silent else (1, 0)
     shares = iter([max(share + (i < more), 1) for i in range(silent)])
     return [count or next(shares) for count in counts]
-
-
-def replicas_of(
-    settings: ServeSettings, name: str, fewest: int, is_gpu: bool, sharing: int
-) -> ray_serve.Deployment:
-    """Return a deployment's options; `sharing` counts all replicas that may share a machine's
-    cores."""
-    most = settings.max_replicas
-    return ray_serve.deployment(name=name)(ImageReplica).options(
-        **how_many(fewest, most, ByWork, target_s=settings.target_queue_s),
-        max_ongoing_requests=MAX_ORDERS,
-        graceful_shutdown_timeout_s=settings.shutdown_s,
-        graceful_shutdown_wait_loop_s=0.1,
-        health_check_period_s=HEALTH_PERIOD_S,
-        health_check_timeout_s=HEALTH_TIMEOUT_S,
-        max_constructor_retry_count=LOAD_ATTEMPTS,
-        ray_actor_options={**actor_options(is_gpu, sharing), **elsewhere(settings)},
-        request_router_config=ROUTING,
-    )
 
 
 def batches(
@@ -127,17 +109,3 @@ def batches(
         ray_actor_options={"num_cpus": 0},
     )
     return add_batch_routes, runner.bind(settings, replicas)
-
-
-def actor_options(is_gpu: bool, replicas: int) -> dict[str, Any]:
-    """Return an actor's resources: a whole GPU, or without GPUs an even share of the cores, which
-    Ray does not reserve: it would refuse a second replica on a small machine."""
-    if is_gpu:
-        return {"num_gpus": 1, "num_cpus": 1}
-    share = max((os.cpu_count() or 1) // replicas, 1)
-    threads = {
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share)),
-        # A thread that spins while it waits takes its core from the other replicas.
-        "OMP_WAIT_POLICY": "PASSIVE",
-    }
-    return {"num_cpus": 0, "runtime_env": {"env_vars": threads}}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import signal
 import socket
 import sys
@@ -27,6 +26,7 @@ from sdxl.params import InvalidParams
 from serve import logs
 from serve import settings as settings_
 from serve.cluster import ClusterWatch
+from serve.ray_errors import last_error
 from serve.settings import ServeSettings
 from serve.supervision import supervise
 
@@ -63,8 +63,6 @@ APPLICATION, FRONT = "default", "ImageIngress"
 WATCH_S = 1.0
 READY_TIMEOUT_S = 60.0
 """Time from loaded replicas to an answer over HTTP."""
-ERROR = re.compile(r"(?P<module>(?:\w+\.)*)(?P<name>[A-Z]\w*): (?P<text>(?!Traceback).+)")
-"""The last line of a traceback."""
 FLUSH_S = 0.3
 """Time for the proxy to pass on the last answer."""
 FLUSH_TIMEOUT_S = 5.0
@@ -131,6 +129,7 @@ def start(settings: ServeSettings, watch: ClusterWatch) -> None:
     check_port(settings.host, settings.port)
     of_models = [model.settings for model in image_models(settings)]
     models = [each.model_name for each in of_models]
+    check_folder("models_dir", settings.models_dir)
     for each in of_models:
         check_model(each.model_name)
         check_folder("loras", each.loras)
@@ -218,14 +217,6 @@ def cause_of(error: RuntimeError) -> str:
     messages = [d.message for a in applications for d in a.deployments.values() if d.message]
     lines = [line.strip() for text in (*messages, str(error)) for line in text.splitlines()]
     return last_error(lines) or lines[-1]
-
-
-def last_error(lines: Sequence[str]) -> str:
-    found = [match for line in lines if (match := ERROR.fullmatch(line))]
-    if not found:
-        return ""
-    is_ours = found[-1]["module"].startswith(("sdxl.", "engines.", "serve.", "onnx_export."))
-    return found[-1]["text"] if is_ours else f"{found[-1]['name']}: {found[-1]['text']}"
 
 
 def until_ready(settings: ServeSettings) -> str:

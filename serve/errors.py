@@ -114,6 +114,10 @@ def other_model() -> Problem:
     return Problem(503, "The model is being replaced by another one.", None, OTHER_MODEL, 5.0)
 
 
+def unloaded() -> Problem:
+    return Problem(404, "The model was unloaded.", "model", "model_not_found")
+
+
 def late() -> Problem:
     message = "Given up: the deadline passed."
     return Problem(408, message, "deadline_s", "deadline_exceeded")

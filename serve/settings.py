@@ -70,6 +70,7 @@ class ServeSettings:
     ingresses: int = setting(1, "HTTP front ends; two or more survive the loss of one", 1)
     model: str = setting("mini", f"{MODEL}; more than once for several")
     models: Tables = setting((), "in a file: a table of settings for each")  # noqa: RUF009
+    models_dir: str = setting("", "folder of models that may be loaded while the service runs")
     vae: str = setting("", VAE)
     backend: str = setting("auto", ", ".join(BACKENDS))
     precision: str = setting("", PRECISION)
@@ -144,17 +145,17 @@ class ServeSettings:
     max_side: int = setting(0, "the longest side in pixels; 0 for the model's own limit", 0)
 
     results_dir: str = setting("", "where `url` results lie; shared, if there are several nodes")
-    results_ttl_s: float = setting(3600.0, "how long `url` results live", 1)
+    results_ttl_s: float = setting(3600.0, "how long `url` results and ended jobs live", 1)
     results_max_bytes: int = setting(1 << 30, "the most that `url` results may take", 1)
 
     batches_dir: str = setting(
-        "", "folder that all nodes share, or a URL such as s3://…, for /v1/files and /v1/batches"
+        "", "folder that all nodes share, or a URL such as s3://…, for files, batches and jobs"
     )
     batches_ttl_s: float = setting(2_592_000.0, "how long their files live, unless they say", 3600)
     max_file_bytes: int = setting(64 << 20, "the largest file of requests", 1)
     max_batch_requests: int = setting(50_000, "requests in a file", 1)
     webhooks: str = setting(
-        "", "file of URLs that are called when a batch ends, a line each: URL whsec_SECRET"
+        "", "file of URLs to call when a batch or job ends, a line each: URL whsec_SECRET"
     )
 
     def __post_init__(self) -> None:
@@ -235,7 +236,7 @@ GROUPS = {
     "keys": "access, provenance and logs",
     "queue": "limits",
     "results_dir": "results",
-    "batches_dir": "files and batches",
+    "batches_dir": "files, batches and jobs",
 }
 """The first setting of each group of flags."""
 COMMON_FLAGS = (

@@ -41,8 +41,8 @@ CARD_PAUSE_S = 1.0
 
 
 class BackendRenderer:
-    """Renders orders on the service's replicas: at batch priority, for the client, within its key's
-    rate. It waits while replicas are busy or restart."""
+    """Renders orders on the service's replicas: for the client, within its key's rate. It waits
+    while replicas are busy or restart."""
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class BackendRenderer:
         key: ApiKey | None = None,
         limiter: RateLimiter | None = None,
         model: str = "",
+        priority: Priority = Priority.BATCH,
     ) -> None:
         """Only `model`, as the settings name it, may make the pictures."""
         self.window = THROUGH_WINDOW
@@ -59,14 +60,16 @@ class BackendRenderer:
         self._limiter = limiter or RateLimiter()
         weight = 1.0 if key is None else key.weight
         marks = {"client": client, "weight": weight, "request_id": request_id, "model": model}
-        self._marks: dict[str, Any] = {"priority": Priority.BATCH, **marks}
+        self._marks: dict[str, Any] = {"priority": priority, **marks}
         self._answers = self._asked = 0
 
     async def card(self) -> ModelCard:
         while True:
             try:
                 card = await self._backend.card()
-            except Problem:
+            except Problem as problem:
+                if problem.status not in BUSY:
+                    raise
                 await asyncio.sleep(CARD_PAUSE_S)
             else:
                 self.window = window_of(card)

@@ -1,7 +1,7 @@
-"""The records of files and batches, as JSON in a store: a folder, or a bucket.
+"""The records of files, batches and jobs, as JSON in a store: a folder, or a bucket.
 
-Each owner has a folder, so that no owner finds another's records. The front writes a batch's record
-once, when it is made; from then on only the runner does. A cancel is a mark beside it.
+Each owner has a folder, so that no owner finds another's records. The front writes the record of a
+batch or job once, when it is made; from then on only the runner does. A cancel is a mark beside it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import re
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -21,15 +21,22 @@ from serve.batch.store import Store, open_store, token
 from serve.errors import Problem
 from serve.front.keys import ApiKey
 
-FOLDERS = ("files", "batches", "data", "cancels", "shared", "outbox", "jobs")
-FILES, BATCHES, DATA, CANCELS, SHARED, OUTBOX, JOBS = FOLDERS
-ID = re.compile(r"(file-|batch_)[0-9a-f]{32}")
+FOLDERS = ("files", "batches", "image_jobs", "data", "cancels", "shared", "outbox", "jobs")
+FILES, BATCHES, IMAGE_JOBS, DATA, CANCELS, SHARED, OUTBOX, JOBS = FOLDERS
+ID = re.compile(r"(file-|batch_|image_job_)[0-9a-f]{32}")
 SECRET = re.compile(r"[0-9a-f]{48}")
 ANYBODY = "anybody"
 """the one owner of a service without keys"""
 Part = Literal["output", "errors"]
 Status = Literal[
-    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelled"
+    "queued",
+    "validating",
+    "in_progress",
+    "finalizing",
+    "failed",
+    "completed",
+    "expired",
+    "cancelled",
 ]
 ENDED = ("failed", "completed", "expired", "cancelled")
 
@@ -49,8 +56,14 @@ class FileRecord:
     part: Part = "output"
 
 
-@dataclass(frozen=True)
-class BatchRecord:
+@dataclass(frozen=True, kw_only=True)
+class WorkRecord:
+    """What the records of batches and jobs have in common."""
+
+    folder: ClassVar[str]
+    event: ClassVar[str]
+    """the start of its webhook's name"""
+
     id: str
     owner: str
     client: str
@@ -59,23 +72,38 @@ class BatchRecord:
     """part of its pictures' URLs"""
     origin: str
     """the start of those URLs"""
+    created_at: int
+    arrived_s: float
+    """orders the records of one second"""
+    model: str = ""
+    status: Status
+    in_progress_at: int | None = None
+    ended_at: int | None = None
+    position: int | None = None
+    """how many come before it in its queue; 0 is running"""
+    eta_s: float | None = None
+
+    @property
+    def is_ended(self) -> bool:
+        return self.status in ENDED
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchRecord(WorkRecord):
+    folder: ClassVar[str] = BATCHES
+    event: ClassVar[str] = "batch"
+
     input_file_id: str
     endpoint: str
     completion_window: str
-    created_at: int
-    arrived_s: float
-    """orders the batches of one second"""
     expires_at: int
     files_live_s: int
     metadata: dict[str, str] | None = None
     usual_interval: int | None = USUAL_INTERVAL
     """of deep steps, if a line sets no caching; None: it follows from the line's steps. Older
     batches have the default."""
-    model: str = ""
     status: Status = "validating"
-    in_progress_at: int | None = None
     finalizing_at: int | None = None
-    ended_at: int | None = None
     cancelling_at: int | None = None
     output_file_id: str | None = None
     error_file_id: str | None = None
@@ -87,24 +115,53 @@ class BatchRecord:
     pictures: int = 0
     pictures_done: int = 0
     prompt_tokens: int = 0
-    position: int | None = None
-    """the number of the owner's batches before it; 0 is running"""
-    eta_s: float | None = None
     images_per_s: float = 0.0
 
+
+@dataclass(frozen=True, kw_only=True)
+class ImageJobRecord(WorkRecord):
+    """Its request and its pictures lie beside it, as data."""
+
+    folder: ClassVar[str] = IMAGE_JOBS
+    event: ClassVar[str] = "image.job"
+
+    seed: int
+    """of a request without one: a job that runs again makes the same pictures"""
+    lives_s: int
+    """how long it is kept after its end"""
+    status: Status = "queued"
+    progress: float = 0.0
+    """the share of its steps that are taken"""
+    result: dict[str, Any] | None = None
+    """the answer of `/v1/images/generations`, without the pictures"""
+    error: dict[str, Any] | None = None
+
+    def has_expired(self, now_s: float) -> bool:
+        return self.ended_at is not None and self.ended_at + self.lives_s < now_s
+
+    def picture(self, ordinal: int) -> str:
+        """Return the name of a picture's data."""
+        assert self.result is not None
+        return f"{self.id}.{ordinal}.{self.result['output_format']}"
+
     @property
-    def is_ended(self) -> bool:
-        return self.status in ENDED
+    def pictures(self) -> list[str]:
+        count = len(self.result["data"]) if self.result else 0
+        return [self.picture(ordinal) for ordinal in range(count)]
 
 
-R = TypeVar("R", FileRecord, BatchRecord)
+W = TypeVar("W", bound=WorkRecord)
+R = TypeVar("R", bound=FileRecord | WorkRecord)
 
 
 def owner_of(key: ApiKey | None) -> str:
     return ANYBODY if key is None else key.digest[:32]
 
 
-def id_of(kind: Literal["file-", "batch_", "batch_req_", "evt_"], *facts: object) -> str:
+Prefix = Literal["file-", "batch_", "batch_req_", "image_job_", "evt_"]
+
+
+def id_of(kind: Prefix, *facts: object) -> str:
     """Derive an id from facts, so that a repeated action has the same id."""
     text = json.dumps([kind, *facts], default=str)
     return kind + hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -163,35 +220,56 @@ class Records:
         self.store.remove(f"{DATA}/{id_}")
 
     def unnamed_data(self) -> set[str]:
-        """Return the ids of data whose record is missing or is not JSON: it is not yet written, or
-        was lost. A record of another version keeps its data."""
-        data = set(self.store.names(DATA))
-        owners = {id_: owner for owner in self.owners(FILES) for id_ in self.ids(FILES, owner)}
-        self._readable &= data
-        for id_ in data & owners.keys() - self._readable:
+        """Return the names of data whose record is missing or is not JSON: it is not yet written,
+        or was lost. A record of another version keeps its data."""
+        data = {name: name.partition(".")[0] for name in self.store.names(DATA)}
+        paths = {
+            id_: path_of(folder, owner, id_)
+            for folder in (FILES, IMAGE_JOBS)
+            for owner in self.owners(folder)
+            for id_ in self.ids(folder, owner)
+        }
+        ids = set(data.values())
+        self._readable &= ids
+        for id_ in ids & paths.keys() - self._readable:
             with suppress(FileNotFoundError, ValueError):
-                json.loads(self.store.get(path_of(FILES, owners[id_], id_)))
+                json.loads(self.store.get(paths[id_]))
                 self._readable.add(id_)
-        return data - (self._readable & owners.keys())
+        return {name for name, id_ in data.items() if id_ not in self._readable & paths.keys()}
 
-    # -- batches ----------------------------------------------------------------------------
+    # -- batches and jobs -------------------------------------------------------------------
 
-    def put_batch(self, batch: BatchRecord) -> None:
-        self._put(BATCHES, batch.owner, batch)
+    def put(self, work: WorkRecord) -> None:
+        self._put(work.folder, work.owner, work)
+
+    def work(self, kind: type[W], owner: str, id_: str) -> W | None:
+        return self._get(kind.folder, owner, id_, kind)
+
+    def works(self, kind: type[W], owner: str) -> list[W]:
+        return self._all(kind.folder, owner, kind)
 
     def batch(self, owner: str, id_: str) -> BatchRecord | None:
-        return self._get(BATCHES, owner, id_, BatchRecord)
+        return self.work(BatchRecord, owner, id_)
 
     def batches(self, owner: str) -> list[BatchRecord]:
-        return self._all(BATCHES, owner, BatchRecord)
+        return self.works(BatchRecord, owner)
 
-    def drop_batch(self, batch: BatchRecord) -> None:
-        self.store.remove(path_of(BATCHES, batch.owner, batch.id))
-        self.store.remove(f"{CANCELS}/{batch.id}")
-        self.store.remove(f"{SHARED}/{batch.secret}")
+    def drop(self, work: WorkRecord) -> None:
+        self.store.remove(path_of(work.folder, work.owner, work.id))
+        self.store.remove(f"{CANCELS}/{work.id}")
+        self.store.remove(f"{SHARED}/{work.secret}")
 
-    def ask_to_cancel(self, batch: BatchRecord, at: int) -> None:
-        self.store.put(f"{CANCELS}/{batch.id}", str(at).encode())
+    def drop_image_job(self, job: ImageJobRecord) -> None:
+        self.drop(job)
+        for name in (job.id, *job.pictures):
+            self.drop_data(name)
+
+    def ask_to_cancel(self, work: WorkRecord, at: int) -> None:
+        self.store.put(f"{CANCELS}/{work.id}", str(at).encode())
+
+    def cancelled(self) -> set[str]:
+        """Return the ids of what was asked to cancel."""
+        return set(self.store.names(CANCELS))
 
     def asked_to_cancel(self, id_: str) -> int | None:
         try:
@@ -199,18 +277,18 @@ class Records:
         except FileNotFoundError:
             return None
 
-    def share(self, batch: BatchRecord) -> None:
-        """Let anyone who has the batch's secret fetch its pictures."""
-        self.store.put(f"{SHARED}/{batch.secret}", f"{batch.owner}/{batch.id}".encode())
+    def share(self, work: WorkRecord) -> None:
+        """Let anyone who has the secret fetch the pictures."""
+        self.store.put(f"{SHARED}/{work.secret}", f"{work.owner}/{work.id}".encode())
 
-    def shared(self, secret: str) -> BatchRecord | None:
+    def shared(self, secret: str) -> WorkRecord | None:
         if not SECRET.fullmatch(secret):
             return None
         try:
             owner, _, id_ = self.store.get(f"{SHARED}/{secret}").decode().partition("/")
         except FileNotFoundError:
             return None
-        return self.batch(owner, id_)
+        return self.work(kind_of(id_), owner, id_)
 
     # -- JSON -------------------------------------------------------------------------------
 
@@ -218,7 +296,7 @@ class Records:
         """List an owner's records, readable or not."""
         return [name.removesuffix(".json") for name in self.store.names(f"{folder}/{owner}")]
 
-    def _put(self, folder: str, owner: str, record: FileRecord | BatchRecord) -> None:
+    def _put(self, folder: str, owner: str, record: FileRecord | WorkRecord) -> None:
         self.store.put(path_of(folder, owner, record.id), json.dumps(asdict(record)).encode())
 
     def _get(self, folder: str, owner: str, id_: str, kind: type[R]) -> R | None:
@@ -241,6 +319,10 @@ class Records:
                 if (record := self._get(folder, owner, id_, kind)) is not None:
                     records.append(record)
         return sorted(records, key=lambda record: record.arrived_s)
+
+
+def kind_of(id_: str) -> type[BatchRecord] | type[ImageJobRecord]:
+    return BatchRecord if id_.startswith("batch_") else ImageJobRecord
 
 
 def path_of(folder: str, owner: str, id_: str) -> str:

@@ -9,20 +9,21 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request
 from fastapi import Path as PathParameter
 from starlette.datastructures import UploadFile
 from starlette.responses import Response, StreamingResponse
 
-from sdxl.files import OutputError
 from serve.batch_api import answers
 from serve.batch_api.batch_job import input_file
-from serve.batch_api.records import BatchRecord, FileRecord, Records, id_of, owner_of
+from serve.batch_api.job_routes import ImageJobApi, add_job_routes
+from serve.batch_api.listing import After, owner_in, page_of, with_room
+from serve.batch_api.records import BatchRecord, FileRecord, ImageJobRecord, Records, id_of
 from serve.batch_api.wire import (
     ENDPOINT,
     MAX_LIFE_S,
@@ -39,6 +40,8 @@ from serve.errors import Problem, invalid
 from serve.front.access import client_of
 from serve.front.api import BATCHES_PATH, FILES_PATH
 from serve.front.edits import form_in
+from serve.front.openai_images import MEDIA
+from serve.front.request_reader import RequestReader
 from serve.render.destination import SUFFIXES
 from serve.settings import ServeSettings
 
@@ -46,7 +49,6 @@ PURPOSE = "batch"
 MOST_FILES, MOST_OPEN = 1000, 100
 """of one owner"""
 MOST_NAME = 255
-MEDIA = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 CONTENT: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/jsonl": {"schema": {"type": "string"}}}, "description": "lines"}
 }
@@ -63,9 +65,7 @@ FORM = {
 SCHEMA = {"type": "object", "required": ["file", "purpose"], "properties": FORM}
 BODY = {"required": True, "content": {"multipart/form-data": {"schema": SCHEMA}}}
 UPLOAD: dict[str, Any] = {"requestBody": BODY}
-T = TypeVar("T", FileRecord, BatchRecord)
 Ordinal = Annotated[int, PathParameter(ge=0, lt=10**9)]
-After = Annotated[str | None, Query(max_length=64)]
 
 
 @dataclass
@@ -169,7 +169,7 @@ class BatchApi:
             metadata=asked.metadata,
             usual_interval=None,
         )
-        with_room(lambda: self.records.put_batch(batch))
+        with_room(lambda: self.records.put(batch))
         return batch
 
     def need_batch(self, owner: str, id_: str) -> BatchRecord:
@@ -192,19 +192,24 @@ class BatchApi:
         return self.shown(self.need_batch(owner, id_))
 
     def picture(self, secret: str, ordinal: int, format: str) -> bytes:
-        batch = self.records.shared(secret)
-        if batch is not None:
-            picture = answers.picture(self.records.job_store(batch.id), ordinal)
+        work = self.records.shared(secret)
+        if isinstance(work, BatchRecord):
+            picture = answers.picture(self.records.job_store(work.id), ordinal)
             if picture is not None and picture[0].endswith(SUFFIXES[format]):
                 return picture[1]
+        if isinstance(work, ImageJobRecord) and not work.has_expired(self.clock()):
+            name = f"{work.id}.{ordinal}.{format}"
+            if name in work.pictures:
+                return self.records.data(name)
         raise Problem(404, "There is no such result, or no longer.", None, "not_found")
 
 
-def add_batch_routes(app: FastAPI, settings: ServeSettings) -> None:
+def add_batch_routes(app: FastAPI, reader: RequestReader, settings: ServeSettings) -> None:
     api = BatchApi(Records(settings.batches_dir), settings)
     api.records.prepare()
     add_file_routes(app, api)
     add_routes_of_batches(app, api)
+    add_job_routes(app, ImageJobApi(api.records, reader, settings))
 
 
 def add_file_routes(app: FastAPI, api: BatchApi) -> None:
@@ -274,14 +279,10 @@ def add_routes_of_batches(app: FastAPI, api: BatchApi) -> None:
     async def fetch_batch_picture(
         secret: str, ordinal: Ordinal, format: Literal["png", "jpeg", "webp"]
     ) -> Response:
-        """A picture of a batch that was asked for as a `url`."""
+        """A picture of a batch or a job that was asked for as a `url`."""
         data = await asyncio.to_thread(api.picture, secret, ordinal, format)
         headers = {"cache-control": "private, immutable", "x-content-type-options": "nosniff"}
-        return Response(data, media_type=MEDIA[format], headers=headers)
-
-
-def owner_in(request: Request) -> str:
-    return owner_of(getattr(request.state, "key", None))
+        return Response(data, media_type=f"image/{format}", headers=headers)
 
 
 def checked_name(name: str) -> str:
@@ -304,25 +305,3 @@ def life_of(anchor: object, seconds: object) -> int | None:
         needed = f"anchor=created_at and seconds={MIN_LIFE_S} to {MAX_LIFE_S}"
         raise invalid("expires_after", f"expires_after must be {needed}")
     return int(text)
-
-
-def page_of(
-    records: Sequence[T], after: str | None, limit: int
-) -> tuple[Sequence[T], dict[str, Any]]:
-    """Return a page of records, and its ends in OpenAI's words."""
-    ids = [each.id for each in records]
-    if after is not None and after not in ids:
-        raise invalid("after", f"after: there is no {after!r}")
-    rest = records[ids.index(after) + 1 :] if after else records
-    page = rest[:limit]
-    first, last = (page[0].id, page[-1].id) if page else (None, None)
-    return page, {"first_id": first, "last_id": last, "has_more": len(rest) > limit}
-
-
-def with_room(write: Callable[[], None]) -> None:
-    """Answer 507 if the store cannot be written."""
-    try:
-        write()
-    except OutputError as error:
-        message = "The place for files takes no more now; see the service's log."
-        raise Problem(507, message, None, "batches_full", 60.0) from error

@@ -22,9 +22,10 @@ from serve.batch.batch_spec import BatchFailed
 from serve.batch.progress import BatchProgress
 from serve.batch_api import answers, lines
 from serve.batch_api.batch_job import BackendRenderer, BatchJobRun, input_file, keep_input
+from serve.batch_api.image_jobs import ImageJobRunner, drop_expired
+from serve.batch_api.open_records import OpenRecords
 from serve.batch_api.records import (
     ANYBODY,
-    BATCHES,
     FILES,
     BatchRecord,
     FileRecord,
@@ -33,13 +34,12 @@ from serve.batch_api.records import (
     Status,
     id_of,
     owner_of,
-    path_of,
 )
 from serve.batch_api.webhooks import Outbox, read_endpoints
-from serve.errors import Problem
 from serve.front.keys import Keyring, RateLimiter
 from serve.models import image_models
 from serve.orders import ImageBackend
+from serve.run_time_models import ModelPool
 from serve.settings import ServeSettings
 
 log = logging.getLogger(__name__)
@@ -65,6 +65,7 @@ class BatchReplica:
         """`replicas` are handles in the order of the settings' models."""
         logs.configure(settings.log_format)
         from serve.fleet.replicas import Replicas
+        from serve.ray_models import RayModels
 
         records = Records(settings.batches_dir)
         self.outbox = Outbox(records, read_endpoints(settings.webhooks))
@@ -73,18 +74,25 @@ class BatchReplica:
             return [Replicas(handle) for handle in replicas]
 
         self.runner = BatchRunner(records, settings, backends, self.outbox)
-        self.runner.start()
-        self.outbox.start()
+        self.jobs = self.runner.image_jobs(
+            lambda: RayModels(settings) if settings.models_dir else None
+        )
+        for each in self.parts:
+            each.start()
 
     async def check_health(self) -> None:
         """Ray replaces the process if this raises."""
-        if not self.runner.is_alive:
-            raise RuntimeError("the runner of batches has ended")
+        if not (self.runner.is_alive and self.jobs.is_alive):
+            raise RuntimeError("the runner of batches or of jobs has ended")
+
+    @property
+    def parts(self) -> tuple[BatchRunner, ImageJobRunner, Outbox]:
+        return self.runner, self.jobs, self.outbox
 
     def __del__(self) -> None:
-        if hasattr(self, "runner"):
-            self.runner.close()
-            self.outbox.close()
+        if hasattr(self, "jobs"):
+            for each in self.parts:
+                each.close()
 
 
 @dataclass
@@ -109,8 +117,6 @@ class BatchRunner:
     clock: Callable[[], float] = time.time
 
     _turns: dict[str, Turn] = field(default_factory=dict)
-    _ended: set[str] = field(default_factory=set)
-    _unreadable: set[str] = field(default_factory=set)
     _retry_s: dict[str, float] = field(default_factory=dict)
     _failures: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
     """each batch's equal errors in a row, with the number of its pictures"""
@@ -123,7 +129,13 @@ class BatchRunner:
         self._keys = {owner_of(key): key for key in keys}
         self._limiter = RateLimiter()
         self._models = image_models(self.settings)
+        self._open = OpenRecords(self.records, BatchRecord)
         self._thread = threading.Thread(target=self._poll_forever, name="batches", daemon=True)
+
+    def image_jobs(self, pool: Callable[[], ModelPool | None] = lambda: None) -> ImageJobRunner:
+        """Return the runner of jobs, which share the rates of the keys."""
+        where = self.records, self.settings, self.backends
+        return ImageJobRunner(*where, self._keys, self._limiter, self.outbox, pool, self.clock)
 
     def start(self) -> None:
         self.records.prepare()
@@ -152,7 +164,7 @@ class BatchRunner:
                 log.exception("batches: cannot read the records")
 
     def poll(self) -> None:
-        open_batches = self._open()
+        open_batches = self._open.read()
         for batch in open_batches:
             if time.monotonic() >= self._retry_s.get(batch.id, 0.0):
                 try:
@@ -164,32 +176,6 @@ class BatchRunner:
             self._swept_s = self.clock()
             sweep(self.records, int(self.clock()))
             self._unnamed = sweep_data(self.records, self._unnamed)
-
-    def _open(self) -> list[BatchRecord]:
-        """Return the batches that have not ended, the oldest first."""
-        batches = []
-        for owner in self.records.owners():
-            for id_ in self.records.ids(BATCHES, owner):
-                if id_ in self._ended:
-                    continue
-                try:
-                    batch = self.records.batch(owner, id_)
-                except Problem as error:
-                    self._report_unreadable(owner, id_, error)
-                    continue
-                if batch is not None and batch.is_ended:
-                    self._ended.add(id_)
-                elif batch is not None:
-                    batches.append(batch)
-        return sorted(batches, key=lambda batch: batch.arrived_s)
-
-    def _report_unreadable(self, owner: str, id_: str, error: Problem) -> None:
-        if id_ in self._unreadable:
-            return
-        self._unreadable.add(id_)
-        file, cause = path_of(BATCHES, owner, id_), " ".join(str(error.__cause__).split())[:150]
-        message = "%s/%s cannot be read, so its batch never ends; delete the file (%s)"
-        log.error(message, self.records.place, file, cause)
 
     # -- one batch --------------------------------------------------------------------------
 
@@ -245,7 +231,7 @@ class BatchRunner:
             return
         if checked.shares:
             self.records.share(batch)
-        self.records.put_batch(
+        self.records.put(
             replace(
                 batch,
                 status="in_progress",
@@ -340,7 +326,7 @@ class BatchRunner:
             eta_s=None if progress.eta_s is None else round(progress.eta_s, 1),
             images_per_s=round(progress.rate, 3),
         )
-        self.records.put_batch(turn.batch)
+        self.records.put(turn.batch)
 
     def _update_position(self, batch: BatchRecord, others: Sequence[BatchRecord]) -> None:
         """Update the place and ETA of a waiting batch."""
@@ -353,7 +339,7 @@ class BatchRunner:
             left = sum(each.pictures - each.pictures_done for each in (making, *first, batch))
             eta_s = round(left / making.images_per_s, -1)
         if (batch.position, batch.eta_s) != (len(mine), eta_s):
-            self.records.put_batch(replace(batch, position=len(mine), eta_s=eta_s))
+            self.records.put(replace(batch, position=len(mine), eta_s=eta_s))
 
     def _fail(self, batch: BatchRecord, errors: list[dict[str, Any]]) -> None:
         self._write_end(replace(batch, status="failed", errors=errors))
@@ -364,7 +350,7 @@ class BatchRunner:
         """Write the result files, then the end into the record and the outbox."""
         if batch.finalizing_at is None:
             batch = replace(batch, status="finalizing", finalizing_at=int(self.clock()))
-            self.records.put_batch(batch)
+            self.records.put(batch)
         store = self.records.job_store(batch.id)
         store.join("images", "ledger")
         with input_file(store) as path:
@@ -410,12 +396,12 @@ class BatchRunner:
         )
         if self.outbox is not None:
             self.outbox.add(ended)
-        self.records.put_batch(ended)
+        self.records.put(ended)
         log.info("%s %s: %d made, %d failed", ended.id, ended.status, ended.completed, ended.failed)
 
 
 def sweep(records: Records, now: int) -> None:
-    """Remove expired files and batches, pictures without a result file, and abandoned writes."""
+    """Remove what has expired, pictures without a result file, and abandoned writes."""
     for owner in records.owners(FILES):
         for file in records.files(owner):
             if file.expires_at is not None and file.expires_at < now:
@@ -429,7 +415,8 @@ def sweep(records: Records, now: int) -> None:
             if is_old or not files & {batch.output_file_id, batch.error_file_id}:
                 records.job_store(batch.id).remove_all()
             if is_old:
-                records.drop_batch(batch)
+                records.drop(batch)
+    drop_expired(records, now)
     records.store.sweep(now - UNFINISHED_S)
 
 

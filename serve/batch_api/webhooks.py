@@ -1,4 +1,4 @@
-"""Notifies the operator's addresses when batches end, signed by standardwebhooks.com.
+"""Notifies the operator's addresses when batches and jobs end, signed by standardwebhooks.com.
 
 Events lie in the store until they are delivered or given up, so a restart loses none; a repeated
 event has the same id. Addresses come only from the operator's file, and no redirect is followed.
@@ -22,7 +22,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from sdxl.params import InvalidParams
-from serve.batch_api.records import OUTBOX, BatchRecord, Records, id_of
+from serve.batch_api.records import OUTBOX, Records, WorkRecord, id_of, kind_of
 from serve.errors import Problem
 
 log = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ class Pending:
     url: str
     owner: str
     batch: str
+    """the id of the batch or job"""
     body: str
     tries: int = 0
     due_s: float = 0.0
@@ -122,12 +123,13 @@ class Outbox:
         self._leave.set()
         self._thread.join(TIMEOUT_S + POLL_S)
 
-    def add(self, batch: BatchRecord) -> None:
-        """Store the end of a batch before its record says it; `deliver` waits for the record."""
-        event = event_of(batch)
+    def add(self, work: WorkRecord) -> None:
+        """Store the end of a batch or job before its record says it; `deliver` waits for the
+        record."""
+        event = event_of(work)
         id_, body = str(event["id"]), json.dumps(event)
         for endpoint in self.endpoints:
-            pending = Pending(id_, endpoint.url, batch.owner, batch.id, body)
+            pending = Pending(id_, endpoint.url, work.owner, work.id, body)
             self._keep(id_of("evt_", id_, endpoint.url), pending)
 
     def deliver(self) -> None:
@@ -167,8 +169,8 @@ class Outbox:
 
     def _has_ended(self, event: Pending) -> bool:
         with suppress(Problem):
-            batch = self.records.batch(event.owner, event.batch)
-            return batch is None or batch.is_ended
+            work = self.records.work(kind_of(event.batch), event.owner, event.batch)
+            return work is None or work.is_ended
         # The record cannot be read: the event is all that is known.
         return True
 
@@ -183,14 +185,14 @@ class Outbox:
             return None
 
 
-def event_of(batch: BatchRecord) -> dict[str, object]:
-    kind = f"batch.{batch.status}"
+def event_of(work: WorkRecord) -> dict[str, object]:
+    kind = f"{work.event}.{work.status}"
     return {
-        "id": id_of("evt_", batch.id, kind),
+        "id": id_of("evt_", work.id, kind),
         "object": "event",
-        "created_at": batch.ended_at,
+        "created_at": work.ended_at,
         "type": kind,
-        "data": {"id": batch.id},
+        "data": {"id": work.id},
     }
 
 

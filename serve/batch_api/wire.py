@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from serve.batch_api.records import ENDED, BatchRecord, FileRecord
+from serve.batch_api.records import ENDED, BatchRecord, FileRecord, WorkRecord
 from serve.errors import invalid
 from serve.front.openai_images import Reply, RequestModel
 
@@ -155,7 +155,7 @@ class BatchList(Page):
     data: list[BatchObject]
 
 
-def same_fields(kind: type[BaseModel], record: FileRecord | BatchRecord) -> dict[str, Any]:
+def same_fields(kind: type[BaseModel], record: FileRecord | WorkRecord) -> dict[str, Any]:
     return {name: value for name, value in vars(record).items() if name in kind.model_fields}
 
 

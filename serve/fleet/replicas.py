@@ -102,8 +102,19 @@ class Replicas:
         self._sources: WeakKeyDictionary[SourceImage, Any] = WeakKeyDictionary()
         self._liveness = liveness.of_deployment(handle.deployment_name)
         self._card: Known[ModelCard] = Known(partial(ask_any, handle.card))
+        self._is_leaving = False
+
+    def leave(self) -> None:
+        """The model is being unloaded: pictures that are not begun are refused by this name."""
+        self._is_leaving = True
+
+    async def close(self) -> None:
+        self.leave()
+        await self._handle.shutdown_async()
 
     async def card(self) -> ModelCard:
+        if self._is_leaving:
+            raise errors.unloaded()
         return self._of_all(await self._card.lately())
 
     async def ready(self) -> ModelCard:
@@ -129,12 +140,17 @@ class Replicas:
 
         # Another attempt is queued again, and comes by steps that were shown.
         sent: set[Hashable] = set()
-        async with aclosing(persevere(begin, order.deadline_s)) as updates:
-            async for _, update in updates:
-                what = sent_once(update)
-                if what is None or what not in sent:
-                    yield update
-                sent.add(what)
+        try:
+            async with aclosing(persevere(begin, order.deadline_s)) as updates:
+                async for _, update in updates:
+                    what = sent_once(update)
+                    if what is None or what not in sent:
+                        yield update
+                    sent.add(what)
+        except Problem as problem:
+            if self._is_leaving and problem.code in ELSEWHERE:
+                raise errors.unloaded() from None
+            raise
 
     def _stored(self, source: SourceImage) -> Any:
         """Store the source in Ray's object store; it stays as long as a picture needs it."""

@@ -181,6 +181,9 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
             self._known = {**drawn, **leaving}
             asked, left = ({id_.unique_id for id_ in each} for each in (drawn, leaving))
             self._liveness.keep(asked, left, len(names))
+            if not self._known:
+                # The next request asks again; a deleted deployment has none.
+                return
             self._asked = {id_: task for id_, task in self._asked.items() if not task.done()}
             began_s = time.monotonic()
             for id_, replica in self._known.items():

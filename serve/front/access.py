@@ -74,6 +74,14 @@ def password_in(coded: str) -> str:
         return ""
 
 
+def check_operator(request: Request) -> None:
+    """Raises Problem, 403, for the key of a client. Without keys every client may operate."""
+    key: ApiKey | None = getattr(request.state, "key", None)
+    if key is not None and not key.is_operator:
+        message = "This needs an operator's key; `sdxl key NAME --operator` makes one."
+        raise Problem(403, message, None, "operator_needed")
+
+
 def client_of(request: Request, header: str) -> tuple[str, float]:
     """The client's name and the weight of its share. The edge must overwrite `header`."""
     key: ApiKey | None = getattr(request.state, "key", None)

@@ -22,26 +22,30 @@ import sdxl
 from serve import errors
 from serve.errors import Problem
 from serve.front.a1111 import WITH_PICTURES
-from serve.front.access import Access
+from serve.front.access import Access, check_operator
 from serve.front.answering import EVENTS_IN_OPENAPI
 from serve.front.body_limit import BodyLimit
-from serve.front.edits import EDITS_PATH, Edits, describe_edit_body
+from serve.front.edits import EDITS_PATH, describe_edit_body, read_edit
 from serve.front.error_envelope import REFUSED, ErrorEnvelope, Front, reason_of, response
 from serve.front.form_routes import MAPS_PATH, add_form_routes
 from serve.front.generations import Generations
 from serve.front.hosts import Hosts
 from serve.front.keys import Keyring, RateLimiter
 from serve.front.openai_images import (
+    MEDIA,
     ErrorBody,
     ImageLimits,
     ImageRequest,
     ImagesResponse,
     Model,
+    ModelAsked,
+    ModelDeleted,
     ModelList,
     RunningEngines,
 )
 from serve.front.page import add_pages
 from serve.front.probes import add_probe_routes
+from serve.front.request_reader import RequestReader
 from serve.front.request_tracing import RequestTracing
 from serve.front.results import ResultStore, folder_of
 from serve.front.sent_pictures import DecodingThread
@@ -52,6 +56,7 @@ from serve.llm.expansion import Expander
 from serve.llm.names import id_of
 from serve.models import names_of
 from serve.orders import ImageBackend, ModelCard
+from serve.run_time_models import ModelPool
 from serve.settings import ServeSettings
 from serve.tracing import tracer_to
 
@@ -62,11 +67,10 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     "5XX": {"model": ErrorBody, "description": "the server cannot serve it now"},
 }
 GENERATIONS_PATH = "/v1/images/generations"
-FILES_PATH, BATCHES_PATH = "/v1/files", "/v1/batches"
-AddRoutes = Callable[[FastAPI, ServeSettings], None]
+FILES_PATH, BATCHES_PATH, JOBS_PATH = "/v1/files", "/v1/batches", "/v1/images/jobs"
+AddRoutes = Callable[[FastAPI, RequestReader, ServeSettings], None]
 OFF = {"/sdapi/": "sdapi", "/controlnet/": "sdapi", "/v1/chat/": "llm", "/v1/completions": "llm"}
-"""Paths that need a setting. Files and batches have routes that say so."""
-MEDIA = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
+"""Paths that need a setting. Files, batches and jobs have routes that say so."""
 TAGS = {
     **dict.fromkeys(("/v1/images", "/v1/results"), "Pictures"),
     **dict.fromkeys(("/v1/files", "/v1/batches"), "Batches"),
@@ -81,8 +85,9 @@ NO_OBJECT = ("model_type", "model_attributes_type", "dict_type")
 GENERATED: dict[int | str, dict[str, Any]] = {
     200: {
         "model": ImagesResponse,
-        "content": EVENTS_IN_OPENAPI,
-        "description": "the pictures; as events with `stream`",
+        "content": {**EVENTS_IN_OPENAPI, **{kind: {} for kind in MEDIA.values()}},
+        "description": "the pictures; as events with `stream`; "
+        "with `Accept: image/png` and the like the picture itself",
     }
 }
 
@@ -93,9 +98,10 @@ def create_app(
     front: Front | None = None,
     text: TextBackend | None = None,
     add_batch_routes: AddRoutes | None = None,
+    pool: ModelPool | None = None,
 ) -> FastAPI:
-    """`backends` are in the order of the settings' models."""
-    models, front = ServedModels(settings, backends), front or Front()
+    """`backends` are in the order of the settings' models; `pool` loads further models."""
+    models, front = ServedModels(settings, backends, pool=pool), front or Front()
     app = FastAPI(
         title="Stable Diffusion XL with DeepCache",
         version=sdxl.__version__,
@@ -108,9 +114,9 @@ def create_app(
     limiter = RateLimiter(share=1 / settings.ingresses)
     expander = Expander(text, settings.expand_s) if text else None
     decoding = DecodingThread()
-    generations = Generations(models, settings, store, limiter, decoding, expander)
+    reader = RequestReader(models, decoding)
+    generations = Generations(reader, settings, store, limiter, expander)
     add_generation_routes(app, generations)
-    add_edit_route(app, Edits(generations, decoding))
     add_form_routes(app, models, decoding)
     if settings.sdapi:
         # Here and not above: most services do not need it.
@@ -125,7 +131,7 @@ def create_app(
     if add_batch_routes is None:
         add_off_routes(app)
     else:
-        add_batch_routes(app, settings)
+        add_batch_routes(app, reader, settings)
     add_probe_routes(app, models, front, text, settings.llm_start_s)
     add_pages(app)
     add_tags(app)
@@ -152,7 +158,7 @@ def add_tags(app: FastAPI) -> None:
 
 
 def larger_bodies(settings: ServeSettings) -> dict[str, tuple[int, float]]:
-    paths = GENERATIONS_PATH, EDITS_PATH, MAPS_PATH
+    paths = GENERATIONS_PATH, EDITS_PATH, JOBS_PATH, MAPS_PATH
     with_pictures = (*paths, *(WITH_PICTURES if settings.sdapi else ()))
     return {
         **dict.fromkeys(with_pictures, (settings.max_edit_bytes, settings.edit_timeout_s)),
@@ -171,10 +177,8 @@ def add_generation_routes(app: FastAPI, generations: Generations) -> None:
         """Make pictures from text. Compatible with OpenAI's Images API."""
         if generations.settings.log_prompts:
             log.info("%s asks for %r", request.state.request_id, body.prompt)
-        return await generations.answer(body, request)
+        return await generations.answer(await generations.reader.read(body), request)
 
-
-def add_edit_route(app: FastAPI, edits: Edits) -> None:
     @app.post(
         EDITS_PATH,
         responses=GENERATED,
@@ -183,17 +187,19 @@ def add_edit_route(app: FastAPI, edits: Edits) -> None:
     )
     async def edit_image(request: Request) -> Response:
         """Redraw an image, or only its masked part. Compatible with OpenAI's Images API."""
-        return await edits.answer(request)
+        # The files are freed here: an answer may take long.
+        asked = await generations.reader.read_edit(await read_edit(request))
+        return await generations.answer(asked, request)
 
 
 def add_off_routes(app: FastAPI) -> None:
-    """Files and batches of a service without a folder for them."""
+    """Files, batches and jobs of a service without a folder for them."""
 
     async def name_setting() -> None:
-        message = "Files and batches are off: this service needs the setting `batches_dir`."
+        message = "Files, batches and jobs are off: this service needs the setting `batches_dir`."
         raise Problem(404, message, None, "batches_off")
 
-    for path in (FILES_PATH, BATCHES_PATH):
+    for path in (FILES_PATH, BATCHES_PATH, JOBS_PATH):
         for tail in ("", "/{rest:path}"):
             methods = ["GET", "POST", "DELETE"]
             app.add_api_route(path + tail, name_setting, methods=methods, include_in_schema=False)
@@ -209,13 +215,28 @@ def add_model_routes(
         """The first is the default of requests that name no model."""
         return ModelList(data=[*(model_of(*each) for each in await models.cards()), *texts])
 
+    @app.post("/v1/models", response_model_exclude_none=True)
+    async def load_model(body: ModelAsked, request: Request) -> Model:
+        """Load a model below `models_dir`, and answer when it has made a picture. Needs an
+        operator's key."""
+        check_operator(request)
+        model = await models.load(body.model, body.id or "", body.precision or "")
+        return model_of(model, await model.backend.card())
+
+    @app.delete("/v1/models/{model_id:path}")
+    async def unload_model(model_id: str, request: Request) -> ModelDeleted:
+        """Finish the pictures of a model that was loaded by `POST /v1/models`, then free its
+        memory. Needs an operator's key."""
+        check_operator(request)
+        return ModelDeleted(id=(await models.unload(model_id)).id)
+
     # A hub id has a slash in it.
     @app.get("/v1/models/{model_id:path}", response_model_exclude_none=True)
     async def retrieve_model(model_id: str) -> Model:
         for text in texts:
             if model_id in names_of(text.id, settings):
                 return text
-        model = models.choose(model_id)
+        model = await models.choose(model_id)
         return model_of(model, await model.backend.card())
 
 
@@ -232,7 +253,7 @@ def add_result_route(app: FastAPI, store: ResultStore) -> None:
             "cache-control": f"private, max-age={int(store.ttl_s)}, immutable",
             "x-content-type-options": "nosniff",
         }
-        return Response(file, media_type=MEDIA[name.rpartition(".")[2]], headers=headers)
+        return Response(file, media_type=f"image/{name.rpartition('.')[2]}", headers=headers)
 
 
 def model_of(model: ServedModel, card: ModelCard) -> Model:

@@ -9,7 +9,6 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from fastapi.exceptions import RequestValidationError
@@ -17,7 +16,6 @@ from pydantic import BaseModel, Field, ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
 
 from sdxl.control_maps import Pictures
 from sdxl.params import PARAMETERS, InvalidParams, of_rest
@@ -26,10 +24,9 @@ from sdxl.source import GivenImage, SourceImage
 from serve import errors
 from serve.errors import Problem, invalid
 from serve.front.attached_pictures import FILES, taken
-from serve.front.generations import Generations
-from serve.front.image_orders import check_limits, params_of, served_sizes
+from serve.front.image_orders import params_of, served_sizes
 from serve.front.openai_images import NEEDED_UNICODE, ImageRequest, has_surrogate
-from serve.front.sent_pictures import DATA_URL_ONLY, DecodingThread, file_in
+from serve.front.sent_pictures import DATA_URL_ONLY, file_in
 from serve.orders import ModelCard
 from serve.settings import ServeSettings
 
@@ -77,25 +74,6 @@ class EditAsked:
     mask: bytes | None
     files: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
     """pictures beside the request, by the lists whose entries have them"""
-
-
-@dataclass
-class Edits:
-    generations: Generations
-    decoding: DecodingThread
-
-    async def answer(self, request: Request) -> Response:
-        asked, source, maps = await self._read(request)
-        return await self.generations.answer(asked, request, source, maps)
-
-    async def _read(self, request: Request) -> tuple[EditRequest, SourceImage, Pictures]:
-        """The files are freed here: an answer may take long."""
-        sent = await read_edit(request)
-        model = self.generations.models.choose(sent.request.model)
-        card = await model.backend.card()
-        check_can_edit(card)
-        check_limits(sent.request, card, model.settings)
-        return await self.decoding.run(partial(read_images, sent, card, model.settings))
 
 
 def read_images(

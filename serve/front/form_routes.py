@@ -109,7 +109,7 @@ def add_form_routes(app: FastAPI, models: ServedModels, decoding: DecodingThread
     @app.post("/v1/images/prompts")
     async def examine_prompt(body: PromptAsked) -> PromptAnswer:
         """Count a prompt's tokens before it is sent."""
-        model = models.choose(body.model)
+        model = await models.choose(body.model)
         check_characters("prompt", body.prompt, model.settings)
         facts = await model.backend.examine(body.prompt)
         return PromptAnswer(
@@ -138,7 +138,7 @@ def add_form_routes(app: FastAPI, models: ServedModels, decoding: DecodingThread
     @app.get("/v1/images/examples", response_model=ExamplesResponse)
     async def show_examples(model: str | None = None) -> Response:
         """Example prompts, with pictures for the embedded model."""
-        each = await examples.of(models.choose(model))
+        each = await examples.of(await models.choose(model))
         data = [
             ExamplePicture(prompt=e.prompt, seed=e.seed, b64_json=None if e.image is None else "")
             for e in each

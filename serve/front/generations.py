@@ -9,29 +9,23 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from sdxl.attachments import take_tags
-from sdxl.control_maps import Pictures
 from sdxl.params import DRAWN_SEEDS
-from sdxl.source import SourceImage
 from sdxl.work import standard_images
 from serve import errors
 from serve.front import events
 from serve.front.access import client_of
 from serve.front.answering import deadline_of, fan_out, stream, take_rate
-from serve.front.attached_pictures import has_pictures, read_attached
-from serve.front.image_orders import check_plain, orders_of
 from serve.front.keys import RateLimiter
-from serve.front.openai_images import ImageData, ImageRequest, ImagesResponse, Usage
+from serve.front.openai_images import MEDIA, ImageData, ImageRequest, ImagesResponse, Usage
 from serve.front.pictures import PicturesResponse
+from serve.front.request_reader import PicturesAsked, RequestReader
 from serve.front.results import ResultStore
-from serve.front.sent_pictures import DecodingThread
-from serve.front.served_models import ServedModels
 from serve.llm.expansion import Expander
 from serve.models import ImageModel
 from serve.orders import (
@@ -49,41 +43,27 @@ from serve.settings import ServeSettings
 
 @dataclass
 class Generations:
-    models: ServedModels
+    reader: RequestReader
     settings: ServeSettings
     store: ResultStore
     limiter: RateLimiter
-    decoding: DecodingThread
     expander: Expander | None = None
 
-    async def answer(
-        self,
-        asked: ImageRequest,
-        request: Request,
-        source: SourceImage | None = None,
-        maps: Pictures | None = None,
-    ) -> Response:
-        """`source`: the image that an edit begins from; `maps`: an edit's other pictures."""
-        if source is None:
-            check_plain(asked)
-        model = self.models.choose(asked.model)
-        card = await model.backend.card()
-        if source is None and has_pictures(asked):
-            read = partial(read_attached, asked, card, model.settings)
-            asked, maps = await self.decoding.run(read)
+    async def answer(self, read: PicturesAsked, request: Request) -> Response:
+        asked, is_bare = with_accepted(read.request, request)
+        model, marks = read.model, marks_of(request, read.model)
         # A request that only uses spare ticks may wait long.
         is_patient = asked.priority == "batch"
         deadline_s = deadline_of(asked.deadline_s, request, self.settings, is_patient=is_patient)
         seed = secrets.randbelow(DRAWN_SEEDS)
 
         def orders_from(asked: ImageRequest, left_s: float) -> list[ImageOrder]:
-            orders = orders_of(asked, card, model.settings, seed, left_s)
-            return marked(orders, request, model, source=source, maps=maps or {})
+            return replace(read, request=asked).orders(seed, left_s, marks)
 
         orders = orders_from(asked, deadline_s)
         if asked.response_format == "url":
             await asyncio.to_thread(self.store.check_room, most_bytes(orders))
-        take_rate(self.limiter, request, len(orders), work_of(orders, card))
+        take_rate(self.limiter, request, len(orders), work_of(orders, read.card))
         if asked.expand_prompt:
             began_s = time.monotonic()
             asked = await self._expanded(asked, seed)
@@ -91,20 +71,15 @@ class Generations:
         if asked.stream:
             return await streamed(asked, orders, model.backend)
         done = await collect(model.backend, orders)
-        data = [await self._data(asked, picture, request) for picture in done]
-        reply = ImagesResponse(
-            created=int(time.time()),
-            data=data,
-            output_format=asked.format,
-            size=size(orders[0]),
-            quality=asked.effective_quality,
-            model=done[0].model,
-            usage=Usage.of(sum(picture.prompt_tokens for picture in done)),
-            safety_identifier=asked.identifier,
-        )
-        text = reply.model_dump_json(exclude_none=True).encode()
-        is_url = asked.response_format == "url"
-        return PicturesResponse(text, [] if is_url else [picture.image for picture in done])
+        if is_bare:
+            return Response(done[0].image, media_type=MEDIA[asked.format])
+        if asked.response_format != "url":
+            reply = reply_of(asked, done)
+            return PicturesResponse(text_of(reply), [picture.image for picture in done])
+        origin = (self.settings.public_url or str(request.base_url)).rstrip("/")
+        names = [await asyncio.to_thread(self.store.put, each.image, asked.format) for each in done]
+        urls = [f"{origin}/v1/results/{name}" for name in names]
+        return Response(text_of(reply_of(asked, done, urls)), media_type="application/json")
 
     async def _expanded(self, asked: ImageRequest, seed: int) -> ImageRequest:
         """The request with its prompt expanded."""
@@ -117,22 +92,61 @@ class Generations:
         loras = [*(asked.loras or ()), *typed] or None
         return asked.model_copy(update={"prompt": prompt, "loras": loras})
 
-    async def _data(self, asked: ImageRequest, done: Done, request: Request) -> ImageData:
-        facts: dict[str, Any] = {
-            "seed": done.params.seed or 0,
-            "timings": {name: round(seconds, 6) for name, seconds in done.timings.items()},
-            "deep_steps": done.deep_steps,
-            "shallow_steps": done.shallow_steps,
-        }
-        if asked.expand_prompt:
-            facts["revised_prompt"] = asked.prompt
-        if done.is_flagged:
-            facts["flagged"] = True
-        if asked.response_format != "url":
-            return ImageData(b64_json="", **facts)
-        name = await asyncio.to_thread(self.store.put, done.image, asked.format)
-        origin = self.settings.public_url or str(request.base_url)
-        return ImageData(url=f"{origin.rstrip('/')}/v1/results/{name}", **facts)
+
+def with_accepted(asked: ImageRequest, request: Request) -> tuple[ImageRequest, bool]:
+    """The request with the format that `Accept` names, and whether the answer is the bare picture.
+    `Accept: */*`, which most clients send, names none."""
+    kinds = [
+        each.partition(";")[0].strip() for each in request.headers.get("accept", "").split(",")
+    ]
+    named = [format for format, kind in MEDIA.items() if kind in kinds]
+    if "application/json" in kinds or not (named or "image/*" in kinds):
+        return asked, False
+    accept = f"with Accept: {request.headers['accept'][:100]}"
+    if asked.n not in (None, 1):
+        raise errors.invalid("n", f"n must be 1 {accept}, got {asked.n}")
+    if asked.output_format is not None and named and asked.output_format not in named:
+        needed = f"must be {' or '.join(named)} {accept}"
+        raise errors.invalid(
+            "output_format", f"output_format {needed}, got {asked.output_format!r}"
+        )
+    for field in ("stream", "response_format"):
+        if getattr(asked, field):
+            raise errors.invalid(field, f"{field} must be left out {accept}")
+    format = asked.output_format or (named[0] if named else "png")
+    return asked.model_copy(update={"output_format": format}), True
+
+
+def reply_of(
+    asked: ImageRequest, done: Sequence[Done], urls: Sequence[str] | None = None
+) -> ImagesResponse:
+    """The answer; without URLs its pictures are to be filled in."""
+    return ImagesResponse(
+        created=int(time.time()),
+        data=[
+            ImageData(
+                b64_json=None if urls else "",
+                url=urls[index] if urls else None,
+                revised_prompt=asked.prompt if asked.expand_prompt else None,
+                flagged=each.is_flagged or None,
+                seed=each.params.seed or 0,
+                timings={name: round(seconds, 6) for name, seconds in each.timings.items()},
+                deep_steps=each.deep_steps,
+                shallow_steps=each.shallow_steps,
+            )
+            for index, each in enumerate(done)
+        ],
+        output_format=asked.format,
+        size="{}x{}".format(*done[0].params.result_size),
+        quality=asked.effective_quality,
+        model=done[0].model,
+        usage=Usage.of(sum(picture.prompt_tokens for picture in done)),
+        safety_identifier=asked.identifier,
+    )
+
+
+def text_of(reply: ImagesResponse) -> bytes:
+    return reply.model_dump_json(exclude_none=True).encode()
 
 
 async def streamed(
@@ -156,18 +170,15 @@ async def streamed(
     return await stream(updates, set(range(len(orders))), Queued, describe, events.failure)
 
 
-def marked(
-    orders: Sequence[ImageOrder], request: Request, model: ImageModel, **more: Any
-) -> list[ImageOrder]:
-    """The orders with this HTTP request's id, trace and client."""
+def marks_of(request: Request, model: ImageModel) -> dict[str, Any]:
+    """The fields of an order that say this HTTP request's id, trace and client."""
     client, weight = client_of(request, model.settings.client_header)
-    marks: dict[str, Any] = {
+    return {
         "request_id": request.state.request_id,
         "trace": trace_of(request),
         "client": client,
         "weight": weight,
     }
-    return [replace(order, **marks, **more) for order in orders]
 
 
 def most_bytes(orders: Sequence[ImageOrder]) -> int:

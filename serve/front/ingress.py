@@ -14,6 +14,7 @@ from serve.front.api import AddRoutes, create_app
 from serve.front.error_envelope import Front
 from serve.front.results import check_shared
 from serve.llm.replicas import LlmReplicas
+from serve.ray_models import RayModels
 from serve.settings import ServeSettings
 
 
@@ -39,7 +40,8 @@ class ImageIngress:
         """Ray calls it once per process."""
         text = None if self.llm is None else LlmReplicas(self.llm)
         backends = [Replicas(handle) for handle in self.handles]
-        return create_app(backends, self.settings, self.front, text, self._add_batch_routes)
+        pool = RayModels(self.settings) if self.settings.models_dir else None
+        return create_app(backends, self.settings, self.front, text, self._add_batch_routes, pool)
 
     async def metrics_of_front(self) -> Sequence[Any]:
         return labelled(self.front.metrics.collect(), ingress=replica_name())

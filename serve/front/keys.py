@@ -1,7 +1,7 @@
 """API keys: a file of hashes, which cannot be used as keys, and the rate limits of each key.
 
 A line is `<sha256 of the key> <name> [<images a minute>] [work=<standard images a minute>]
-[weight=<of its share>]`. It knows no HTTP.
+[weight=<of its share>] [operator]`. It knows no HTTP.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ from sdxl.params import InvalidParams
 LINE = re.compile(
     r"(?P<digest>[0-9a-f]{64})\s+(?P<name>[\w.-]{1,64})(?:\s+(?P<rate>[1-9]\d{0,8}))?"
     r"(?:\s+work=(?P<work>\d{1,9}(?:\.\d{1,3})?))?(?:\s+weight=(?P<weight>\d{1,3}(?:\.\d{1,3})?))?"
+    r"(?P<operator>\s+operator)?"
 )
-NEEDED = "must hold `<sha256> <name> [<images a minute>] [work=<number>] [weight=<number>]`"
+NEEDED = (
+    "must hold `<sha256> <name> [<images a minute>] [work=<number>] [weight=<number>] [operator]`"
+)
 NAME = re.compile(r"[\w.-]{1,64}")
 PREFIX = "sk-sdxl-"
 MIN_WORK, MAX_RATE = 0.001, 10**9 - 1
@@ -41,6 +44,8 @@ class ApiKey:
     """in standard images (sdxl/work.py)"""
     weight: float = 1.0
     """of its share of a replica that other clients use too"""
+    is_operator: bool = False
+    """whether it may load and unload models"""
 
     @property
     def limits(self) -> Mapping[str, float]:
@@ -83,6 +88,7 @@ class Keyring:
                     int(rate) if rate else None,
                     float(work) if work else None,
                     float(weight or 1),
+                    match["operator"] is not None,
                 )
             )
         if not keys:
@@ -155,6 +161,9 @@ def main(argv: Sequence[str]) -> int:
         metavar="W",
         help="weight of its share while others wait: 2 gets twice what 1 gets (%(default)s)",
     )
+    parser.add_argument(
+        "--operator", action="store_true", help="let the key load and unload models"
+    )
     options = parser.parse_args(argv)
     if not NAME.fullmatch(options.name):
         raise InvalidParams(
@@ -182,6 +191,8 @@ def line_of(name: str, digest: str, options: argparse.Namespace) -> str:
         parts.append(f"work={plain(options.work)}")
     if options.weight != 1:
         parts.append(f"weight={plain(options.weight)}")
+    if options.operator:
+        parts.append("operator")
     return " ".join(parts)
 
 

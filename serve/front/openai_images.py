@@ -45,13 +45,16 @@ from serve.settings import MAX_N, ServeSettings
 
 SIZE = r"^(auto|[1-9][0-9]{1,4}x[1-9][0-9]{1,4})$"
 Quality = Literal["auto", "low", "medium", "high", "xhigh", "max", "standard", "hd"]
+Precision = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
 Format = Literal["png", "jpeg", "webp"]
+MEDIA: dict[Format, str] = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 JSON_TYPES: dict[type, Any] = {
     str: "string",
     int: "integer",
     float: "number",
     **dict.fromkeys((tuple, Attachment), "array"),
 }
+MODEL_ID = r"^[\w.+-]{1,64}$"
 UNKNOWN_FIELD = "extra_forbidden"
 SURROGATE = re.compile("[\ud800-\udfff]")
 NEEDED_UNICODE = "must be valid Unicode, without lone surrogates"
@@ -470,6 +473,27 @@ class Model(Reply):
     images: ImageLimits | None = None
     """for a model that makes pictures"""
     engines: RunningEngines | None = None
+
+
+class ModelAsked(RequestModel):
+    """A model to load."""
+
+    model: Annotated[
+        str, Field(description="a folder or a .safetensors file below `models_dir`", max_length=200)
+    ]
+    id: Annotated[
+        str | None,
+        Field(description="the name for requests; without it the file's", pattern=MODEL_ID),
+    ] = None
+    precision: Annotated[
+        Precision | None, Field(description="the backend's choice unless given")
+    ] = None
+
+
+class ModelDeleted(Reply):
+    id: str
+    object: Literal["model"] = "model"
+    deleted: bool = True
 
 
 class ModelList(Reply):

@@ -1,4 +1,5 @@
-"""The image models of a front end, each with its backend, and their cards, states and metrics.
+"""The image models of a front end, each with its backend, and their cards, states and metrics;
+those of the start, and those that an operator loaded since.
 
 A model that does not answer delays no request for another. It knows no Ray and no routes.
 """
@@ -6,17 +7,26 @@ A model that does not answer delays no request for another. It knows no Ray and 
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Any
 
 from serve import errors
 from serve.errors import Problem
+from serve.llm.names import id_of
 from serve.models import ImageModel, choose, image_models
 from serve.orders import ImageBackend, ModelCard
+from serve.run_time_models import ModelFile, ModelPool, find_file, model_of
 from serve.settings import ServeSettings
 
+log = logging.getLogger(__name__)
+
+REFRESH_S, SETTLE_S = 1.0, 1.0
+"""How often other front ends' models are listed, and how long those may not know of an unload."""
 PATIENCE_S = 1.0
 """How long to wait for other models once one has answered."""
 START_S = 300.0
@@ -36,20 +46,124 @@ class ServedModels:
         settings: ServeSettings,
         backends: Sequence[ImageBackend],
         clock: Callable[[], float] = time.monotonic,
+        pool: ModelPool | None = None,
     ) -> None:
-        """`backends` in the order of the settings' models."""
+        """`backends` in the order of the settings' models; `pool` loads further ones."""
         pairs = zip(image_models(settings), backends, strict=True)
-        self.all = tuple(ServedModel(model.id, model.settings, backend) for model, backend in pairs)
+        self._start = tuple(
+            ServedModel(model.id, model.settings, backend) for model, backend in pairs
+        )
+        self.settings, self.pool = settings, pool
+        self._loaded: tuple[ServedModel, ...] = ()
+        self._leaving: set[str] = set()
+        self._loading = asyncio.Lock()
+        self._refreshed_s, self._changes = -math.inf, 0
+        self._refresh_task: asyncio.Task[None] | None = None
         self._clock, self._until_s = clock, clock() + START_S
         self._were_ready: set[str] = set()
         self._cards: dict[str, ModelCard] = {}
 
-    def choose(self, asked: str | None) -> ServedModel:
+    @property
+    def all(self) -> tuple[ServedModel, ...]:
+        return (*self._start, *self._loaded)
+
+    async def choose(self, asked: str | None) -> ServedModel:
         """Raises Problem, 404."""
+        if asked is not None and not any(asked in model.names for model in self.all):
+            await self.refresh()
         return choose(asked, self.all)
+
+    def of_file(self, file: ModelFile) -> ServedModel | None:
+        path = file.path(self.settings.models_dir)
+        return next((model for model in self.all if model.settings.model == path), None)
+
+    # -- loading ----------------------------------------------------------------------------
+
+    async def load(self, asked: str, id_: str = "", precision: str = "") -> ServedModel:
+        """Load a model below `models_dir`; return the loaded one if it is the same. Raises
+        Problem."""
+        pool = self._need_pool()
+        file = await asyncio.to_thread(find_file, self.settings.models_dir, asked)
+        model = model_of(self.settings, file, id_, precision)
+        async with self._loading:
+            await self._learn(pool)
+            for known in self.all:
+                if known.settings == model.settings and known.id == model.id:
+                    return known
+            names = {name for known in self.all for name in known.names}
+            if self.settings.llm != "none":
+                names.add(id_of(self.settings.llm))
+            if model.id in names:
+                message = f"A model named {model.id!r} is loaded; set another id, or unload it."
+                raise Problem(409, message, "id", "model_exists")
+            await pool.load(model)
+            served = ServedModel(model.id, model.settings, pool.backend(model))
+            self._set_loaded((*self._loaded, served))
+            return served
+
+    async def unload(self, asked: str) -> ServedModel:
+        """Unload a model: new requests are refused, the others are finished. Raises Problem."""
+        pool = self._need_pool()
+        async with self._loading:
+            model = await self.choose(asked)
+            if model in self._start:
+                message = f"{model.id!r} was loaded at the start and stays loaded."
+                raise Problem(409, message, "model", "model_of_start")
+            self._leaving.add(model.id)
+            self._set_loaded([each for each in self._loaded if each is not model])
+            try:
+                # Requests that have chosen it are on their way.
+                await asyncio.sleep(SETTLE_S)
+                await pool.unload(model)
+            finally:
+                self._leaving.discard(model.id)
+            return model
+
+    def _need_pool(self) -> ModelPool:
+        if self.pool is None:
+            message = "Models are loaded at the start alone: this service needs `models_dir`."
+            raise Problem(404, message, None, "models_off")
+        return self.pool
+
+    async def refresh(self) -> None:
+        """Learn what other front ends have loaded and unloaded. Ray's controller may hang: wait for
+        it briefly."""
+        if self.pool is None:
+            return
+        if self._refresh_task is None and self._clock() - self._refreshed_s >= REFRESH_S:
+            # In this request's context Ray Serve would cancel it with the request.
+            self._refresh_task = asyncio.create_task(self._learn(self.pool), context=Context())
+            self._refresh_task.add_done_callback(self._end_refresh)
+        if self._refresh_task is not None:
+            await asyncio.wait({self._refresh_task}, timeout=PATIENCE_S)
+
+    def _end_refresh(self, task: asyncio.Task[None]) -> None:
+        self._refresh_task, self._refreshed_s = None, self._clock()
+        if not task.cancelled() and task.exception() is not None:
+            log.warning("the loaded models cannot be listed: %s", task.exception())
+
+    def _set_loaded(self, models: Sequence[ServedModel]) -> None:
+        self._loaded, self._changes = tuple(models), self._changes + 1
+
+    async def _learn(self, pool: ModelPool) -> None:
+        changes = self._changes
+        models = [each for each in await pool.loaded() if each.id not in self._leaving]
+        if changes != self._changes:
+            # What was listed is older than what this process has done since.
+            return
+        before = {each.id: each for each in self._loaded}
+        known = {id_: each for id_, each in before.items() if _is_among(each, models)}
+        self._loaded = tuple(
+            known.get(m.id) or ServedModel(m.id, m.settings, pool.backend(m)) for m in models
+        )
+        for id_ in before.keys() - known.keys():
+            await pool.forget(before[id_])
+
+    # -- what they say ----------------------------------------------------------------------
 
     async def cards(self) -> list[tuple[ServedModel, ModelCard]]:
         """A model that does not answer has its last card. Raises Problem if there is no card."""
+        await self.refresh()
         answers = await self._answers(lambda backend: backend.card())
         self._cards |= {model.id: card for model, card in answers if isinstance(card, ModelCard)}
         found = [(model, self._cards[model.id]) for model in self.all if model.id in self._cards]
@@ -57,6 +171,7 @@ class ServedModels:
 
     async def ready(self) -> list[tuple[ServedModel, ModelCard | Problem]]:
         """Raises Problem, 503, if no model can make a picture, or one may still start."""
+        await self.refresh()
         answers = await self._answers(lambda backend: backend.ready())
         away = {model.id for model, card in answers if isinstance(card, Problem)}
         self._were_ready |= {model.id for model, _ in answers} - away
@@ -69,13 +184,18 @@ class ServedModels:
         return [metric for metrics in each for metric in metrics]
 
     async def _answers(self, ask: Ask) -> list[tuple[ServedModel, ModelCard | Problem]]:
-        tasks = [asyncio.ensure_future(ask(model.backend)) for model in self.all]
+        models = self.all
+        tasks = [asyncio.ensure_future(ask(model.backend)) for model in models]
         try:
             await until_patience_ends(tasks)
-            return [(model, answer_of(task)) for model, task in zip(self.all, tasks, strict=True)]
+            return [(model, answer_of(task)) for model, task in zip(models, tasks, strict=True)]
         finally:
             for task in tasks:
                 task.cancel()
+
+
+def _is_among(model: ServedModel, models: Sequence[ImageModel]) -> bool:
+    return any((each.id, each.settings) == (model.id, model.settings) for each in models)
 
 
 async def until_patience_ends(tasks: Sequence[asyncio.Future[ModelCard]]) -> None:

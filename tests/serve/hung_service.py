@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from sdxl.source import SourceImage
-from serve import app
+from serve import replica_deployment
 from serve.orders import ImageOrder
 from serve.settings import ServeSettings
 from serve.worker.replica import ImageReplica
@@ -69,7 +69,7 @@ def main(folder: str, *flags: str) -> int:
     from sdxl.cli import main as sdxl
 
     os.environ[FOLDER] = folder
-    vars(app)["ImageReplica"] = HangingReplica
+    vars(replica_deployment)["ImageReplica"] = HangingReplica
     return sdxl(["serve", *flags])
 
 

@@ -99,6 +99,51 @@ def test_models_list_the_defaults_of_requests(worker: Worker) -> None:
     assert controls["cache_interval"]["placeholder"] == "2, with fewer than 8 steps 1"
 
 
+@pytest.mark.parametrize(
+    ("accept", "fields", "kind"),
+    [
+        ("image/png", {}, "PNG"),
+        ("image/webp", {"n": 1}, "WEBP"),
+        ("image/jpeg, image/png;q=0.5", {"output_format": "jpeg"}, "JPEG"),
+        ("image/*", {"output_format": "webp"}, "WEBP"),
+        ("image/*", {}, "PNG"),
+    ],
+)
+def test_accept_gives_the_picture_itself(
+    worker: Worker, accept: str, fields: dict[str, Any], kind: str
+) -> None:
+    body = {"prompt": PROMPT, "steps": 2, "seed": 5, **fields}
+    answer = call(worker, "POST", GENERATE, json=body, headers={"accept": accept})
+    assert answer.headers["content-type"] == f"image/{kind.lower()}", answer.text
+    with Image.open(io.BytesIO(answer.content)) as image:
+        assert image.format == kind
+    assert read_parameters(answer.content)["seed"] == 5
+    same = post(worker, body | {"output_format": kind.lower()}).json()
+    assert answer.content == picture(same["data"][0])
+
+
+@pytest.mark.parametrize("accept", ["*/*", "application/json", "image/png, application/json"])
+def test_accept_of_json_gives_json(worker: Worker, accept: str) -> None:
+    body = {"prompt": PROMPT, "steps": 2}
+    answer = call(worker, "POST", GENERATE, json=body, headers={"accept": accept})
+    assert answer.headers["content-type"] == "application/json" and answer.json()["data"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"n": 2}, {"output_format": "webp"}, {"stream": True}, {"response_format": "url"}],
+    ids=str,
+)
+def test_what_the_bare_picture_cannot_have_is_refused(
+    worker: Worker, fields: dict[str, Any]
+) -> None:
+    body = {"prompt": PROMPT, "steps": 2, **fields}
+    answer = call(worker, "POST", GENERATE, json=body, headers={"accept": "image/png"})
+    error = error_of(answer)
+    assert answer.status_code == 400 and [error["param"]] == list(fields)
+    assert "with Accept: image/png" in error["message"]
+
+
 async def test_an_absolute_url_gives_the_picture(worker: Worker, settings: dict[str, Any]) -> None:
     async with client(worker, **settings) as http:
         body = {"prompt": PROMPT, "steps": 2, "response_format": "url", "output_format": "jpeg"}

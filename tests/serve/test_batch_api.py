@@ -25,6 +25,7 @@ from sdxl.provenance import OFF, Provenance
 from serve.batch.renderers import LocalRenderer
 from serve.batch_api import runner as batch_runner
 from serve.batch_api.batch_job import BatchJobRun
+from serve.batch_api.image_jobs import ImageJobRunner
 from serve.batch_api.records import ENDED, Records
 from serve.batch_api.routes import MOST_NAME, add_batch_routes, checked_name, life_of
 from serve.batch_api.runner import BatchRunner, sweep, sweep_data
@@ -50,6 +51,7 @@ TWO_MODELS = [{"model": "mini"}, {"model": "/models/other"}]
 class BatchService:
     client: openai.OpenAI
     runner: BatchRunner
+    jobs: ImageJobRunner
     worker: Worker
     settings: ServeSettings
 
@@ -105,15 +107,18 @@ def batch_api(
         workers = [worker, *others]
         app = create_app(workers, settings, add_batch_routes=add_batch_routes)
         runner = BatchRunner(records, settings, lambda: workers, outbox)
+        jobs = runner.image_jobs()
         runner.start()
+        jobs.start()
         try:
             with (
                 listening_to(app) as url,
                 openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client,
             ):
-                yield BatchService(client, runner, worker, settings)
+                yield BatchService(client, runner, jobs, worker, settings)
         finally:
             runner.close()
+            jobs.close()
 
 
 def test_a_batch_runs_through_the_official_client(tmp_path: Path) -> None:

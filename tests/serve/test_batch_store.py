@@ -138,6 +138,6 @@ def test_a_second_runner_does_not_end_a_batch_again(tmp_path: Path) -> None:
             first.poll()
             (batch,) = records.batches("anybody")
             ended = replace(batch, status="cancelled", ended_at=7, finalizing_at=7)
-            records.put_batch(ended)
+            records.put(ended)
         wait_until(lambda: not first._turns and not second._turns)
         assert records.batches("anybody") == [ended] and not events

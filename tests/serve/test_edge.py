@@ -127,7 +127,7 @@ def test_the_edges_limits_are_the_service_s(edge: str) -> None:
 
     settings = ServeSettings(sdapi=True)
     limits = {path: most for path, (most, _) in larger_bodies(settings).items()}
-    assert len(limits) == 8
+    assert len(limits) == 9
     for path, most in {**limits, "/v1/images/prompts": settings.max_body_bytes}.items():
         assert httpx.post(edge + path, content=bytes(most)).status_code == 200, path
         connection = HTTPConnection(edge.removeprefix("http://"), timeout=20)

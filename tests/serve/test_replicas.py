@@ -328,3 +328,28 @@ async def test_a_request_stores_the_source_of_an_edit_once(monkeypatch: pytest.M
     assert stored == [source]
     sent = list(zip(handle.asked[::2], handle.asked[1::2], strict=True))
     assert all(order.source is None and reference == 1 for order, reference in sent)
+
+
+async def test_an_unloaded_model_finishes_its_pictures_and_refuses_others() -> None:
+    handle = Handle([Queued(1), done(ORDER)])
+    backend = Replicas(handle)
+    async with aclosing(backend.generate(ORDER)) as updates:
+        assert isinstance(await anext(updates), Queued)
+        backend.leave()
+        assert isinstance(await anext(updates), Done)
+    handle.scripts = [[errors.draining()] for _ in range(ATTEMPTS)]
+    with pytest.raises(Problem, match="unloaded") as caught:
+        async with aclosing(backend.generate(ORDER)) as updates:
+            await anext(updates)
+    assert caught.value.status == 404
+    with pytest.raises(Problem, match="unloaded"):
+        await backend.card()
+
+
+async def test_a_job_of_an_unloaded_model_fails_instead_of_waiting() -> None:
+    from serve.batch_api.batch_job import BackendRenderer
+
+    backend = Replicas(Handle())
+    backend.leave()
+    with pytest.raises(Problem, match="unloaded"):
+        await BackendRenderer(backend, "c", "r").card()

@@ -99,3 +99,10 @@ async def test_of_many_replicas_a_few_are_asked_and_those_that_have_orders(
     assert router._liveness.count == len(each)
     answered = [each[place] for place in router._table.answered]
     assert 0 < len(answered) <= ASKED + 1 and all(replica.count for replica in answered)
+
+
+async def test_a_deployment_without_replicas_is_asked_no_more(router: Router) -> None:
+    """Its model may have been unloaded; the next request begins to ask again."""
+    router.running = {}
+    async with asyncio.timeout(5):
+        await router._keep_asking(None)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from serve import cli
+from serve.ray_errors import last_error
 from serve.settings import ServeSettings
 from tests.serve.services import free_port
 
@@ -75,6 +76,6 @@ def test_a_replicas_traceback_is_reported_by_its_last_error() -> None:
         "RuntimeError: Traceback (most recent call last):",
         "The deployment failed to start 3 times in a row.",
     ]
-    assert cli.last_error(lines) == "no picture: 12 of the image's 49152 values are not finite"
-    assert cli.last_error(["NameError: name 'x' is not defined"]).startswith("NameError: name")
-    assert cli.last_error(["nothing"]) == ""
+    assert last_error(lines) == "no picture: 12 of the image's 49152 values are not finite"
+    assert last_error(["NameError: name 'x' is not defined"]).startswith("NameError: name")
+    assert last_error(["nothing"]) == ""

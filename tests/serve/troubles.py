@@ -129,7 +129,7 @@ SERVED: dict[str, Cause] = {
     "a client's base URL": answered(generate("/images/generations")),
     "/sdapi/v1/txt2img": answered(generate("/sdapi/v1/txt2img")),
     "The model 'gpt-image-1'": answered(generate(model="gpt-image-1")),
-    "Files and batches are off": answered(lambda http: http.get("/v1/files")),
+    "Files, batches and jobs are off": answered(lambda http: http.get("/v1/files")),
     "There is no such result": answered(lambda http: http.get("/v1/results/gone.png")),
     "is not a field here": answered(generate(tools=[])),
     "size must be 'auto'": answered(generate(size="1024x1024")),

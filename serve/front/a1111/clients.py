@@ -7,46 +7,24 @@ several front ends a client's next call may reach another one. It knows no HTTP.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
-from serve.orders import Done, ImageProgress
+from serve.front.runs import Run
 
 MOST_CLIENTS = 1000
 
 
 @dataclass(eq=False)
-class Run:
-    """One running request."""
-
-    count: int
-    steps: int
-    began_s: float = field(default_factory=time.monotonic)
-    done: dict[int, Done] = field(default_factory=dict)
-    progress: dict[int, ImageProgress] = field(default_factory=dict)
+class WebuiRun(Run):
     is_interrupted: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def share(self) -> float:
-        """The share of its steps that are done."""
-        taken = sum(self.steps if i in self.done else self._step(i) for i in range(self.count))
-        return taken / (self.steps * self.count)
-
-    @property
-    def eta_s(self) -> float:
-        return max((each.eta_s for each in self.progress.values()), default=0.0)
-
-    def _step(self, index: int) -> int:
-        progress = self.progress.get(index)
-        return min(progress.step, self.steps) if progress else 0
 
 
 @dataclass
 class ClientState:
     options: dict[str, Any] = field(default_factory=dict)
-    runs: list[Run] = field(default_factory=list)
+    runs: list[WebuiRun] = field(default_factory=list)
 
     def interrupt(self) -> None:
         for run in self.runs:

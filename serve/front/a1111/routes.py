@@ -8,8 +8,8 @@ import asyncio
 import base64
 import secrets
 from collections.abc import Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,20 +18,21 @@ from fastapi import FastAPI, Request
 from sdxl.parameter import MAX_ATTACHMENTS
 from sdxl.params import DRAWN_SEEDS, InvalidParams
 from sdxl.source import SourceImage
-from serve.errors import invalid, of_params
+from serve.errors import Problem, invalid, of_params
 from serve.front.a1111 import CONTROLNET, PREFIX, controlnet, editing, wire
-from serve.front.a1111.clients import Clients, ClientState, Run
-from serve.front.access import client_of
+from serve.front.a1111.clients import Clients, ClientState, WebuiRun
+from serve.front.access import check_operator, client_of
 from serve.front.answering import deadline_of, fan_out, take_rate
 from serve.front.attached_pictures import check, preview_of
 from serve.front.edits import check_can_edit, prepared
-from serve.front.generations import marked, work_of
+from serve.front.generations import marks_of, work_of
 from serve.front.image_orders import orders_of
 from serve.front.keys import RateLimiter
 from serve.front.openai_images import ImageRequest
 from serve.front.sent_pictures import DecodingThread
 from serve.front.served_models import ServedModel, ServedModels
-from serve.orders import Done, ImageBackend, ImageOrder, ImageProgress, ModelCard
+from serve.orders import Done, ImageBackend, ImageOrder, ModelCard
+from serve.run_time_models import SUFFIX, files_below, find_file
 from serve.settings import ServeSettings
 
 EMPTY_LISTS = (
@@ -54,12 +55,49 @@ class WebuiApi:
 
     async def card_of(self, request: Request) -> ModelCard:
         """The card of the client's model."""
-        model = wire.model_in(self.state_of(request).options, self.models.all)
+        model = await self.model_of(self.state_of(request).options)
         return await model.backend.card()
+
+    async def model_of(self, options: dict[str, Any]) -> ServedModel:
+        """The client's model, or while it is unloaded the first."""
+        await self.models.refresh()
+        try:
+            return wire.model_in(options, self.models.all)
+        except Problem:
+            return self.models.all[0]
+
+    async def checked(self, options: dict[str, Any], request: Request) -> dict[str, Any]:
+        """The options as wire.checked_options returns them, their checkpoint loaded."""
+        return wire.checked_options(await self.with_loaded(options, request), self.models.all)
+
+    async def with_loaded(self, options: dict[str, Any], request: Request) -> dict[str, Any]:
+        """The options with the loaded model's name. A checkpoint below `models_dir` is loaded."""
+        name, models = wire.name_in(options), self.models
+        if name is None or models.pool is None:
+            return options
+        with suppress(Problem):
+            await models.choose(name)
+            return options
+        try:
+            file = await asyncio.to_thread(find_file, self.settings.models_dir, name)
+        except Problem:
+            # wire.checked_options refuses it, and lists what is loaded.
+            return options
+        model = models.of_file(file)
+        if model is None:
+            check_operator(request)
+            model = await models.load(file.name)
+        return {**options, wire.CHECKPOINT: wire.title_of(model.id)}
+
+    async def chosen(self, asked: wire.TextToImage, request: Request) -> dict[str, Any]:
+        """The client's options, overridden by the request's."""
+        own = self.state_of(request).options
+        given = await self.checked(asked.override_settings or {}, request)
+        return await self.with_loaded({**own, **given}, request)
 
     async def make(self, asked: wire.TextToImage, request: Request) -> dict[str, Any]:
         state = self.state_of(request)
-        chosen = wire.chosen_options(asked, state.options, self.models.all)
+        chosen = await self.chosen(asked, request)
         model = wire.model_in(chosen, self.models.all)
         card = await model.backend.card()
         wanted = wire.request_of(asked, chosen)
@@ -73,7 +111,7 @@ class WebuiApi:
 
     async def edit(self, asked: editing.ImageToImage, request: Request) -> dict[str, Any]:
         state = self.state_of(request)
-        chosen = wire.chosen_options(asked, state.options, self.models.all)
+        chosen = await self.chosen(asked, request)
         model = wire.model_in(chosen, self.models.all)
         card = await model.backend.card()
         check_can_edit(card)
@@ -103,7 +141,7 @@ class WebuiApi:
         model: ServedModel,
         state: ClientState,
     ) -> dict[str, Any]:
-        run = Run(len(orders), orders[0].params.all_steps)
+        run = WebuiRun(len(orders), orders[0].params.all_steps)
         state.runs.append(run)
         try:
             done = await self._run(orders, run, model.backend)
@@ -123,10 +161,11 @@ class WebuiApi:
         deadline_s = deadline_of(None, request, self.settings)
         seed = secrets.randbelow(DRAWN_SEEDS)
         orders = orders_of(wanted, card, model.settings, seed, deadline_s)
-        return marked(orders, request, model, wants_progress=True, **pictures)
+        marks = marks_of(request, model)
+        return [replace(each, wants_progress=True, **marks, **pictures) for each in orders]
 
     async def _run(
-        self, orders: Sequence[ImageOrder], run: Run, backend: ImageBackend
+        self, orders: Sequence[ImageOrder], run: WebuiRun, backend: ImageBackend
     ) -> list[Done]:
         """The pictures; of an interrupted request those that are finished."""
         making = asyncio.ensure_future(self._follow(orders, run, backend))
@@ -139,16 +178,14 @@ class WebuiApi:
             for task in (making, stop):
                 task.cancel()
             await asyncio.gather(making, stop, return_exceptions=True)
-        return [run.done[index] for index in sorted(run.done)]
+        return run.pictures
 
-    async def _follow(self, orders: Sequence[ImageOrder], run: Run, backend: ImageBackend) -> None:
+    async def _follow(
+        self, orders: Sequence[ImageOrder], run: WebuiRun, backend: ImageBackend
+    ) -> None:
         async with aclosing(fan_out(backend, orders, orders[0].deadline_s)) as updates:
             async for index, update in updates:
-                match update:
-                    case Done():
-                        run.done[index] = update
-                    case ImageProgress():
-                        run.progress[index] = update
+                run.note(index, update)
 
 
 def add_webui_routes(
@@ -195,21 +232,34 @@ def add_option_routes(app: FastAPI, api: WebuiApi) -> None:
     @app.get(f"{PREFIX}/options")
     async def show_webui_options(request: Request) -> dict[str, Any]:
         options = api.state_of(request).options
-        model = wire.model_in(options, api.models.all)
-        own = {wire.CHECKPOINT: wire.title_of(model), "sd_checkpoint_hash": None}
+        model = await api.model_of(options)
+        own = {wire.CHECKPOINT: wire.title_of(model.id), "sd_checkpoint_hash": None}
         return {**wire.OPTIONS, **options, **own}
 
     @app.post(f"{PREFIX}/options")
     async def set_webui_options(body: dict[str, Any], request: Request) -> None:
-        """Set options of this client's requests."""
-        api.state_of(request).options |= wire.checked_options(body, api.models.all)
+        """Set options of this client's requests. A checkpoint below `models_dir` is loaded."""
+        api.state_of(request).options |= await api.checked(body, request)
+
+    @app.post(f"{PREFIX}/unload-checkpoint")
+    async def unload_webui_checkpoint(request: Request) -> dict[str, Any]:
+        """Unload this client's checkpoint; its next request loads it again."""
+        check_operator(request)
+        await api.models.unload((await api.model_of(api.state_of(request).options)).id)
+        return {}
+
+    @app.post(f"{PREFIX}/reload-checkpoint")
+    async def reload_webui_checkpoint(request: Request) -> dict[str, Any]:
+        """Load this client's checkpoint, if it was unloaded."""
+        await api.with_loaded(api.state_of(request).options, request)
+        return {}
 
     @app.get(f"{PREFIX}/cmd-flags")
     async def show_webui_flags() -> dict[str, Any]:
         return {}
 
     async def refresh() -> None:
-        """LoRAs are found without it; the rest cannot change while the service runs."""
+        """Files are found without it."""
 
     for name in ("checkpoints", "loras", "vae"):
         app.post(f"{PREFIX}/refresh-{name}", name=f"webui_refresh_{name}")(refresh)
@@ -218,7 +268,15 @@ def add_option_routes(app: FastAPI, api: WebuiApi) -> None:
 def add_list_routes(app: FastAPI, api: WebuiApi) -> None:
     @app.get(f"{PREFIX}/sd-models")
     async def list_webui_models() -> list[dict[str, Any]]:
-        return [wire.described(model) for model in api.models.all]
+        """The loaded models, then those below `models_dir` that can be loaded."""
+        await api.models.refresh()
+        models = api.models.all
+        folder, files = api.settings.models_dir, []
+        if api.models.pool is not None:
+            files = await asyncio.to_thread(files_below, folder)
+        loaded = {each.settings.model for each in models}
+        more = [f.name.removesuffix(SUFFIX) for f in files if f.path(folder) not in loaded]
+        return [wire.described(name) for name in (*(model.id for model in models), *more)]
 
     @app.get(f"{PREFIX}/samplers")
     async def list_webui_samplers() -> list[dict[str, Any]]:

@@ -139,13 +139,6 @@ class PictureInfo(BaseModel):
     image: str
 
 
-def chosen_options(
-    asked: TextToImage, options: dict[str, Any], models: Sequence[ImageModel]
-) -> dict[str, Any]:
-    """The client's options, overridden by the request's."""
-    return {**options, **checked_options(asked.override_settings or {}, models)}
-
-
 def model_in(options: dict[str, Any], models: Sequence[M]) -> M:
     """Raises Problem, 404."""
     return choose(name_in(options), models)
@@ -357,14 +350,14 @@ def info_of(
     }
 
 
-def title_of(model: ImageModel) -> str:
-    return model.id + SUFFIX
+def title_of(name: str) -> str:
+    return name + SUFFIX
 
 
-def described(model: ImageModel) -> dict[str, Any]:
+def described(name: str) -> dict[str, Any]:
     empty = {"hash": None, "sha256": None, "config": None}
-    title = title_of(model)
-    return {"title": title, "model_name": model.id, "filename": title, **empty}
+    title = title_of(name)
+    return {"title": title, "model_name": name, "filename": title, **empty}
 
 
 def loras(card: ModelCard) -> list[dict[str, Any]]:

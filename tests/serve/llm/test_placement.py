@@ -10,8 +10,8 @@ import pytest
 import ray
 
 from sdxl.params import InvalidParams
-from serve.app import replicas_of
 from serve.llm import deployment
+from serve.replica_deployment import replicas_of
 from serve.settings import ServeSettings
 from tests.serve.llm.placement_probe import DOUBLE
 from tests.serve.probe_runs import report_by

@@ -1,0 +1,40 @@
+"""What routes of files, batches and jobs share: their owner, pages of a list, and a full store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+from fastapi import Query, Request
+
+from sdxl.files import OutputError
+from serve.batch_api.records import R, owner_of
+from serve.errors import Problem, invalid
+
+After = Annotated[str | None, Query(max_length=64)]
+
+
+def owner_in(request: Request) -> str:
+    return owner_of(getattr(request.state, "key", None))
+
+
+def page_of(
+    records: Sequence[R], after: str | None, limit: int
+) -> tuple[Sequence[R], dict[str, Any]]:
+    """Return a page of records, and its ends in OpenAI's words."""
+    ids = [each.id for each in records]
+    if after is not None and after not in ids:
+        raise invalid("after", f"after: there is no {after!r}")
+    rest = records[ids.index(after) + 1 :] if after else records
+    page = rest[:limit]
+    first, last = (page[0].id, page[-1].id) if page else (None, None)
+    return page, {"first_id": first, "last_id": last, "has_more": len(rest) > limit}
+
+
+def with_room(write: Callable[[], None]) -> None:
+    """Answer 507 if the store cannot be written."""
+    try:
+        write()
+    except OutputError as error:
+        message = "The place for files takes no more now; see the service's log."
+        raise Problem(507, message, None, "batches_full", 60.0) from error

@@ -1,0 +1,83 @@
+"""Reads and checks a request for pictures before it is queued: its model, its limits, its files.
+
+A job is read here when it arrives, and again when it runs. It knows no routes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from sdxl.control_maps import Pictures
+from sdxl.source import SourceImage
+from serve.front.attached_pictures import has_pictures, read_attached
+from serve.front.edits import EditAsked, check_can_edit, checked, of_json, read_images
+from serve.front.image_orders import check_limits, check_plain, orders_of
+from serve.front.openai_images import ImageRequest
+from serve.front.sent_pictures import DecodingThread
+from serve.front.served_models import ServedModel, ServedModels
+from serve.orders import ImageOrder, ModelCard
+
+
+@dataclass(frozen=True)
+class PicturesAsked:
+    """A request, its model, and its decoded files."""
+
+    request: ImageRequest
+    model: ServedModel
+    card: ModelCard
+    source: SourceImage | None = None
+    """the image that an edit begins from"""
+    maps: Pictures = field(default_factory=dict)
+    """its other pictures"""
+
+    def orders(self, seed: int, deadline_s: float, marks: Mapping[str, Any]) -> list[ImageOrder]:
+        """Raises Problem for what the service or its model refuses."""
+        orders = orders_of(self.request, self.card, self.model.settings, seed, deadline_s)
+        files: dict[str, Any] = {"source": self.source, "maps": self.maps}
+        return [replace(order, **marks, **files) for order in orders]
+
+
+@dataclass
+class RequestReader:
+    models: ServedModels
+    decoding: DecodingThread
+
+    async def read(self, asked: ImageRequest) -> PicturesAsked:
+        check_plain(asked)
+        model, card = await self._model(asked)
+        if not has_pictures(asked):
+            return PicturesAsked(asked, model, card)
+        read = partial(read_attached, asked, card, model.settings)
+        asked, maps = await self.decoding.run(read)
+        return PicturesAsked(asked, model, card, maps=maps)
+
+    async def read_edit(self, sent: EditAsked) -> PicturesAsked:
+        model, card = await self._model(sent.request)
+        check_can_edit(card)
+        check_limits(sent.request, card, model.settings)
+        read = partial(read_images, sent, card, model.settings)
+        asked, source, maps = await self.decoding.run(read)
+        return PicturesAsked(asked, model, card, source, maps)
+
+    async def read_json(self, body: bytes) -> PicturesAsked:
+        """A body with `images` is an edit's."""
+        if "images" in fields_of(body):
+            return await self.read_edit(of_json(body))
+        return await self.read(checked(ImageRequest, body))
+
+    async def _model(self, asked: ImageRequest) -> tuple[ServedModel, ModelCard]:
+        model = await self.models.choose(asked.model)
+        return model, await model.backend.card()
+
+
+def fields_of(body: bytes) -> dict[str, Any]:
+    """Return the fields of a JSON object; empty for another text, which `checked` refuses."""
+    try:
+        fields = json.loads(body)
+    except ValueError:
+        return {}
+    return fields if isinstance(fields, dict) else {}

@@ -1,0 +1,137 @@
+"""Loads and unloads models while the service runs: each is a Ray Serve application of its own.
+
+Ray Serve's list of applications says what is loaded, to every process alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray import serve as ray_serve
+
+from serve import errors
+from serve.errors import Problem
+from serve.fleet.replicas import Replicas
+from serve.models import DEPLOYMENT, ImageModel, image_models, plain
+from serve.orders import ImageBackend
+from serve.ray_errors import last_error
+from serve.replica_deployment import GPU_EACH, replicas_of
+from serve.run_time_models import PREFIX, application_name, model_in
+from serve.settings import ServeSettings
+
+log = logging.getLogger(__name__)
+
+QUIET: dict[str, Any] = {"log_level": "WARNING", "enable_access_log": False}
+POLL_S = 0.5
+RUNNING, UNHEALTHY, DEPLOYING, FAILED = "RUNNING", "UNHEALTHY", "DEPLOYING", "DEPLOY_FAILED"
+DELETING, ABSENT = "DELETING", ""
+States = dict[str, tuple[str, str]]
+"""the state of each model's application, and Ray's text of its failure"""
+
+
+class RayModels:
+    """Implements ModelPool."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self.settings = settings
+        self._backends = dict[str, Replicas]()
+        """by the names of their applications"""
+
+    async def loaded(self) -> Sequence[ImageModel]:
+        # A model whose replica, or whose controller, is replaced is deployed again.
+        states = await _states()
+        there = [
+            name
+            for name, (state, _) in states.items()
+            if state in (RUNNING, UNHEALTHY) or (state == DEPLOYING and name in self._backends)
+        ]
+        return [model_in(self.settings, name) for name in there]
+
+    async def load(self, model: ImageModel) -> None:
+        name, is_ours = application_name(model), False
+        while True:
+            state, message = (await _states()).get(name, (ABSENT, ""))
+            if state == RUNNING:
+                return
+            if state == ABSENT:
+                if is_ours:
+                    raise errors.unloaded()
+                await asyncio.to_thread(self._deploy, model, name, len(await _states()))
+                is_ours = True
+            if state == FAILED:
+                await self._delete(name)
+                if is_ours:
+                    raise failure(message, model)
+            # Another front end may be loading or unloading it.
+            await asyncio.sleep(POLL_S)
+
+    def _deploy(self, model: ImageModel, name: str, others: int) -> None:
+        is_gpu = self.settings.device == "gpu" or (
+            self.settings.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0
+        )
+        if is_gpu and (free := ray.available_resources().get("GPU", 0.0)) < GPU_EACH:
+            message = f"{model.id} needs {GPU_EACH} of a GPU, {free:.2f} free; unload another model"
+            raise Problem(507, message, "model", "no_room")
+        deployment = f"{DEPLOYMENT}-{plain(model.id)}"
+        sharing = len(image_models(self.settings)) + others + 1
+        replicas = replicas_of(model.settings, deployment, 1, is_gpu, sharing, GPU_EACH)
+        # Its pictures may take as long as any.
+        patience_s = max(self.settings.shutdown_s, self.settings.max_deadline_s)
+        options: dict[str, Any] = {
+            "graceful_shutdown_timeout_s": patience_s,
+            "max_constructor_retry_count": 1,
+        }
+        bound = replicas.options(**options).bind(model.settings, checks_room=True)
+        ray_serve.api._run(
+            bound, _blocking=False, name=name, route_prefix=None, logging_config=QUIET
+        )
+
+    async def unload(self, model: ImageModel) -> None:
+        name = application_name(model)
+        if name in self._backends:
+            self._backends[name].leave()
+        await self._delete(name)
+        await self.forget(model)
+
+    async def _delete(self, name: str) -> None:
+        while name in (states := await _states()):
+            if states[name][0] != DELETING:
+                # Again if a controller died before it noted this.
+                await asyncio.to_thread(ray_serve.delete, name, _blocking=False)
+            await asyncio.sleep(POLL_S)
+
+    def backend(self, model: ImageModel) -> ImageBackend:
+        name, deployment = application_name(model), f"{DEPLOYMENT}-{plain(model.id)}"
+        if name not in self._backends:
+            handle = ray_serve.get_deployment_handle(deployment, name)
+            self._backends[name] = Replicas(handle)
+        return self._backends[name]
+
+    async def forget(self, model: ImageModel) -> None:
+        backend = self._backends.pop(application_name(model), None)
+        if backend is not None:
+            await backend.close()
+
+
+async def _states() -> States:
+    """Wait until Ray Serve lists its applications: it has at least this process's own."""
+    while not (applications := (await asyncio.to_thread(ray_serve.status)).applications):
+        await asyncio.sleep(POLL_S)
+    found = States()
+    for name, each in applications.items():
+        if name.startswith(PREFIX):
+            texts = [each.message, *(d.message for d in each.deployments.values())]
+            found[name] = (str(each.status.value), "\n".join(texts))
+    return found
+
+
+def failure(message: str, model: ImageModel) -> Problem:
+    cause = last_error([line.strip() for line in message.splitlines()])
+    cause = cause.replace(model.settings.model, model.id)
+    if "NoMemory: " in message:
+        return Problem(507, f"{cause}; unload another model", "model", "no_room")
+    return Problem(422, f"The model cannot be loaded: {cause}", "model", "model_not_loadable")

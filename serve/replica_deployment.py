@@ -1,0 +1,56 @@
+"""The options of image replicas as a Ray Serve deployment: resources and health checks."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ray import serve as ray_serve
+
+from serve.fleet.autoscaling import ByWork, how_many
+from serve.fleet.router import ROUTING
+from serve.llm.deployment import elsewhere
+from serve.settings import ServeSettings
+from serve.worker.replica import ImageReplica
+
+HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 1.0, 2.0
+"""A third of the time after which Ray replaces a replica that does not answer."""
+MAX_ORDERS = 10_000
+"""Per replica; high enough that no order waits in Ray's queue, which knows only arrival order."""
+LOAD_ATTEMPTS = 2
+GPU_AT_START, GPU_EACH = 0.6, 0.05
+"""With `models_dir`: the parts of a GPU that Ray counts for a replica of the start, of which no two
+share a GPU, and for one of a model loaded later. The memory decides what fits."""
+
+
+def replicas_of(
+    settings: ServeSettings, name: str, fewest: int, is_gpu: bool, sharing: int, gpu: float = 1
+) -> ray_serve.Deployment:
+    """Return a deployment's options; `sharing` counts all replicas that may share a machine's
+    cores; `gpu` is the part of a GPU that Ray counts for one."""
+    most = settings.max_replicas
+    return ray_serve.deployment(name=name)(ImageReplica).options(
+        **how_many(fewest, most, ByWork, target_s=settings.target_queue_s),
+        max_ongoing_requests=MAX_ORDERS,
+        graceful_shutdown_timeout_s=settings.shutdown_s,
+        graceful_shutdown_wait_loop_s=0.1,
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+        max_constructor_retry_count=LOAD_ATTEMPTS,
+        ray_actor_options={**actor_options(is_gpu, sharing, gpu), **elsewhere(settings)},
+        request_router_config=ROUTING,
+    )
+
+
+def actor_options(is_gpu: bool, replicas: int, gpu: float = 1) -> dict[str, Any]:
+    """Return an actor's resources: a GPU or a part of it, or without GPUs an even share of the
+    cores, which Ray does not reserve: it would refuse a second replica on a small machine."""
+    if is_gpu:
+        return {"num_gpus": gpu, "num_cpus": 1}
+    share = max((os.cpu_count() or 1) // replicas, 1)
+    threads = {
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share)),
+        # A thread that spins while it waits takes its core from the other replicas.
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+    return {"num_cpus": 0, "runtime_env": {"env_vars": threads}}
