@@ -37,7 +37,7 @@ from serve.settings import ServeSettings
 log = logging.getLogger(__name__)
 
 AT_ONCE = 32
-"""jobs of one owner that run; the rest wait, and leave his other requests a place in the queue"""
+"""jobs of one owner that run; the rest wait, so that the queue has room for other requests"""
 POLL_S, POLL_BUCKET_S = 0.5, 5.0
 UPDATE_S = 1.0
 """how often a running job's record is updated"""
