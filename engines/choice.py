@@ -75,11 +75,13 @@ def choose_engines(asked: EngineRequest, backend: str) -> Engines:
             engines = load(asked)
         except UNAVAILABLE as error:
             passed_over[name] = str(error)
-            log.info("%s is passed over: %s", name, error)
             continue
         said = {"backend": name, **engines.description, "passed_over": passed_over}
         if not asked.is_for_cpu and (reasons := why_slower(said)):
             log.warning("%s runs on %s, not on TensorRT: %s", asked.model, name, reasons)
+        else:
+            others = f" ({'; '.join(passed_over.values())})" if passed_over else ""
+            log.info("%s runs on %s%s", asked.model, name, others)
         return replace(engines, description=said)
     raise BackendMissing(f"no backend here serves {asked.model} as asked: {_listed(passed_over)}")
 

@@ -56,6 +56,7 @@ class Rooms:
 
 def measure(pipeline: Pipeline, rooms: Rooms, costs: Costs) -> None:
     """Measure the costs at the model's usual size."""
+    began = pipeline.clock()
     with pipeline.engines.warming():
         with named_if_slow("making a first picture"):
             learn_picture(pipeline, rooms, costs)
@@ -63,7 +64,16 @@ def measure(pipeline: Pipeline, rooms: Rooms, costs: Costs) -> None:
             with named_if_slow(f"timing calls of {bucket} rows"):
                 learn_bucket(pipeline, rooms, bucket, costs)
     costs.lasting = frozenset(costs.ticks)
-    log.info("a picture takes %.3f s to encode and decode", costs.encode_s + costs.decode_s)
+    calls = ", ".join(
+        f"{key.call.network} {1000 * seconds:.1f} ms"
+        for key, seconds in costs.ticks.items()
+        if key.bucket == pipeline.limits().buckets[-1]
+    )
+    log.info(
+        "warm-up took %.1f s: %d rows take %s; a picture takes %.3f s to encode and decode",
+        *(pipeline.clock() - began, pipeline.limits().buckets[-1]),
+        *(calls, costs.encode_s + costs.decode_s),
+    )
 
 
 def rounds(pipeline: Pipeline) -> Iterator[None]:
@@ -122,8 +132,6 @@ def learn_bucket(pipeline: Pipeline, rooms: Rooms, bucket: int, costs: Costs) ->
     for _ in rounds(pipeline):
         loop, _ = rooms.denoise(partial(_denoised, pipeline, params, conditionings))
     costs.ticks |= loop.costs.ticks
-    shown = ", ".join(f"{k.call.network} {1000 * s:.1f} ms" for k, s in loop.costs.ticks.items())
-    log.info("%d rows: %s", bucket, shown)
 
 
 def _denoised(

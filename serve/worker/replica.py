@@ -6,6 +6,7 @@ Its answers travel as plain data, Problems included, since Ray wraps raised exce
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 import time
@@ -23,6 +24,8 @@ from serve.fleet.identity import labelled, replica_name
 from serve.orders import ImageOrder, ModelCard, PromptFacts, Update
 from serve.settings import ServeSettings
 from serve.tracing import tracer_to
+
+log = logging.getLogger(__name__)
 
 OUTLOOK_S = 0.1
 """A prediction takes milliseconds: routers that ask within this time get the same one."""
@@ -45,6 +48,7 @@ class ImageReplica:
 
             check_room(find(settings.model_name), settings.precision)
 
+        began = time.monotonic()
         pipeline = engines.load(
             settings.model_name,
             settings.backend,
@@ -58,6 +62,7 @@ class ImageReplica:
             ip_adapters=settings.ip_adapters,
             refiner=settings.refiner,
         )
+        log.info("loaded %s in %.1f s", settings.model_name, time.monotonic() - began)
         self.worker = Worker(
             pipeline,
             queue=settings.queue,
