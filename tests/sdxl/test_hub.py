@@ -79,11 +79,13 @@ def test_the_hub_is_asked_for_the_revision(
 ) -> None:
     import huggingface_hub
 
-    asked = []
+    asked, place = [], tmp_path / "snapshots" / MAIN
+    place.mkdir(parents=True)
+    shutil.copy(MINI / "model_index.json", place)
 
     def snapshot(repo_id: str, **options: object) -> str:
         asked.append((repo_id, options["revision"]))
-        return str(tmp_path / "snapshots" / MAIN)
+        return str(place)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     monkeypatch.setattr(checkpoint, "_files_of", lambda repo, revision: ["unet/config.json"])
@@ -116,6 +118,8 @@ def test_a_failing_hub_does_not_stop_a_model_that_was_fetched(
     import huggingface_hub
 
     place = tmp_path / "snapshots" / MAIN
+    place.mkdir(parents=True)
+    shutil.copy(MINI / "model_index.json", place)
 
     def refused(*_: object, **__: object) -> None:
         raise error_of(kind)

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serve.front import edits
+from serve.front import edits, request_reader
 from serve.worker.worker import Worker
 from tests.serve.servers import client, listening
 from tests.serve.test_edits import EDIT, PROMPT, QUICK, hole, png
@@ -107,7 +107,7 @@ async def test_images_are_decoded_one_at_a_time(
             at_once, done = at_once - 1, done + 1
         return read(*given)
 
-    monkeypatch.setattr(edits, "read_images", slow)
+    monkeypatch.setattr(request_reader, "read_images", slow)
     async with client(worker) as http:
         for _ in range(6):
             asked = http.post(EDIT, data=QUICK, files={"image": png()})
