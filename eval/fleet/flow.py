@@ -12,10 +12,12 @@ import numpy as np
 
 from eval.fleet.calibration import Pace
 from eval.fleet.fronts import SHELF, STEP_S, TURNS, Fronts
-from eval.fleet.gpus import QUEUE, SimulatedGpu
+from eval.fleet.gpus import SimulatedGpu
 from eval.fleet.outcome import Outcome
 from eval.fleet.traffic import DEADLINE_S, LOADING_S, LORAS, Traffic
 
+ROOM = 256
+"""for waiting pictures of a replica: more than can be in time"""
 SILENT_S, LEFT_S = 1.5, 2.5
 """After these a dead replica gets no more pictures, and those that it had go elsewhere
 (serve/fleet/liveness.py, beats.py)."""
@@ -49,7 +51,7 @@ class Flow:
         """standard pictures: what each in flight has done since the start, what waits, and what is
         left of those in flight"""
         self.ends, self.flying = np.full((n, most), np.inf), np.zeros((3, n, most))
-        self.queue = np.zeros((3, n, QUEUE))
+        self.queue = np.zeros((3, n, ROOM))
         self.head, self.waiting, self.running = np.zeros((3, n), int)
         self.up_s = np.full(n, -np.inf)
         """since when it works, or when it will"""
@@ -110,7 +112,7 @@ class Flow:
             return
         for one in np.flatnonzero(self.rng.random(len(self.up_s)) < self.failure):
             flies = np.isfinite(self.ends[one])
-            places = (self.head[one] + np.arange(self.waiting[one])) % QUEUE
+            places = (self.head[one] + np.arange(self.waiting[one])) % ROOM
             had = np.concatenate([self.flying[:, one, flies], self.queue[:, one, places]], 1)
             self._lose(np.full(had.shape[1], one), had)
             self.ends[one] = np.inf
@@ -183,7 +185,8 @@ class Flow:
         is_down = self.up_s[replica] > self.now
         self._lose(replica[is_down], pictures[:, is_down])
         ready_s = self.now + (self.queued + self.left)[replica] * self.full_s
-        ready_s += pictures[WORK] * self.pace.picture_s[1]
+        # At worst it shares the device with as many as there may be.
+        ready_s += pictures[WORK] * self.pace.picture_s[self.pace.most]
         is_late = ready_s > pictures[CAME] + DEADLINE_S
         self.out.refused += int(np.count_nonzero(is_late & ~is_down))
         is_in = ~(is_down | is_late)
@@ -191,7 +194,7 @@ class Flow:
         order = np.argsort(replica, kind="stable")
         replica, pictures = replica[order], pictures[:, order]
         place = (self.head + self.waiting)[replica] + places_in_run(replica)
-        self.queue[:, replica, place % QUEUE] = pictures
+        self.queue[:, replica, place % ROOM] = pictures
         np.add.at(self.waiting, replica, 1)
         np.add.at(self.queued, replica, pictures[WORK])
 
@@ -200,7 +203,7 @@ class Flow:
         room = np.where(is_crowded, self.pace.most, self.pace.usual)
         while len(one := np.flatnonzero((self.waiting > 0) & (self.running < room))):
             slot = np.isinf(self.ends[one]).argmax(1)
-            picture = self.queue[:, one, self.head[one] % QUEUE]
+            picture = self.queue[:, one, self.head[one] % ROOM]
             self.ends[one, slot] = self.advanced[one] + picture[WORK]
             self.flying[:, one, slot] = picture
             self.head[one] += 1
