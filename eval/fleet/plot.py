@@ -11,15 +11,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from eval.fleet.outcome import Outcome
+from eval.quality.plot import STYLE
 from sdxl.files import write_atomic
 
-STYLE: Any = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "svg.hashsalt": "sdxl",
-    "figure.dpi": 150,
-}
 COLOURS = ("#9aa5b1", "#e9a23b", "#2a9d8f", "#1f4e79")
 
 

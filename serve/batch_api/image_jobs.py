@@ -38,7 +38,6 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 32
 """jobs of one owner that run; the rest wait, so that the queue has room for other requests"""
-POLL_S, POLL_BUCKET_S = 0.5, 5.0
 UPDATE_S = 1.0
 """how often a running job's record is updated"""
 RETRY_S = 10.0
@@ -85,8 +84,7 @@ class ImageJobRunner:
     async def _run_until_left(self) -> None:
         models = ServedModels(self.settings, self.backends(), pool=self.pool())
         self._reader = RequestReader(models, DecodingThread())
-        pause_s = POLL_BUCKET_S if "://" in self.records.place else POLL_S
-        while not await asyncio.to_thread(self._leave.wait, pause_s):
+        while not await asyncio.to_thread(self._leave.wait, self._open.pause_s):
             try:
                 await self._poll()
             except Exception:

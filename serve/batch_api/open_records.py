@@ -10,11 +10,18 @@ from serve.errors import Problem
 
 log = logging.getLogger(__name__)
 
+POLL_S, POLL_BUCKET_S = 0.5, 5.0
+
 
 class OpenRecords(Generic[W]):
     def __init__(self, records: Records, kind: type[W]) -> None:
         self.records, self.kind = records, kind
         self._ended, self._unreadable = set[str](), set[str]()
+
+    @property
+    def pause_s(self) -> float:
+        """Between two readings."""
+        return POLL_BUCKET_S if "://" in self.records.place else POLL_S
 
     def read(self) -> list[W]:
         """Return the open records, the oldest first."""

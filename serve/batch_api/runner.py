@@ -44,7 +44,6 @@ from serve.settings import ServeSettings
 
 log = logging.getLogger(__name__)
 
-POLL_S, POLL_BUCKET_S = 0.5, 5.0
 UPDATE_S = 2.0
 """how often a running batch's record is updated"""
 RETRY_S = 10.0
@@ -155,8 +154,7 @@ class BatchRunner:
             thread.join(timeout_s)
 
     def _poll_forever(self) -> None:
-        pause_s = POLL_BUCKET_S if "://" in self.records.place else POLL_S
-        while not self._leave.wait(pause_s):
+        while not self._leave.wait(self._open.pause_s):
             try:
                 self.poll()
             except Exception:
