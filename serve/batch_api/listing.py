@@ -36,5 +36,5 @@ def with_room(write: Callable[[], None]) -> None:
     try:
         write()
     except OutputError as error:
-        message = "The place for files takes no more now; see the service's log."
+        message = "Files cannot be stored now; the service's log says why."
         raise Problem(507, message, None, "batches_full", 60.0) from error

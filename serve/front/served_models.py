@@ -121,7 +121,7 @@ class ServedModels:
 
     def _need_pool(self) -> ModelPool:
         if self.pool is None:
-            message = "Models are loaded at the start alone: this service needs `models_dir`."
+            message = "Models cannot be loaded while this service runs: it needs the setting `models_dir`."
             raise Problem(404, message, None, "models_off")
         return self.pool
 

@@ -57,7 +57,7 @@ class LlmReplica:
                 # TensorRT-LLM keeps to the loop of the first request.
                 asyncio.run_coroutine_threadsafe(speaker.warm_up(), loop).result()
                 self.speaker = speaker
-                log.info("%s writes", speaker.id)
+                log.info("%s is loaded", speaker.id)
                 return
             except trtllm_engine.StartTimeout as error:
                 self.death = error
