@@ -121,7 +121,7 @@ class ServedModels:
 
     def _need_pool(self) -> ModelPool:
         if self.pool is None:
-            message = "Models cannot be loaded while this service runs: it needs the setting `models_dir`."
+            message = "Loading models is off: this service needs the setting `models_dir`."
             raise Problem(404, message, None, "models_off")
         return self.pool
 
