@@ -81,7 +81,7 @@ class TrainingPlan:
     courses: int = 528  # pictures that the teacher paints
     courses_batch: int = 24
     style: Schedule = _STYLE
-    style_rank: int = 4
+    style_rank: int = 8
     style_batch: int = 16
     style_pictures: int = 400
     embedding: Schedule = _EMBEDDING

@@ -1,4 +1,5 @@
-"""Trains a LoRA on scenes drawn in a style that their captions do not mention."""
+"""Trains a LoRA of the UNet's transformers on scenes drawn in a style that their captions do not
+mention."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engines.low_rank import TRANSFORMERS
 from sdxl.mini.scenes import STYLES, Image, caption, draw, sample_scene
 from training.fitting import fit
 from training.mini import topology
@@ -33,7 +35,7 @@ def train_style(
     latents, captions = encode_scenes(pipe, name, plan.style_pictures, work)
     alphas = topology.new_scheduler().alphas_cumprod.to(device)
     student = pipe.unet
-    add_low_rank(student, plan.style_rank)
+    add_low_rank(student, plan.style_rank, TRANSFORMERS)
     student.to(device)
 
     def loss_of(rng: np.random.Generator, step: int) -> Tensor:
