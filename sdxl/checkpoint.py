@@ -26,10 +26,11 @@ from sdxl.hub_files import TOP, needed_files
 from sdxl.model_names import HUB_ID, MINI_NAME, MINI_NAMES, is_file, is_here, name_of, split_vae
 from sdxl.params import InvalidParams, Sizes
 from sdxl.places import MINI as MINI
+from sdxl.places import MINI_REFINER
 from sdxl.presets import BrokenPresets, Presets, load_presets
 from sdxl.prompt import Tokenizer
 from sdxl.scheduler_config import SchedulerConfig
-from sdxl.single_file.recognition import PICKLES, SAFETENSORS
+from sdxl.single_file.recognition import AS_REFINER, PICKLES, SAFETENSORS
 from sdxl.specs import Architecture
 
 if TYPE_CHECKING:
@@ -220,10 +221,7 @@ def find(model: str) -> Checkpoint:
     base, vae = split_vae(model)
     found = _find(base)
     if found.is_refiner:
-        raise CheckpointError(
-            f"model {model!r}: is the SDXL refiner; expected a checkpoint of SDXL, and the refiner "
-            "beside it, as --refiner"
-        )
+        raise CheckpointError(f"model {model!r}: is the SDXL refiner; {AS_REFINER}")
     if not vae:
         return found
     from sdxl.single_file.folder import with_vae
@@ -234,27 +232,35 @@ def find(model: str) -> Checkpoint:
 
 
 def find_refiner(model: str) -> Checkpoint:
-    """Find a refiner: a folder in diffusers layout, or a hub id."""
-    check_files(model)
-    found = _find(model)
+    """Find a refiner: a folder in diffusers layout, a safetensors file, or a hub id."""
+    check_files(model, is_refiner=True)
+    found = _find(model, MINI_REFINER)
     if not found.is_refiner:
         raise CheckpointError(
             f"refiner {model!r}: model_index.json lacks requires_aesthetics_score; expected an "
-            "SDXL refiner in diffusers layout"
+            "SDXL refiner"
         )
     return found
 
 
-def check_files(model: str) -> None:
+def check_files(model: str, *, is_refiner: bool = False) -> None:
     """Raise CheckpointError for missing files or files of another model, in milliseconds. The hub
     is not asked."""
-    from sdxl.single_file.recognition import check_has_vae, check_is_sdxl, read_header
+    from sdxl.single_file.recognition import (
+        check_has_vae,
+        check_is_refiner,
+        check_is_sdxl,
+        read_header,
+    )
 
     base, vae = split_vae(model)
     if vae:
         read_header(_vae_file(vae))
     if is_file(base):
         header = read_header(Path(os.path.expanduser(base)))
+        if is_refiner:
+            check_is_refiner(header)
+            return
         check_is_sdxl(header)
         if not vae:
             check_has_vae(header)
@@ -289,14 +295,14 @@ def _check_folder(model: str) -> None:
             raise CheckpointError(f"{path}: not a regular file")
 
 
-def _find(model: str) -> Checkpoint:
+def _find(model: str, mini: Path = MINI) -> Checkpoint:
     if model in MINI_NAMES:
-        return Checkpoint(MINI_NAME, MINI, MINI_NAME)
+        return Checkpoint(MINI_NAME, mini, MINI_NAME)
     if is_file(model):
         from sdxl.single_file.folder import folder_of
 
         path = Path(os.path.expanduser(model))
-        return Checkpoint(name_of(model), folder_of(path, MINI))
+        return Checkpoint(name_of(model), folder_of(path, mini))
     if is_here(model):
         return Checkpoint(name_of(model), Path(os.path.expanduser(model)))
     if found := HUB_ID.fullmatch(model):

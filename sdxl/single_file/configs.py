@@ -69,6 +69,28 @@ SDXL_1_0: Mapping[str, Mapping[str, Any]] = {
     },
 }
 
+_UNET = SDXL_1_0["unet"]
+REFINER_1_0: Mapping[str, Mapping[str, Any]] = {
+    "text_encoder_2": SDXL_1_0["text_encoder_2"],
+    "unet": {
+        **_UNET,
+        "down_block_types": [*_UNET["down_block_types"], "DownBlock2D"],
+        "up_block_types": ["UpBlock2D", *_UNET["up_block_types"]],
+        "block_out_channels": [384, 768, 1536, 1536],
+        "transformer_layers_per_block": 4,
+        "attention_head_dim": [6, 12, 24, 24],
+        "cross_attention_dim": 1280,
+        "projection_class_embeddings_input_dim": 2560,
+    },
+    "vae": SDXL_1_0["vae"],
+}
+REFINER_INDEX: Config = {
+    "_class_name": "StableDiffusionXLImg2ImgPipeline",
+    "requires_aesthetics_score": True,
+    "text_encoder": [None, None],
+    "tokenizer": [None, None],
+}
+
 
 def write_tokenizer(folder: Path, pad: str) -> None:
     """Write CLIP's tokenizer as transformers stores it; SDXL's two differ in padding."""

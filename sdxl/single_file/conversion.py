@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from sdxl.checkpoint_checks import CheckpointError, foreign_errors, shapes_of_network
-from sdxl.single_file.recognition import CLIP_G, CLIP_L, VAE
+from sdxl.single_file.recognition import CLIP_G, CLIP_L, REFINER_CLIP_G, UNET, VAE
 
 Tensors = Mapping[str, Tensor]
 Configs = Mapping[str, Mapping[str, Any]]
@@ -24,7 +24,8 @@ UNUSED = ("position_ids", "logit_scale")
 
 
 def parts_of(file: Path, tensors: Tensors, configs: Configs) -> dict[str, dict[str, Tensor]]:
-    """Return the parts by folder, without `vae` if the file has none."""
+    """Return the parts by folder, without `vae` if the file has none. A refiner has no
+    `text_encoder`, and its VAE is not read."""
     from diffusers.loaders.single_file_utils import (
         convert_ldm_clip_checkpoint,
         convert_ldm_unet_checkpoint,
@@ -32,14 +33,17 @@ def parts_of(file: Path, tensors: Tensors, configs: Configs) -> dict[str, dict[s
     )
 
     clip_g = SimpleNamespace(config=SimpleNamespace(**configs["text_encoder_2"]))
+    is_refiner = "text_encoder" not in configs
+    prefix = REFINER_CLIP_G if is_refiner else CLIP_G
     with foreign_errors(file):
         parts = {
-            "text_encoder": convert_ldm_clip_checkpoint(_below(CLIP_L, tensors)),
-            "text_encoder_2": convert_open_clip_checkpoint(clip_g, _below(CLIP_G, tensors), CLIP_G),
-            "unet": convert_ldm_unet_checkpoint(dict(tensors), configs["unet"]),
+            "text_encoder_2": convert_open_clip_checkpoint(clip_g, _below(prefix, tensors), prefix),
+            "unet": convert_ldm_unet_checkpoint(_below(UNET, tensors), configs["unet"]),
         }
+        if not is_refiner:
+            parts["text_encoder"] = convert_ldm_clip_checkpoint(_below(CLIP_L, tensors))
     checked = {name: checked_part(file, name, part, configs) for name, part in parts.items()}
-    if any(name.startswith(VAE) for name in tensors):
+    if not is_refiner and any(name.startswith(VAE) for name in tensors):
         checked["vae"] = vae_of(file, _below(VAE, tensors), configs)
     return checked
 

@@ -24,9 +24,11 @@ from sdxl.files import OutputError, grant_usual, locked, prepare_folder
 from sdxl.places import MINI, home
 from sdxl.single_file import configs
 from sdxl.single_file.recognition import (
+    REFINER_CLIP_G,
     STEM,
     UNET,
     Header,
+    check_is_refiner,
     check_is_sdxl,
     input_channels,
     read_header,
@@ -39,21 +41,20 @@ log = logging.getLogger(__name__)
 
 FORMAT = 1
 """A new number converts every file again."""
-PARTS = ("text_encoder", "text_encoder_2", "unet", "vae")
 FILE_NAMES = {"unet": "diffusion_pytorch_model", "vae": "diffusion_pytorch_model"}
 SHARD = "1GB"
 """of weights in memory at a time"""
 INDEX, SCHEDULER = "model_index.json", "scheduler/scheduler_config.json"
-MINI_FILES = (INDEX, "preview.json", "presets.json", SCHEDULER)
+MINI_FILES = ("preview.json", "presets.json")
 TOKENIZERS = {"tokenizer": configs.END, "tokenizer_2": "!"}
 """and what pads"""
 
 
 def folder_of(file: Path, mini: Path) -> Path:
-    """Return the folder of this file's weights, without the VAE's if the file has none. `mini` is
-    the embedded model, which may also be a single file."""
+    """Return the folder of this file's weights, without the VAE's if the file has none or is a
+    refiner. `mini` is the embedded model, or its refiner, which may also be a single file."""
     header = read_header(file)
-    check_is_sdxl(header)
+    (check_is_refiner if _is_refiner(header) else check_is_sdxl)(header)
     name = f"{_safe(file.stem)}-{remembered_sha256(file)[:16]}-{FORMAT}"
     with _place(name) as place:
         if not place.exists():
@@ -91,8 +92,14 @@ def _identity(base: Path, vae: Path) -> str:
     return hashlib.sha256("\0".join([*stamps, remembered_sha256(vae)]).encode()).hexdigest()
 
 
+def _is_refiner(header: Header) -> bool:
+    return header.has(REFINER_CLIP_G)
+
+
 def _source(header: Header, mini: Path) -> Path | None:
     """Return the embedded model if its widths match; else None for SDXL 1.0."""
+    if not mini.exists():
+        return None
     width = json.loads((mini / "unet" / "config.json").read_text())["block_out_channels"][0]
     stem = header.shapes.get(STEM, ())
     return mini if stem and stem[0] == width else None
@@ -107,7 +114,7 @@ def _convert(header: Header, mini: Path | None, making: Path) -> None:
     with foreign_errors(header.path):
         tensors = load_file(header.path)
     parts = parts_of(header.path, tensors, found)
-    for part in PARTS:
+    for part in found:
         # Of a VAE that is missing the configuration alone: the file that replaces it needs one.
         _write_part(making / part, part, parts.get(part, {}))
         config = making / part / "config.json"
@@ -119,7 +126,9 @@ def _convert(header: Header, mini: Path | None, making: Path) -> None:
 
 
 def _configs(header: Header, mini: Path | None) -> Mapping[str, Mapping[str, Any]]:
-    whole = configs.SDXL_1_0 if mini is None else {part: _stored(mini, part) for part in PARTS}
+    whole = configs.REFINER_1_0 if _is_refiner(header) else configs.SDXL_1_0
+    if mini is not None:
+        whole = {part: _stored(mini, part) for part in whole}
     return {**whole, "unet": {**whole["unet"], "in_channels": input_channels(header)}}
 
 
@@ -144,12 +153,16 @@ def _write_rest(header: Header, mini: Path | None, making: Path) -> None:
     """Write tokenizers, scheduler and index, which a file of weights lacks."""
     source = mini or MINI
     (making / "scheduler").mkdir()
-    for name in MINI_FILES if mini else (INDEX, SCHEDULER):
-        shutil.copyfile(source / name, making / name)
+    index = json.loads((source / INDEX).read_text(encoding="utf-8"))
+    index |= configs.REFINER_INDEX if _is_refiner(header) else {}
+    (making / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
+    for name in MINI_FILES:
+        if mini and (mini / name).exists():
+            shutil.copyfile(mini / name, making / name)
     for name, pad in TOKENIZERS.items():
         if mini is None:
             configs.write_tokenizer(making / name, pad)
-        else:
+        elif (mini / name).exists():
             shutil.copytree(mini / name, making / name)
     base = json.loads((source / SCHEDULER).read_text(encoding="utf-8"))
     marks = {name for name in header.shapes if not name.startswith(UNET)}

@@ -6,7 +6,7 @@ It reads headers only, never weights, and converts nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,10 @@ PICKLES = (".bin", ".ckpt", ".pt", ".pth", ".pkl")
 SAFETENSORS = ".safetensors"
 UNET, VAE = "model.diffusion_model.", "first_stage_model."
 CLIP_L, CLIP_G = "conditioner.embedders.0.transformer.", "conditioner.embedders.1.model."
+REFINER = "the SDXL refiner"
+AS_REFINER = "expected a checkpoint of SDXL, and the refiner beside it, as --refiner"
+REFINER_CLIP_G = "conditioner.embedders.0.model."
+"""of a refiner, whose only text encoder it is"""
 STEM = f"{UNET}input_blocks.0.0.weight"
 LATENT_CHANNELS = 4
 INPUTS = (LATENT_CHANNELS, 2 * LATENT_CHANNELS + 1)
@@ -25,13 +29,13 @@ PREFIXES = {
     "FLUX": ("double_blocks.0.", f"{UNET}double_blocks.0."),
     "Stable Diffusion 3": ("joint_blocks.0.", f"{UNET}joint_blocks.0."),
     "a ControlNet": ("control_model.", "controlnet_cond_embedding."),
-    "the SDXL refiner": ("conditioner.embedders.0.model.",),
+    REFINER: (REFINER_CLIP_G,),
     "Stable Diffusion 2": ("cond_stage_model.model.",),
     "Stable Diffusion 1": ("cond_stage_model.transformer.",),
     "Playground 2.5, whose noise process no table here expresses": ("edm_mean", "edm_vpred."),
 }
 """Prefixes of the text encoders. The order matters: a refiner is known only by its one encoder."""
-CONTEXT_WIDTHS = {768: "Stable Diffusion 1", 1024: "Stable Diffusion 2", 1280: "the SDXL refiner"}
+CONTEXT_WIDTHS = {768: "Stable Diffusion 1", 1024: "Stable Diffusion 2", 1280: REFINER}
 """The model of a UNet without text encoders, by the width of its context."""
 FOREIGN_INPUTS = {8: "an InstructPix2Pix checkpoint"}
 
@@ -81,16 +85,27 @@ def check_suffix(path: Path) -> None:
 
 def check_is_sdxl(header: Header) -> None:
     """Raise CheckpointError with the other model's name."""
-    if other := foreign_kind(header):
+    other = foreign_kind(header)
+    if other == REFINER:
+        raise CheckpointError(f"{header.path}: is {other}; {AS_REFINER}")
+    if other:
         raise CheckpointError(f"{header.path}: is {other}; expected a checkpoint of SDXL")
-    missing = [
-        name
-        for name, prefix in (("UNet", UNET), ("first encoder", CLIP_L), ("second encoder", CLIP_G))
-        if not header.has(prefix)
-    ]
-    if missing:
+    parts = ("UNet", UNET), ("first encoder", CLIP_L), ("second encoder", CLIP_G)
+    _check_whole(header, parts, "SDXL")
+
+
+def check_is_refiner(header: Header) -> None:
+    other = foreign_kind(header)
+    if other != REFINER:
+        raise CheckpointError(f"{header.path}: is {other or 'SDXL'}; expected {REFINER}")
+    _check_whole(header, (("UNet", UNET), ("text encoder", REFINER_CLIP_G)), "SDXL's refiner")
+
+
+def _check_whole(header: Header, parts: Iterable[tuple[str, str]], kind: str) -> None:
+    if missing := [name for name, prefix in parts if not header.has(prefix)]:
         raise CheckpointError(
-            f"{header.path}: holds no {', no '.join(missing)}; expected a whole checkpoint of SDXL"
+            f"{header.path}: holds no {', no '.join(missing)}; expected a whole checkpoint of "
+            f"{kind}"
         )
     if strange := sorted(header.types - {*FLOATS}):
         raise CheckpointError(

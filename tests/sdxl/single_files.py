@@ -7,7 +7,7 @@ the code under test or of diffusers' converters is used.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 UNET, VAE = "model.diffusion_model.", "first_stage_model."
 CLIP_L, CLIP_G = "conditioner.embedders.0.transformer.", "conditioner.embedders.1.model."
-LEVELS = 3
+REFINER_CLIP_G = "conditioner.embedders.0.model."
 
 UNET_PLAIN = {
     "time_embedding.linear_1": "time_embed.0",
@@ -69,6 +69,14 @@ def write_single_file(
     return file
 
 
+def write_refiner_file(folder: Path, file: Path) -> Path:
+    """Write a refiner's networks into one file, as Stability AI published it."""
+    tensors = original_clip_g(_weights(folder / "text_encoder_2"), REFINER_CLIP_G)
+    tensors |= original_unet(_weights(folder / "unet")) | original_vae(_weights(folder / "vae"))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+    return file
+
+
 def write_vae_alone(folder: Path, file: Path) -> Path:
     tensors = original_vae(_weights(folder / "vae"), prefix="")
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
@@ -76,10 +84,12 @@ def write_vae_alone(folder: Path, file: Path) -> Path:
 
 
 def original_unet(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {UNET + _unet_name(name): tensor for name, tensor in tensors.items()}
+    attended = {n.split(".")[1] for n in tensors if re.match(r"up_blocks\.\d\.attentions", n)}
+    return {UNET + _unet_name(name, attended): tensor for name, tensor in tensors.items()}
 
 
-def _unet_name(name: str) -> str:
+def _unet_name(name: str, attended: Collection[str]) -> str:
+    """`attended` are the numbers of the levels on the way up that have attention."""
     plain, _, kind = name.rpartition(".")
     if plain in UNET_PLAIN:
         return f"{UNET_PLAIN[plain]}.{kind}"
@@ -95,7 +105,7 @@ def _unet_name(name: str) -> str:
         return f"input_blocks.{3 * (i + 1)}.0.op.{rest.removeprefix('conv.')}"
     if layers == "upsamplers":
         # After the resnet, and after the attention where the level has one.
-        return f"output_blocks.{3 * i + 2}.{2 if i < LEVELS - 1 else 1}.{rest}"
+        return f"output_blocks.{3 * i + 2}.{2 if level in attended else 1}.{rest}"
     place = 1 if layers == "attentions" else 0
     block = f"input_blocks.{3 * i + j + 1}" if way == "down" else f"output_blocks.{3 * i + j}"
     return f"{block}.{place}.{_inner(layers, rest)}"
@@ -136,7 +146,7 @@ def original_clip_l(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {CLIP_L + name: tensor for name, tensor in {**tensors, **ids}.items()}
 
 
-def original_clip_g(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def original_clip_g(tensors: Mapping[str, Tensor], prefix: str = CLIP_G) -> dict[str, Tensor]:
     made: dict[str, Tensor] = {"logit_scale": torch.tensor(4.6)}
     layers: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
@@ -154,7 +164,7 @@ def original_clip_g(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for kind in ("weight", "bias"):
         made[f"ln_final.{kind}"] = tensors[f"text_model.final_layer_norm.{kind}"]
     made["text_projection"] = tensors["text_projection.weight"].T
-    return {CLIP_G + name: tensor for name, tensor in made.items()}
+    return {prefix + name: tensor for name, tensor in made.items()}
 
 
 def _weights(part: Path) -> dict[str, Tensor]:

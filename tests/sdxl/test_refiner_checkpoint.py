@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from engines.pytorch.torch_engine import load_torch
-from sdxl.checkpoint import CheckpointError, find, find_refiner
+from sdxl.checkpoint import MINI, CheckpointError, find, find_refiner
+from sdxl.checkpoint_checks import shapes_of_network
 from sdxl.engine import call
 from sdxl.networks.attention import cross_attentions
-from sdxl.specs import network_specs
+from sdxl.single_file.configs import REFINER_1_0
+from sdxl.specs import Architecture, network_specs
 from tests.sdxl.refiners import random_unet, write_refiner
+from tests.sdxl.single_files import write_refiner_file, write_single_file
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +62,47 @@ def test_deep_and_shallow_equal_diffusers(folder: Path) -> None:
         assert difference <= 1e-5, f"differs by {difference:.2e}, allowed 1e-5"
 
 
-def test_it_is_refused_as_a_model(folder: Path) -> None:
-    with pytest.raises(CheckpointError, match="is the SDXL refiner; expected a checkpoint of SDXL"):
-        find(str(folder))
+@pytest.fixture(scope="module")
+def file(folder: Path) -> Path:
+    return write_refiner_file(folder, folder.with_suffix(".safetensors"))
 
 
-def test_another_model_is_refused_as_a_refiner() -> None:
-    with pytest.raises(CheckpointError, match="refiner 'mini': model_index.json lacks"):
-        find_refiner("mini")
+def test_a_single_file_equals_the_folder_it_was_made_from(
+    folder: Path, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file's widths tell whether its configuration is the embedded refiner's, here `folder`."""
+    monkeypatch.setenv("SDXL_HOME", str(tmp_path))
+    monkeypatch.setattr("sdxl.checkpoint.MINI_REFINER", folder)
+    found, whole = find_refiner(str(file)), find_refiner(str(folder))
+    assert (found.name, found.arch, found.scheduler) == ("small", whole.arch, whole.scheduler)
+    assert found.tokenizers[1].encode("a ring") == whole.tokenizers[1].encode("a ring")
+    for part in found.parts:
+        (kept,), (needed,) = (map(load_file, each.weight_files(part)) for each in (found, whole))
+        assert kept.keys() == needed.keys()
+        assert all(torch.equal(kept[name], needed[name]) for name in needed)
+
+
+def test_a_file_of_the_original_s_widths_has_its_configs() -> None:
+    """sd_xl_refiner_1.0.safetensors, in halves, has 6.08 GB."""
+    shapes = (shapes_of_network(part, config).values() for part, config in REFINER_1_0.items())
+    numbers = sum(math.prod(shape) for part in shapes for shape in part)
+    assert 2 * numbers == pytest.approx(6.08e9, rel=0.01)
+    unet, vae, clip_g = (REFINER_1_0[part] for part in ("unet", "vae", "text_encoder_2"))
+    assert Architecture.from_configs(unet, vae, None, clip_g).is_refiner
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_it_is_refused_as_a_model(kind: str, request: pytest.FixtureRequest) -> None:
+    place = request.getfixturevalue(kind)
+    with pytest.raises(CheckpointError, match=r"is the SDXL refiner; expected .* as --refiner"):
+        find(str(place))
+
+
+def test_another_model_is_refused_as_a_refiner(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"model_index\.json lacks"):
+        find_refiner(str(MINI))
+    with pytest.raises(CheckpointError, match="is SDXL; expected the SDXL refiner"):
+        find_refiner(str(write_single_file(MINI, tmp_path / "model.safetensors")))
 
 
 def test_another_unet_is_refused(tmp_path: Path) -> None:
