@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from engines.flags import ModelFlags
 from sdxl.provenance import Provenance
 
 HAS_DEAD = 3
@@ -23,8 +24,9 @@ class ReportedInterrupt(KeyboardInterrupt):
 
 
 @dataclass(frozen=True)
-class BatchSpec:
-    """A command's flags, checked as far as possible without reading the input."""
+class BatchSpec(ModelFlags):
+    """A command's flags, checked as far as possible without reading the input. With `through` the
+    model is one of the service's names; empty for its first."""
 
     inputs: tuple[str, ...]
     out: str
@@ -38,15 +40,6 @@ class BatchSpec:
     workers: int
     address: str | None
     through: str | None
-    model: str
-    """with `through` one of the service's names; empty for its first"""
-    backend: str
-    precision: str | None
-    engines: str
-    takes_unchecked: bool
-    lora_folder: str
-    control_folder: str
-    image_folder: str
     deterministic: bool
     provenance: Provenance
     is_quiet: bool

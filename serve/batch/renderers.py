@@ -105,20 +105,8 @@ class LocalRenderer:
 
 
 def load_local(order: BatchSpec) -> LocalRenderer:
-    import engines
-
-    pipeline = engines.load(
-        order.model,
-        order.backend,
-        precision=order.precision,
-        folder=order.engines,
-        is_deterministic=order.deterministic,
-        takes_unchecked=order.takes_unchecked,
-        loras=order.lora_folder,
-        controlnets=order.control_folder,
-        ip_adapters=order.image_folder,
-        refiner=order.parameters.get("refiner"),
-    )
+    refiner = order.parameters.get("refiner")
+    pipeline = order.load(refiner=refiner, is_deterministic=order.deterministic)
     return LocalRenderer(pipeline, order.provenance)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from engines.flags import add_engine_flags
+from engines.flags import ModelFlags, add_engine_flags, given_engine_flags
 from sdxl.arguments import (
     Parser,
     add_count_flag,
@@ -69,17 +69,9 @@ NAMED_IN_MESSAGES: Mapping[str, _Words] = {
 
 
 @dataclass(frozen=True)
-class RenderSpec:
+class RenderSpec(ModelFlags):
     """One command's request, checked as far as possible without the model."""
 
-    model: str
-    backend: str
-    precision: str | None
-    engines: str
-    takes_unchecked: bool
-    lora_folder: str
-    control_folder: str
-    image_folder: str
     requests: tuple[GenerationParams, ...]
     provenance: Provenance
     destination: Destination
@@ -98,23 +90,12 @@ def main(argv: Sequence[str]) -> int:
     # The terminal is asked while no other thread is there, for whom an interrupt might be meant.
     shows = terminal.find(order.preview, order.is_json or not sys.stdout.isatty())
     # Here and not above: loading PyTorch takes seconds, and a typo in a flag need not wait.
-    from engines import load
     from sdxl.deepcache import spoils
     from sdxl.images import check_metadata
 
     # A certificate that cannot sign shows before the model is loaded.
     _ = order.provenance.sign
-    pipeline = load(
-        model=order.model,
-        backend=order.backend,
-        precision=order.precision,
-        folder=order.engines,
-        takes_unchecked=order.takes_unchecked,
-        loras=order.lora_folder,
-        controlnets=order.control_folder,
-        ip_adapters=order.image_folder,
-        refiner=order.requests[0].refiner,
-    )
+    pipeline = order.load(refiner=order.requests[0].refiner)
     order = replace(order, model=pipeline.checkpoint.origin or order.model)
     image = order.image
     sized = [image.sized(each, pipeline) for each in order.requests] if image else order.requests
@@ -237,14 +218,7 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
     ]
     sheet = prepare_sheet(options.sheet)
     return RenderSpec(
-        model=named_model(options, stored_model),
-        backend=options.backend,
-        precision=options.precision,
-        engines=options.engines,
-        takes_unchecked=options.takes_unchecked,
-        lora_folder=options.lora_folder,
-        control_folder=options.control_folder,
-        image_folder=options.image_folder,
+        **{**given_engine_flags(options), "model": named_model(options, stored_model)},
         requests=tuple(requests),
         provenance=given_provenance(options),
         destination=Destination.prepare(options.out, options.format, len(requests), sheet),
