@@ -43,6 +43,14 @@ def catalogue_of(
     )
 
 
+def check_backend(name: str) -> None:
+    """Refuse an unknown backend. A function of another package, MODULE:FUNCTION, is one."""
+    from sdxl.params import InvalidParams
+
+    if name not in BACKENDS and ":" not in name:
+        raise InvalidParams.unknown("backend", name, BACKENDS)
+
+
 def load(
     model: str = "mini",
     backend: str = "auto",
@@ -69,10 +77,9 @@ def load(
     from sdxl.params import InvalidParams
     from sdxl.pipeline import Pipeline
 
-    if backend not in BACKENDS and ":" not in backend:
-        raise InvalidParams("backend", backend, f"must be one of {', '.join(BACKENDS)}")
+    check_backend(backend)
     if precision not in (None, *ASKED_PRECISIONS) and backend in BACKENDS:
-        raise InvalidParams("precision", precision, f"must be one of {', '.join(ASKED_PRECISIONS)}")
+        raise InvalidParams.unknown("precision", precision, ASKED_PRECISIONS)
     checkpoint = find(model)
     catalogue = catalogue_of(model, checkpoint.folder, loras, controlnets, ip_adapters)
     asked = EngineRequest(

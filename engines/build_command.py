@@ -142,7 +142,7 @@ def export_folder(options: argparse.Namespace, target: Target) -> Path:
 
     precision = options.precision or target.precision
     if precision not in PRECISIONS:
-        raise InvalidParams("precision", precision, f"must be one of {', '.join(PRECISIONS)}")
+        raise InvalidParams.unknown("precision", precision, PRECISIONS)
     checkpoint = find(options.model)
     return export_place(checkpoint.name, model_digest(checkpoint), precision)
 

@@ -16,7 +16,16 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from engines import BACKENDS, CONTROLNETS, FOLDER, IP_ADAPTERS, LORAS, PRECISION, REFINER
+from engines import (
+    BACKENDS,
+    CONTROLNETS,
+    FOLDER,
+    IP_ADAPTERS,
+    LORAS,
+    PRECISION,
+    REFINER,
+    check_backend,
+)
 from sdxl.arguments import MODEL, UNCHECKED, VAE, flag_of, model_with
 from sdxl.params import MAX_PROMPT_CHARS, InvalidParams
 from sdxl.provenance import CERTIFICATE, HELP, METADATA, PRIVATE_KEY, Provenance
@@ -162,6 +171,7 @@ class ServeSettings:
         for each in fields(self):
             if each.name != MODELS:
                 check(each.name, getattr(self, each.name), TYPES[each.name], each.metadata)
+        check_backend(self.backend)
         if self.llm_backend not in LLM_BACKENDS:
             raise InvalidParams.unknown("llm_backend", self.llm_backend, LLM_BACKENDS)
         if self.device not in DEVICES:

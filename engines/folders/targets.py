@@ -54,8 +54,7 @@ GIB_PER_IMAGE = 8
 
 def named_target(name: str) -> Target:
     if name.lower() not in TARGETS:
-        allowed = ", ".join([*TARGETS, LOCAL])
-        raise InvalidParams("gpu", name, f"must be one of {allowed}")
+        raise InvalidParams.unknown("gpu", name, (*TARGETS, LOCAL))
     return TARGETS[name.lower()]
 
 

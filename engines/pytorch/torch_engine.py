@@ -312,7 +312,7 @@ def _warming(device: torch.device, ticks: Ticks | None) -> Iterator[None]:
 def _check(precision: str, numbers: Sequence[Path]) -> None:
     allowed = (*PRECISIONS, *EIGHT_BIT)
     if precision not in allowed:
-        raise InvalidParams("precision", precision, f"must be one of {', '.join(allowed)}")
+        raise InvalidParams.unknown("precision", precision, allowed)
     if (precision in EIGHT_BIT) != bool(numbers):
         needed = f"must be given exactly with {' and '.join(EIGHT_BIT)}: an export's numbers"
         raise InvalidParams("numbers", [str(each) for each in numbers] or None, needed)

@@ -32,8 +32,7 @@ class TorchOptions:
 
     def __post_init__(self) -> None:
         if self.attention not in ATTENTIONS:
-            needed = f"must be one of {', '.join(ATTENTIONS)}"
-            raise InvalidParams("attention", self.attention, needed)
+            raise InvalidParams.unknown("attention", self.attention, ATTENTIONS)
 
     @classmethod
     def parse(cls, text: str) -> TorchOptions:

@@ -78,7 +78,7 @@ FLAVOURS = {flavour.name: flavour for flavour in (TENSORRT, TENSORRT_RTX)}
 
 def flavour_named(name: str) -> Flavour:
     if name not in FLAVOURS:
-        raise InvalidParams("backend", name, f"must be one of {', '.join(FLAVOURS)}")
+        raise InvalidParams.unknown("backend", name, FLAVOURS)
     return FLAVOURS[name]
 
 

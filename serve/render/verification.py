@@ -54,17 +54,24 @@ def main(argv: Sequence[str]) -> int:
     verdicts = [verify(Path(file), trusted) for file in options.files]
     for verdict in verdicts:
         print(json.dumps(asdict(verdict)) if options.is_json else describe(verdict))
-    return 0 if all(verdict.verdict == HOLDS for verdict in verdicts) else 1
+    return 0 if all(is_accepted(verdict, is_strict=bool(trusted)) for verdict in verdicts) else 1
+
+
+def is_accepted(verdict: Verdict, *, is_strict: bool) -> bool:
+    """Nothing proves that an unsigned picture is unchanged, so the strict refuse it."""
+    if is_strict:
+        return verdict.verdict == HOLDS and verdict.is_trusted
+    return verdict.verdict in (HOLDS, UNSIGNED, WATERMARKED)
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="sdxl verify",
         description="What pictures say of their origin, and whether they are as they were signed. "
-        "Exit code 0 if every one holds.",
+        "Exit code 1 if one was changed or says nothing.",
     )
     parser.add_argument("files", nargs="+", metavar="FILE")
-    parser.add_argument("--trust", metavar="PEM", help="root certificates that you trust")
+    parser.add_argument("--trust", metavar="PEM", help="root certificates that you trust; then also exit code 1 if none of them signed")
     parser.add_argument("--json", action="store_true", dest="is_json", help="an object a file")
     return parser
 

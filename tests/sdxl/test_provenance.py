@@ -155,7 +155,9 @@ def test_an_operators_certificate_signs_and_its_root_is_trusted(tmp_path: Path) 
     own = Provenance(C2PA, str(tmp_path / "chain.pem"), str(tmp_path / "key.pem"))
     path = stored(tmp_path, picture("png", own))
     assert verify(path, (tmp_path / "root.pem").read_bytes()).is_trusted
-    assert main([str(path), "--trust", str(tmp_path / "root.pem")]) == 0
+    for kind, code in ((own, 0), (Provenance(METADATA), 1)):
+        path = stored(tmp_path, picture("png", kind))
+        assert main([str(path), "--trust", str(tmp_path / "root.pem")]) == code, kind
 
 
 def test_a_key_of_another_certificate_is_refused_before_any_picture(tmp_path: Path) -> None:
@@ -192,7 +194,13 @@ def test_verify_answers_in_words_and_in_json(
     assert "watermark    not found (score" in words
     assert main([str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parameters"]["prompt"] == "a red circle"
-    assert main([str(stored(tmp_path, picture("png", Provenance(OFF))))]) == 1
+
+
+@pytest.mark.parametrize(("kind", "code"), [(METADATA, 0), (METADATA + AND_WATERMARK, 0), (OFF, 1)])
+def test_an_unsigned_picture_passes_if_it_names_its_origin(
+    tmp_path: Path, kind: str, code: int
+) -> None:
+    assert main([str(stored(tmp_path, picture("png", Provenance(kind), SMOOTH)))]) == code
 
 
 def test_two_processes_that_start_at_once_share_one_certificate_and_its_key(
