@@ -90,6 +90,10 @@ class Parameter:
     """Where the page and --help-all show it; empty: with the first ones."""
     placeholder: str = ""
     """Shown on the page while the field is empty."""
+    switch: str = ""
+    """The page's checkbox that sets the parameter; without its tick it is not sent."""
+    switch_value: int | None = None
+    """What the checkbox sets at first."""
     is_for_edits: bool = False
     """Used by edits only."""
     is_for_masks: bool = False

@@ -206,14 +206,15 @@ class GenerationParams:
     )
     mask_padding: int | None = parameter(
         None,
-        "Only masked",
+        "Mask padding",
         "redraw only the masked part, enlarged, with this many pixels around it",
         low=0,
         high=MAX_MASK_PADDING,
         infotext="Masked area padding",
         is_for_edits=True,
         is_for_masks=True,
-        placeholder="whole image",
+        switch="Only masked",
+        switch_value=32,
         group=EDITING,
     )
     encoding: str | None = parameter(

@@ -356,6 +356,10 @@ class FormControl(Reply):
     """It applies to edits with a mask only."""
     edit_defaults: tuple[int | float, ...] | None = None
     """Default of an edit without a mask, and with one."""
+    switch: str | None = None
+    """of a checkbox that sets it; without a tick it is not sent"""
+    switch_value: int | None = None
+    """what the tick sets at first"""
 
     @classmethod
     def of(cls, each: Parameter) -> FormControl:
@@ -377,6 +381,8 @@ class FormControl(Reply):
             is_for_edits=each.is_for_edits or None,
             is_for_masks=each.is_for_masks or None,
             edit_defaults=each.edit_defaults or None,
+            switch=each.switch or None,
+            switch_value=each.switch_value,
             **bounds_in_json(each),
         )
 

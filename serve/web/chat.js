@@ -1,10 +1,11 @@
 // A chat with the language model; its answers can be drawn.
 
-import { lose, needKey } from "./connection.js";
+import { lose, model as painter, needKey } from "./connection.js";
 import { byId, chip, make } from "./elements.js";
 import { writeForm } from "./form.js";
 import { generate } from "./making.js";
-import { chat } from "./service.js";
+import { wordsOn } from "./prompt_hint.js";
+import { chat, examine } from "./service.js";
 import { showTab } from "./tabs.js";
 
 const HELPED = ["a big ring", "two red things"];
@@ -27,15 +28,17 @@ export function startChat() {
   byId("chat-clear").onclick = clear;
 }
 
-/** Without a language model there is no chat; the embedded one only expands prompts. */
+/** The embedded model only expands prompts. */
+const isHelper = () => model === "mini-llm";
+
+/** Without a language model there is no chat. */
 export function offerChat(id) {
   model = id ?? null;
-  const isHelper = model === "mini-llm";
   byId("tabs").hidden = model === null;
-  byId("tab-chat").textContent = byId("chat-title").textContent = isHelper ? "Prompt helper" : "Chat";
+  byId("tab-chat").textContent = byId("chat-title").textContent = isHelper() ? "Prompt helper" : "Chat";
   byId("chat-hint").textContent = model ?? "";
-  byId("words").placeholder = isHelper ? "A few words; the answer is a whole scene" : "";
-  byId("chat-examples").replaceChildren(...(isHelper ? HELPED : []).map((text) => chip(text, () => {
+  byId("words").placeholder = isHelper() ? "A few words; the answer is a whole scene" : "";
+  byId("chat-examples").replaceChildren(...(isHelper() ? HELPED : []).map((text) => chip(text, () => {
     byId("words").value = text;
     say();
   })));
@@ -47,7 +50,11 @@ async function say() {
   turns.push({ role: "user", content: words });
   show("user", words);
   byId("words").value = "";
-  await answer(show("assistant", ""));
+  const line = show("assistant", "");
+  await answer(line);
+  if (!isHelper()) return;
+  const facts = await examine({ prompt: words, model: painter.id }).catch(() => ({}));
+  line.append(make("span", { class: "hint" }, wordsOn(facts)));
 }
 
 async function answer(line) {

@@ -1,23 +1,23 @@
-// DeepCache off and on: the same picture with both, and the time of each when warm.
+// Comparisons: a picture with each value of one or two settings. DeepCache off and on are also timed
+// when warm.
 
 import { draw } from "./drawing.js";
-import { cacheWords, secondsWords } from "./parameters.js";
+import { secondsWords, titleOf } from "./parameters.js";
 
 /** Timed runs of each side in turn; the pair on show came first and was the warm-up. */
 const RUNS = 5;
 /** Without previews, which take time too. */
 const UNSEEN = [{ progress() {}, preview() {} }];
 
-export function sidesOf(settings) {
-  return [1, Math.max(2, settings.cache_interval)].map((cache_interval) => ({ ...settings, n: 1, cache_interval }));
-}
+export const axisOfDeepCache = ({ cache_interval: interval }) =>
+  ({ name: "cache_interval", values: [1, Math.max(2, interval)] });
 
-export const titlesOf = (sides) =>
-  sides.map((side) => `DeepCache ${cacheWords(side.cache_interval)}`);
+/** The settings of each picture, row by row. */
+export const cellsOf = (settings, [{ name, values }, ...rows]) => rows.length
+  ? rows[0].values.flatMap((value) => cellsOf({ ...settings, [rows[0].name]: value }, [{ name, values }]))
+  : values.map((value) => ({ ...settings, n: 1, [name]: value }));
 
-export async function drawBoth(sides, tiles, signal, onDone) {
-  for (const [i, side] of sides.entries()) await draw(side, [tiles[i]], signal, onDone);
-}
+export const titlesOf = ({ name, values }) => values.map((value) => titleOf(name, value));
 
 export async function* timeBoth(sides, signal) {
   const seconds = [[], []];

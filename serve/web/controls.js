@@ -40,6 +40,8 @@ function place(each) {
   const field = make("div", { class: "field" }, label, control);
   if (each.edit_defaults) field.append(sliderOf(each, control));
   placeOf(each).append(field);
+  // Now the control has its form.
+  if (each.switch) field.prepend(switchOf(each, control, label));
 }
 
 function placeOf({ is_for_edits, is_for_masks, edit_defaults, group }) {
@@ -59,7 +61,7 @@ function placeOfGroup(title) {
 
 const LISTS = { integer: "[0-9]+(,[0-9]+)*", number: "[0-9.]+(,[0-9.]+)*" };
 
-function controlOf(
+export function controlOf(
   { name, type, items, help, placeholder, default: usual, minimum, maximum, choices, labels },
 ) {
   const common = { id: name, name, title: help, placeholder: placeholder || null };
@@ -83,6 +85,20 @@ function controlOf(
     ...common, type: "number", step: type === "integer" ? "1" : "any", min: minimum ?? null,
     max: maximum ?? null, required: usual !== undefined,
   });
+}
+
+/** A checkbox that shows the field and fills it, or empties it. */
+function switchOf({ switch: title, switch_value: first }, control, label) {
+  const show = () => {
+    if (document.activeElement === control) return;
+    box.checked = control.value !== "";
+    control.hidden = label.hidden = !box.checked;
+  };
+  const box = make("input", { type: "checkbox", oninput: () => {
+    control.value = box.checked ? first : "";
+  } });
+  control.form.addEventListener("input", show);
+  return make("label", { class: "check" }, box, title);
 }
 
 function sliderOf({ name, label, minimum, maximum }, control) {

@@ -19,14 +19,14 @@ export async function draw(settings, tiles, signal, onDone) {
       onDone(picture, tile, settings);
     }
   }
-  if (pictures.filter(Boolean).length < tiles.length) throw new ServiceError(0);
+  if (pictures.filter(Boolean).length < settings.n) throw new ServiceError(0);
   return pictures;
 }
 
-async function pictureOf({ b64_json, timings }) {
+async function pictureOf({ b64_json, timings, flagged: isFlagged }) {
   const file = fileOf(b64_json);
   const seconds = timings.total_s - (timings.queue_s ?? 0);
-  return { file, params: await parametersIn(file), seconds, made: Date.now() };
+  return { file, params: await parametersIn(file), seconds, made: Date.now(), isFlagged };
 }
 
 export function fileOf(base64) {

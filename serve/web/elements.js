@@ -37,6 +37,9 @@ export function make(tag, attributes = {}, ...children) {
   return element;
 }
 
+export const download = (file, name) =>
+  make("a", { href: URL.createObjectURL(file), download: name }).click();
+
 /** The value of the button that closed it; "" if dismissed. */
 export function ask(dialog) {
   dialog.returnValue = "";

@@ -22,7 +22,7 @@ export function readForm() {
   };
 }
 
-function valueIn(name, text) {
+export function valueIn(name, text) {
   const isNumber = form.elements[name].type === "number" || NUMBERS.includes(name);
   return isNumber && text ? Number(text) : text.trim();
 }

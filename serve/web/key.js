@@ -15,7 +15,7 @@ export async function askForKey() {
   const wasRefused = storedKey() !== null;
   byId("key-text").textContent = wasRefused
     ? "The key that was used is not valid here."
-    : "Whoever runs the service gives it to you. It begins with sk-.";
+    : "The service's operator has it. It begins with sk-.";
   byId("key-input").value = "";
   if ((await ask(byId("key-dialog"))) !== "use") return false;
   forgetKey();

@@ -1,5 +1,6 @@
 // The page: its parts, buttons and keys.
 
+import { offerAxes } from "./axes.js";
 import { offerChat, startChat } from "./chat.js";
 import { choose, model, models, startConnection } from "./connection.js";
 import { byId } from "./elements.js";
@@ -7,7 +8,7 @@ import { offerExamples } from "./examples.js";
 import { limitForm, offerModels, resetForm, startForm } from "./form.js";
 import { startGallery } from "./gallery.js";
 import { startMaps } from "./maps.js";
-import { cancel, cancelAll, compareSides, generate, resume } from "./making.js";
+import { cancel, cancelAll, compareSettings, compareSides, generate, resume } from "./making.js";
 import { hint } from "./prompt_hint.js";
 import { startRestoring } from "./restoring.js";
 import { startSource } from "./source.js";
@@ -34,6 +35,7 @@ startConnection(async (found) => {
   await mapsAreHere;
   offerModels(models);
   limitForm(found);
+  offerAxes(found.images.parameters);
   offerExamples(found.id);
   resume();
 });
@@ -49,6 +51,7 @@ function startButtons() {
     if (models.length > 1 && value !== model.id) choose(value);
   });
   byId("compare").onclick = compareSides;
+  byId("compare-settings").onclick = compareSettings;
   for (const [id, act] of [["cancel", cancel], ["cancel-all", cancelAll]]) {
     byId(id).onclick = () => {
       act();

@@ -1,23 +1,25 @@
 // Makes pictures, one order at a time. Waiting orders outlive a reload.
 
-import { drawBoth, sidesOf, timeBoth, titlesOf } from "./comparison.js";
+import { askForAxes } from "./axes.js";
+import { axisOfDeepCache, cellsOf, timeBoth, titlesOf } from "./comparison.js";
 import { lose, model, needKey } from "./connection.js";
 import { draw } from "./drawing.js";
-import { byId, chip } from "./elements.js";
+import { byId, chip, download } from "./elements.js";
 import { readForm, reportForm } from "./form.js";
 import { addPicture, open } from "./gallery.js";
 import { announce, dismiss, explain } from "./notices.js";
 import { keepMapsOf, mapsIn } from "./maps.js";
 import { leftWords, picturedIn, secondsWords } from "./parameters.js";
 import { canEdit, editPicture, keepSource, source } from "./source.js";
-import { joinTiles, say, secondsLeft, setStage, tidyStage } from "./stage.js";
+import { sheetOf } from "./sheet.js";
+import { joinTiles, offer, say, secondsLeft, setStage, tidyStage } from "./stage.js";
 import { keepWork, keptWork } from "./store.js";
 
 const REFRESH_MS = 200;
 sessionStorage.tab ??= Math.random();
-const WORK = `orders of ${sessionStorage.tab}`;
+const WORK = `queue of ${sessionStorage.tab}`;
 
-/** { isComparison, settings }; the first is running. */
+/** { settings, axes, isTimed }; the first is running. Without axes it is no comparison. */
 let orders = [];
 let running = null;
 
@@ -26,16 +28,19 @@ export function cancelAll() {
   put(orders.slice(0, Number(running !== null)), false);
   cancel();
 }
-export const generate = () => order(false);
-export const compareSides = () => order(true);
+export const generate = () => reportForm() && order([]);
+export const compareSides = () => reportForm() && order([axisOfDeepCache(readForm())], true);
+export async function compareSettings() {
+  const axes = reportForm() ? await askForAxes() : [];
+  if (axes.length) order(axes);
+}
 
-function order(isComparison) {
-  if (!reportForm()) return;
+function order(axes, isTimed = false) {
   const form = readForm();
   const settings = { ...form, source, maps: mapsIn(picturedIn(form)) };
   // Chosen now, so that a reload makes the same picture.
   settings.seed ||= String(crypto.getRandomValues(new Uint32Array(1))[0]);
-  put([...orders, { isComparison, settings }]);
+  put([...orders, { settings, axes, isTimed }]);
 }
 
 export async function resume() {
@@ -51,27 +56,36 @@ function put(next, isGoingOn = true) {
 }
 
 async function begin(wanted) {
-  const { isComparison, settings } = wanted;
-  const sides = isComparison ? sidesOf(settings) : [];
-  const count = sides.length || settings.n;
+  const { settings, axes, isTimed } = wanted;
+  const titles = axes.map(titlesOf);
+  const draws = axes.length ? cellsOf(settings, axes) : [settings];
+  const sizes = draws.flatMap((each) => Array(each.n).fill(sizeIn(each)));
+  const count = sizes.length;
+  const files = [];
   running = new AbortController();
-  const size = sizeIn(settings);
-  const tiles = setStage(count, size, titlesOf(sides));
+  const tiles = setStage(sizes, ...titles);
   showStage();
   dismiss();
   showQueue();
   announce(count > 1 ? `Making ${count} pictures.` : "Making a picture.");
-  const clock = setInterval(() => say(outlook(tiles)), REFRESH_MS);
+  const clock = setInterval(() => say(outlook(tiles, draws.length)), REFRESH_MS);
   let isGoingOn = true;
   try {
     let words = "";
-    if (isComparison) {
-      await drawBoth(sides, tiles, running.signal, keep);
-      clearInterval(clock);
-      joinTiles(tiles, size);
-      for await (words of timeBoth(sides, running.signal)) say(words);
-    } else await draw(settings, tiles, running.signal, keep);
+    for (const each of draws) {
+      const made = await draw(each, tiles.slice(files.length), running.signal, keep);
+      files.push(...made.map(({ file }) => file));
+    }
+    clearInterval(clock);
+    if (isTimed) {
+      joinTiles(tiles, sizes[0]);
+      for await (words of timeBoth(draws, running.signal)) say(words);
+    }
     finish(words);
+    if (axes.length && !isTimed) {
+      offer("Download as one picture", async () =>
+        download(await sheetOf(files, titles[0], titles[1] ?? []), "comparison.png"));
+    }
   } catch (error) {
     isGoingOn = fail(error, tiles, () => put([wanted, ...orders]));
   }
@@ -103,7 +117,7 @@ function showStage() {
 function fail(error, tiles, again) {
   const isCancelled = error.name === "AbortError";
   if (isCancelled) tidyStage();
-  else for (const tile of tiles) tile.stop("not made");
+  else for (const tile of tiles) tile.stop();
   finish(isCancelled ? "Cancelled." : "");
   if (isCancelled) return true;
   if (error.status === 401) needKey(again);
@@ -112,8 +126,9 @@ function fail(error, tiles, again) {
   return error.status === 400;
 }
 
-function outlook(tiles) {
+function outlook(tiles, draws) {
   for (const tile of tiles) tile.showProgress();
+  if (draws > 1) return `${tiles.filter((tile) => tile.isDone).length} of ${draws} done`;
   const seconds = secondsLeft(tiles);
   return tiles.length === 1 || seconds === null ? "" : `all done in ${leftWords(seconds)}`;
 }
@@ -126,9 +141,9 @@ function showQueue() {
   byId("cancel-all").hidden = !waiting.length;
   byId("stage").ariaBusy = isBusy;
   byId("queue").replaceChildren(...waiting.map((each) => {
-    const { prompt, n } = each.settings;
+    const { settings: { prompt, n }, axes } = each;
     const remove = () => put(orders.filter((other) => other !== each), isBusy);
-    const count = each.isComparison ? ", compared" : n > 1 ? ` × ${n}` : "";
+    const count = axes.length ? ", compared" : n > 1 ? ` × ${n}` : "";
     const item = chip(`${prompt}${count}\u00a0✕`, remove);
     item.firstChild.ariaLabel = `Remove from the queue: ${prompt}`;
     return item;

@@ -28,11 +28,6 @@ export async function keepMap(file, key = `map-${Date.now()}-${Object.keys(maps)
   return key;
 }
 
-export function keepOnly(keys) {
-  maps = Object.fromEntries(Object.entries(maps).filter(([key]) => keys.includes(key)));
-  store.keepWork(WORK, maps).catch(() => {});
-}
-
 export const mapsIn = (entries) =>
   Object.fromEntries(entries.filter(({ image }) => maps[image]).map(({ image }) => [image, maps[image]]));
 

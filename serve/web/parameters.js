@@ -63,9 +63,12 @@ export const cacheWords = (interval) =>
 
 const ordinal = (n) => `${n}${{ 2: "nd", 3: "rd" }[n] ?? "th"}`;
 
-export function factsOf({ params, seconds, made, typed }) {
+export const FLAGGED = "Blurred: the service's safety checker flagged it";
+
+export function factsOf({ params, seconds, made, typed, isFlagged }) {
   const parameters = table.map(({ name, label }) => [label, wordsOf(name, params[name])]);
   return [
+    ["Safety", isFlagged && FLAGGED],
     ["Typed", typed],
     ...parameters,
     ["Size", [params.width, params.height]
@@ -74,6 +77,13 @@ export function factsOf({ params, seconds, made, typed }) {
     ["Made in", secondsWords(seconds)],
     ["Made", new Date(made).toLocaleString([], { dateStyle: "medium", timeStyle: "short" })],
   ].filter(([, value]) => value);
+}
+
+/** A setting and its value, as one title. */
+export function titleOf(name, value) {
+  if (name === "prompt") return value;
+  const label = name === "size" ? "Size" : table.find((each) => each.name === name)?.label ?? name;
+  return `${label} ${name === "size" ? value.replace("x", " × ") : wordsOf(name, value)}`;
 }
 
 function wordsOf(name, value) {

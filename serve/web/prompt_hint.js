@@ -8,6 +8,12 @@ import { examine } from "./service.js";
 const PAUSE_MS = 300;
 const NEAR = 0.75;
 
+/** On words that the embedded model does not know. */
+export const wordsOn = ({ unknown_words: unknown = [] }) => unknown.length
+  ? "This toy model draws circles, squares, triangles, stars, rings and crosses, not " +
+    `“${unknown.slice(0, 3).join("”, “")}”.`
+  : "";
+
 let timer;
 let asked;
 
@@ -23,11 +29,8 @@ async function show(prompt) {
   const facts = await examine({ prompt, model: model.id }).catch(() => ({}));
   await released();
   if (prompt !== asked) return;
-  const { tokens, max_tokens: most, unknown_words: unknown = [] } = facts;
-  byId("prompt-hint").textContent = unknown.length
-    ? "This toy model draws circles, squares, triangles, stars, rings and crosses, not " +
-      `“${unknown.slice(0, 3).join("”, “")}”.`
-    : "";
+  const { tokens, max_tokens: most } = facts;
+  byId("prompt-hint").textContent = wordsOn(facts);
   const isOver = tokens > most;
   byId("prompt-length").dataset.state = isOver ? "over" : "";
   byId("prompt-length").textContent =

@@ -3,17 +3,27 @@
 import { byId, make } from "./elements.js";
 import { writeForm } from "./form.js";
 import { announce } from "./notices.js";
-import { leftWords, secondsWords } from "./parameters.js";
+import { FLAGGED, leftWords, secondsWords } from "./parameters.js";
 import { makeWipe } from "./wipe.js";
 
 const stage = byId("stage");
 const empty = stage.firstElementChild;
 
-export function setStage(count, [width, height], titles = []) {
-  const tiles = Array.from({ length: count }, (_, i) => new PictureTile(i, count, width / height, titles[i]));
-  const grid = make("div", { class: "tiles", "data-count": count });
-  grid.style.setProperty("--ratio", width / height);
+/** `columns` and `rows` are titles; rows come only with columns. */
+export function setStage(sizes, columns = [], rows = []) {
+  const count = sizes.length;
+  const titleOf = (i) =>
+    [columns[i % columns.length], rows[Math.floor(i / columns.length)]].filter(Boolean).join(", ");
+  const tiles = sizes.map(([width, height], i) => new PictureTile(i, count, width / height, titleOf(i)));
+  const grid = make("div", { class: rows.length ? "tiles grid" : "tiles", "data-count": count });
+  grid.style.setProperty("--ratio", sizes[0][0] / sizes[0][1]);
   grid.append(...tiles.map((tile) => tile.element));
+  if (rows.length) {
+    grid.style.setProperty("--across", columns.length);
+    const titled = (title) => make("strong", { "aria-hidden": true }, title);
+    rows.forEach((title, i) => tiles[i * columns.length].element.before(titled(title)));
+    grid.prepend(...["", ...columns].map(titled));
+  }
   stage.replaceChildren(grid, make("p", { class: "line", id: "line" }));
   return tiles;
 }
@@ -21,9 +31,11 @@ export function setStage(count, [width, height], titles = []) {
 /** Only finished pictures stay, or else the first words. */
 export function tidyStage() {
   const grid = stage.firstChild;
-  for (const tile of grid.querySelectorAll(".tile:not([data-state=done])")) tile.remove();
-  grid.dataset.count = grid.children.length;
-  if (!grid.children.length) grid.replaceWith(empty);
+  const left = grid.querySelectorAll(".tile:not([data-state=done])");
+  // A grid keeps its gaps.
+  for (const tile of left) grid.matches(".grid") ? tile.replaceWith(make("span")) : tile.remove();
+  if (!grid.matches(".grid")) grid.dataset.count = grid.children.length;
+  if (!grid.querySelector("img")) grid.replaceWith(empty);
 }
 
 export function joinTiles([before, after], size) {
@@ -35,9 +47,11 @@ export function say(text) {
   byId("line").textContent = text;
 }
 
+export const offer = (title, onclick) => stage.append(make("button", { class: "quiet", onclick }, title));
+
 class PictureTile {
   constructor(index, count, ratio, title) {
-    this.name = title ?? (count > 1 ? `Picture ${index + 1} of ${count}` : "The picture");
+    this.name = title || (count > 1 ? `Picture ${index + 1} of ${count}` : "The picture");
     this.image = make("img", { alt: "", hidden: true });
     this.bar = make("progress", { max: 1, value: 0, "aria-label": this.name });
     this.frame = make("div", { class: "frame" }, this.image, this.bar);
@@ -50,6 +64,10 @@ class PictureTile {
 
   set state(value) {
     this.element.dataset.state = value;
+  }
+
+  get isDone() {
+    return this.element.dataset.state === "done";
   }
 
   progress({ step, steps, queue_position: position, eta_s: etaS }) {
@@ -85,6 +103,7 @@ class PictureTile {
     this.image.alt = picture.params.prompt;
     const label = `Open: ${picture.params.prompt}`;
     const button = make("button", { class: "frame", "aria-label": label, onclick: onOpen }, this.image);
+    if (picture.isFlagged) button.append(make("span", { class: "flag" }, FLAGGED));
     button.style.aspectRatio = this.frame.style.aspectRatio;
     this.frame.replaceWith(button);
     const seconds = secondsWords(picture.seconds);
@@ -103,11 +122,11 @@ class PictureTile {
     this.state = "done";
   }
 
-  stop(words) {
-    if (this.element.dataset.state === "done") return;
+  stop() {
+    if (this.isDone) return;
     delete this.etaAtMs;
     this.bar.remove();
-    this.words.textContent = words;
+    this.words.textContent = "not made";
     this.state = "stopped";
   }
 }

@@ -37,9 +37,8 @@ async function inStore(name, mode, act) {
 const write = (name, act) => inStore(name, "readwrite", act);
 const read = (name, act) => inStore(name, "readonly", act);
 
-export const keep = (picture) => write(PICTURES, (store) => store.add(picture));
+export const keep = (picture) => write(PICTURES, (store) => store.put(picture));
 export const remove = (id) => write(PICTURES, (store) => store.delete(id));
-export const removeAll = () => write(PICTURES, (store) => store.clear());
 export const kept = () => read(PICTURES, (store) => store.getAll());
 
 export const keepSource = (digest, file) => write(SOURCES, (store) => store.put(file, digest));

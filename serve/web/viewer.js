@@ -31,6 +31,10 @@ const ACTIONS = {
     byId("ask").requestSubmit();
   },
   wipe: () => showWipe(!wipe),
+  star: () => {
+    gallery.star(shown, !shown.isFavourite);
+    showStar();
+  },
   newer: () => step(-1),
   older: () => step(1),
   copy: async () => {
@@ -90,9 +94,15 @@ function show(picture) {
     make("div", {}, make("dt", {}, name), make("dd", {}, value)));
   byId("viewer-facts").replaceChildren(...rows);
   Object.assign(byId("download"), { href: picture.url, download: fileName(picture) });
+  showStar();
   button("newer").disabled = !gallery.neighbour(picture, -1);
   button("older").disabled = !gallery.neighbour(picture, 1);
   button("copy").textContent = "Copy as curl";
+}
+
+function showStar() {
+  button("star").ariaPressed = Boolean(shown.isFavourite);
+  button("star").textContent = `${shown.isFavourite ? "★" : "☆"} Favourite`;
 }
 
 async function findBefore({ params }) {
