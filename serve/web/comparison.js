@@ -13,9 +13,8 @@ export const axisOfDeepCache = ({ cache_interval: interval }) =>
   ({ name: "cache_interval", values: [1, Math.max(2, interval)] });
 
 /** The settings of each picture, row by row. */
-export const cellsOf = (settings, [{ name, values }, ...rows]) => rows.length
-  ? rows[0].values.flatMap((value) => cellsOf({ ...settings, [rows[0].name]: value }, [{ name, values }]))
-  : values.map((value) => ({ ...settings, n: 1, [name]: value }));
+export const cellsOf = (settings, axes) => axes.reduceRight((all, { name, values }) =>
+  all.flatMap((each) => values.map((value) => ({ ...each, n: 1, [name]: value }))), [settings]);
 
 export const titlesOf = ({ name, values }) => values.map((value) => titleOf(name, value));
 

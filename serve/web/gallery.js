@@ -121,7 +121,6 @@ function showTools() {
   byId("select").hidden = byId("zip").hidden = !pictures.length;
   byId("select").ariaPressed = selected !== null;
   byId("zip").disabled = !chosen.length;
-  byId("zip").textContent = selected ? "Download selected" : "Download all";
   byId("clear").hidden = !removable().length;
   byId("clear").textContent = selected ? "Remove selected" : "Remove all";
   byId("gallery-note").textContent = selected ? `${selected.size} selected` : pictures.length

@@ -58,16 +58,15 @@ function put(next, isGoingOn = true) {
 async function begin(wanted) {
   const { settings, axes, isTimed } = wanted;
   const titles = axes.map(titlesOf);
-  const draws = axes.length ? cellsOf(settings, axes) : [settings];
+  const draws = cellsOf(settings, axes);
   const sizes = draws.flatMap((each) => Array(each.n).fill(sizeIn(each)));
-  const count = sizes.length;
   const files = [];
   running = new AbortController();
   const tiles = setStage(sizes, ...titles);
   showStage();
   dismiss();
   showQueue();
-  announce(count > 1 ? `Making ${count} pictures.` : "Making a picture.");
+  announce(tiles.length > 1 ? `Making ${tiles.length} pictures.` : "Making a picture.");
   const clock = setInterval(() => say(outlook(tiles, draws.length)), REFRESH_MS);
   let isGoingOn = true;
   try {
@@ -84,7 +83,7 @@ async function begin(wanted) {
     finish(words);
     if (axes.length && !isTimed) {
       offer("Download as one picture", async () =>
-        download(await sheetOf(files, titles[0], titles[1] ?? []), "comparison.png"));
+        download(await sheetOf(files, ...titles), "comparison.png"));
     }
   } catch (error) {
     isGoingOn = fail(error, tiles, () => put([wanted, ...orders]));

@@ -63,7 +63,7 @@ export const cacheWords = (interval) =>
 
 const ordinal = (n) => `${n}${{ 2: "nd", 3: "rd" }[n] ?? "th"}`;
 
-export const FLAGGED = "Blurred: the service's safety checker flagged it";
+export const FLAGGED = "Blurred: the safety checker flagged it";
 
 export function factsOf({ params, seconds, made, typed, isFlagged }) {
   const parameters = table.map(({ name, label }) => [label, wordsOf(name, params[name])]);

@@ -2,7 +2,7 @@
 
 const LONGEST = 8000;
 
-export async function sheetOf(files, columns, rows) {
+export async function sheetOf(files, columns, rows = []) {
   const images = await Promise.all(files.map((file) => createImageBitmap(file)));
   const [width, height] = ["width", "height"].map((side) => Math.max(...images.map((image) => image[side])));
   const lines = Math.ceil(images.length / columns.length);

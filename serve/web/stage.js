@@ -20,9 +20,9 @@ export function setStage(sizes, columns = [], rows = []) {
   grid.append(...tiles.map((tile) => tile.element));
   if (rows.length) {
     grid.style.setProperty("--across", columns.length);
-    const titled = (title) => make("strong", { "aria-hidden": true }, title);
-    rows.forEach((title, i) => tiles[i * columns.length].element.before(titled(title)));
-    grid.prepend(...["", ...columns].map(titled));
+    const titled = (tag, title) => make(tag, { "aria-hidden": true }, title);
+    rows.forEach((title, i) => tiles[i * columns.length].element.before(titled("strong", title)));
+    grid.prepend(...["", ...columns].map((title) => titled("b", title)));
   }
   stage.replaceChildren(grid, make("p", { class: "line", id: "line" }));
   return tiles;
@@ -103,7 +103,6 @@ class PictureTile {
     this.image.alt = picture.params.prompt;
     const label = `Open: ${picture.params.prompt}`;
     const button = make("button", { class: "frame", "aria-label": label, onclick: onOpen }, this.image);
-    if (picture.isFlagged) button.append(make("span", { class: "flag" }, FLAGGED));
     button.style.aspectRatio = this.frame.style.aspectRatio;
     this.frame.replaceWith(button);
     const seconds = secondsWords(picture.seconds);
@@ -114,6 +113,7 @@ class PictureTile {
     };
     const chip = make("button", { class: "chip", title: "Use this seed", onclick: use }, `seed ${seed}`);
     this.words.replaceChildren(seconds, " ", chip);
+    if (picture.isFlagged) this.caption.append(make("span", { class: "hint" }, FLAGGED));
     if (onEdit) {
       const label = `Edit this: ${picture.params.prompt}`;
       this.caption.append(
