@@ -118,7 +118,7 @@ class ExportFolder(ModelFolder):
         model; None if they passed the check."""
         parity = self.parity.get(IN_TORCH)
         if not isinstance(parity, Mapping) or not parity.get("findings"):
-            return "PyTorch's own 8 bits were not held against the model"
+            return "PyTorch's own 8 bits were not compared with the model"
         return str(parity.get("note") or "") or None
 
     @property

@@ -307,7 +307,7 @@ def test_pytorch_runs_8_bits_only_by_an_export_that_checked_them(machine: Machin
     data = {**export.data, changed_file("unet"): EMPTY}
     export = replace(export, data=data)
     export.write()
-    refused = "8 bits were not held against the model; run sdxl export --model .*--unchecked"
+    refused = "8 bits were not compared with the model; run sdxl export --model .*--unchecked"
     with pytest.raises(ExportError, match=refused):
         choose()
     check_in_torch("in PyTorch: PSNR measured 9")

@@ -34,6 +34,12 @@ def test_an_answer_comes_and_is_drawn(browser: Browser, view: View) -> None:
         expect(turns).to_have_count(0)
 
 
+def test_the_prompt_helper_names_what_the_toy_model_cannot_draw(web: Visit) -> None:
+    say(web, "a cat")
+    expect(web.page.locator("#turns .hint")).to_contain_text("not “cat”.")
+    assert web.violations() == []
+
+
 def test_an_answer_can_be_stopped(browser: Browser, view: View) -> None:
     engine = FakeLlm(token_s=2.0)
     with listening(fake_speaker(engine)) as url, visit(browser, url, view) as web:

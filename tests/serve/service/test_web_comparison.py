@@ -1,4 +1,5 @@
-"""DeepCache off and on, compared on the web page in one place, timed when both are warm."""
+"""Comparisons on the web page: any two settings in a grid; DeepCache off and on in one place, timed
+when both are warm."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from playwright.sync_api import Browser, Page, Route, expect
 
 from sdxl.images import encode, read_parameters
@@ -119,6 +121,53 @@ def test_both_pictures_lie_in_one_place_under_a_slider(web: Visit, shots: Path) 
     facts = web.page.locator("#viewer-facts")
     expect(facts).to_contain_text("off")
     expect(facts).to_contain_text(str(on["seed"]))
+
+
+@pytest.mark.phone
+def test_any_two_settings_make_a_grid_and_one_picture_of_it(web: Visit) -> None:
+    page = web.page
+    asked = told_times(page, [1.0] * 6)
+    page.fill("#prompt", PROMPT)
+    page.get_by_role("button", name="Compare settings…").click()
+    page.get_by_label("Columns").select_option("Steps")
+    # The numbers of the form first.
+    values = page.locator("#values-0")
+    expect(values).to_have_value("20")
+    values.fill("4, 1001")
+    page.get_by_role("button", name="Make them").click()
+    expect(values).to_be_focused()
+    assert "Steps 1001" in values.evaluate("element => element.validationMessage")
+    values.fill("4, 8 12")
+    page.get_by_label("Rows", exact=True).select_option("Scheduler")
+    page.locator("#values-1").select_option(["euler", "dpmpp_2m"])
+    assert web.violations() == []
+    page.locator("#values-1").focus()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    save = page.get_by_role("button", name="Download as one picture")
+    with page.expect_download() as coming:
+        save.click()
+    expect(page.locator(".grid > b")).to_have_text(["", "Steps 4", "Steps 8", "Steps 12"])
+    expect(page.locator(".grid > strong")).to_have_text(["Scheduler Euler", "Scheduler DPM++ 2M"])
+    expected = [(steps, scheduler) for scheduler in ("euler", "dpmpp_2m") for steps in (4, 8, 12)]
+    assert [(body["steps"], body["scheduler"]) for body in asked] == expected
+    assert len({body["seed"] for body in asked}) == 1
+    assert web.violations() == []
+    with Image.open(coming.value.path()) as sheet:
+        assert sheet.width > 3 * 128 and 2 * 128 < sheet.height < 3 * 128, sheet.size
+    expect(page.locator("#thumbs li")).to_have_count(6)
+
+
+def test_one_setting_is_compared_by_itself(web: Visit) -> None:
+    told_times(web.page, [1.0] * 2)
+    web.page.fill("#prompt", PROMPT)
+    web.page.get_by_role("button", name="Compare settings…").click()
+    web.page.get_by_label("Columns").select_option("Prompt")
+    web.page.locator("#values-0").fill("a red circle, large\na blue ring")
+    web.page.get_by_role("button", name="Make them").click()
+    titles = web.page.locator("#stage figcaption strong")
+    expect(titles).to_have_text(["a red circle, large", "a blue ring"])
+    expect(web.page.locator("#thumbs li")).to_have_count(2)
 
 
 def test_the_button_looks_less_important_than_generate(web: Visit) -> None:

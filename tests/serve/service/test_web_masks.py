@@ -215,10 +215,17 @@ def test_the_frame_is_dragged_to_a_larger_canvas_that_is_filled(web: Visit) -> N
     expect(web.page.locator("#painter-says")).to_have_text("160 × 144")
     web.page.click("#painter-use")
     expect(web.page.locator("#source-size")).to_have_text("160 × 144")
-    web.generate(PROMPT, steps="4", mask_padding="32")
+    only = web.page.get_by_label("Only masked")
+    for is_checked, padding in ((True, "32"), (False, "")):
+        only.set_checked(is_checked)
+        expect(web.page.get_by_label("Mask padding")).to_be_visible(visible=is_checked)
+        assert web.holds()["mask_padding"] == padding
+    only.check()
+    web.generate(PROMPT, steps="4", mask_padding="24")
     web.wait_for_pictures()
     file = web.download()
-    assert read_parameters(file)["strength"] == 1.0
+    stored = read_parameters(file)
+    assert (stored["strength"], stored["mask_padding"]) == (1.0, 24)
     now = pixels(file)
     assert now.shape == (144, 160, 3)
     assert np.array_equal(now[16:, :128], pixels(PHOTO))
