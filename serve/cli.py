@@ -72,6 +72,16 @@ class ServeFailed(RuntimeError):
     """The service could not be started."""
 
 
+def start_ray(**options: Any) -> None:
+    import ray
+
+    try:
+        ray.init(**options)
+    except Exception as error:
+        # Ray raises bare exceptions here, such as when its node is not there after 30 s.
+        raise ServeFailed(f"Ray did not start: {' '.join(str(error).split())}") from error
+
+
 def main(argv: Sequence[str]) -> int:
     settings = read_settings(argv)
     for name, value in RAY_ENVIRONMENT.items():
@@ -118,7 +128,6 @@ def read_settings(argv: Sequence[str]) -> ServeSettings:
 
 def start(settings: ServeSettings, watch: ClusterWatch) -> None:
     """Start; return when every replica has made a picture."""
-    import ray
     from ray import serve as ray_serve
 
     from sdxl.checkpoint import check_model
@@ -147,11 +156,7 @@ def start(settings: ServeSettings, watch: ClusterWatch) -> None:
     say(f"starting Ray, then loading {', '.join([*models, *llm])}")
     # Ray warns at every start of its default, that joining it needs a token.
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
-    try:
-        ray.init(address="local", include_dashboard=False, logging_level=logging.WARNING)
-    except Exception as error:
-        # Ray raises bare exceptions here, such as when its node is not there after 30 s.
-        raise ServeFailed(f"Ray did not start: {' '.join(str(error).split())}") from error
+    start_ray(address="local", include_dashboard=False, logging_level=logging.WARNING)
     # Ray's own handler would leave its processes behind.
     signal.signal(signal.SIGTERM, interrupt)
     watch.start()

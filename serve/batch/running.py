@@ -140,12 +140,12 @@ def on_ray(
 ) -> Iterator[tuple[StartWorker, int]]:
     import ray
 
-    from serve.cli import RAY_ENVIRONMENT
+    from serve.cli import RAY_ENVIRONMENT, start_ray
 
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     # Without an address Ray might join the cluster of a killed job.
-    ray.init(
+    start_ray(
         address=order.address or "local",
         include_dashboard=None if order.address else False,
         logging_level=logging.ERROR,
