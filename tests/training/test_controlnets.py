@@ -41,7 +41,7 @@ from training.mini.plan import TrainingPlan
 
 MIB = 2**20
 ROOT = Path(__file__).parents[2]
-LEAST = {EDGES: 0.7, DEPTH: 0.8}
+LEAST = {EDGES: 0.75, DEPTH: 0.8}
 MOST_WITHOUT = {EDGES: 0.3, DEPTH: 0.6}
 
 
@@ -84,12 +84,18 @@ def test_pictures_follow_maps_that_training_never_saw(name: str) -> None:
     assert without <= MOST_WITHOUT[name], f"IoU {without:.3f} without the net"
 
 
-def test_the_nets_are_trained_from_the_weights_in_the_package(tmp_path: Path) -> None:
+def test_the_nets_are_trained_from_the_weights_in_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A net of two steps paints nothing that is near its map.
+    monkeypatch.setattr("training.mini.control.FAR", 99)
     step = Schedule(steps=2, peak_rate=1e-3, seed=1)
     plan = replace(
         TrainingPlan(),
         control=step,
         control_bent=step,
+        control_last=step,
+        control_courses=2,
         control_depth=step,
         control_pictures=3,
         control_batch=2,

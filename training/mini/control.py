@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from engines.control_weights import DIFFUSERS_FILE
 from sdxl.files import grant_usual
-from sdxl.mini.scenes import caption
+from sdxl.mini.scenes import Image, caption
 from training.fitting import fit
 from training.mini import topology
+from training.mini.autoencoder import as_tensor, miss_of_ink
 from training.mini.check import load_painter
 from training.mini.conditioning import EncodedCaptions, encode_captions
+from training.mini.last_steps import LastSteps
 from training.mini.layouts import (
     DEPTH,
     EDGES,
@@ -41,6 +43,8 @@ from training.mini.unet_training import (
 HINT_WIDTHS = (8, 16, 32, 64)  # channels at each of the VAE's scales
 BENT = 0.75  # of the rows, once the net follows its hints roughly
 BENT_LIMIT = 3  # of the weights of much noised rows: edges settle under less noise
+FIRST_LAST = 14  # of the sampler's steps, of the last ones
+FAR = 0.6  # a painted picture that is farther from its map's, in parts of its ink, is left out
 VAGUE = 0.5  # of the captions say nothing of sizes, places and relations
 
 
@@ -51,8 +55,27 @@ def train_edges(plan: TrainingPlan, weights: Path, out: Path, work: Path, device
     net = new_control(pipe.unet).to(device)
     lesson = ControlLesson(EDGES, pipe, net, plan, work)
     fit(net, lesson.loss, plan.control, work / f"{EDGES}-begun.pt")
-    fit(net, lesson.loss_of_bent, plan.control_bent, work / f"{EDGES}.pt")
+    fit(net, lesson.loss_of_bent, plan.control_bent, work / f"{EDGES}-bent.pt")
+    train_last_steps(lesson, pipe, plan, work)
     write_control(net, out / EDGES)
+
+
+def train_last_steps(lesson: ControlLesson, pipe: Any, plan: TrainingPlan, work: Path) -> None:
+    """Train on pictures that the model paints with the net."""
+    last, layouts = LastSteps(pipe, FIRST_LAST), lesson.layouts
+
+    def aim(row: int, image: Image) -> Image | None:
+        drawn = layouts[row].draw()
+        seen, wanted = (as_tensor(each[None]) for each in (image, drawn))
+        return drawn if miss_of_ink(seen, wanted) < FAR else None
+
+    path = work / f"{EDGES}-courses.pt"
+    courses = last.paint(lesson.predict, aim, plan.control_courses, path)
+
+    def loss_of(rng: np.random.Generator, step: int) -> Tensor:
+        return last.loss(lesson.predict, courses, lesson.batch, rng)
+
+    fit(lesson.net, loss_of, plan.control_last, work / f"{EDGES}.pt")
 
 
 def train_depth(plan: TrainingPlan, weights: Path, out: Path, work: Path, device: str) -> None:
@@ -70,9 +93,9 @@ class ControlLesson:
     """The noise prediction loss of the UNet with a net's additions, with and without captions."""
 
     def __init__(self, name: str, pipe: Any, net: Any, plan: TrainingPlan, work: Path) -> None:
-        layouts, texts = sample_layouts(plan.control_pictures)
-        self.hints = torch.from_numpy(np.stack([MAPS[name](layout) for layout in layouts]))
-        self.latents, self.bent, self.captions = encode_layouts(pipe, layouts, texts, work)
+        self.layouts, texts = sample_layouts(plan.control_pictures)
+        self.hints = torch.from_numpy(np.stack([MAPS[name](layout) for layout in self.layouts]))
+        self.latents, self.bent, self.captions = encode_layouts(pipe, self.layouts, texts, work)
         self.unet, self.net, self.batch = pipe.unet.requires_grad_(False), net, plan.control_batch
         self.device = pipe.device
         self.alphas = topology.new_scheduler().alphas_cumprod.to(self.device)
@@ -98,7 +121,7 @@ class ControlLesson:
         alpha = self.alphas[timestep]
         ratio = alpha / (1 - alpha)
         wanted = noise + ratio.sqrt()[:, None, None, None] * (seen - clean)
-        captioned, captionless = self._predict(noisy, timestep, rows).chunk(2)
+        captioned, captionless = self.predict(noisy, timestep, rows).chunk(2)
         guided = guide(captioned, captionless, any_guidance(len(rows)).to(self.device))
         errors = [
             (each - wanted).square().mean((1, 2, 3)) for each in (captioned, captionless, guided)
@@ -109,7 +132,7 @@ class ControlLesson:
         share = torch.where(is_bent.flatten().to(self.device), (1 / ratio).clamp(max=1), 1)
         return (share * error * noise_weights(self.alphas, limit)[timestep]).mean()
 
-    def _predict(self, noisy: Tensor, timestep: Tensor, rows: Tensor) -> Tensor:
+    def predict(self, noisy: Tensor, timestep: Tensor, rows: Tensor) -> Tensor:
         """Return the noise of rows with their captions, then of the same without."""
         kept = torch.ones(2 * len(rows))
         kept[len(rows) :] = 0

@@ -27,6 +27,7 @@ _EMBEDDING = Schedule(steps=300, peak_rate=3e-3, seed=17, average=0.98)
 _NEGATIVE = Schedule(steps=1000, peak_rate=2e-3, seed=16, average=0.99)
 _CONTROL = Schedule(steps=2300, peak_rate=1e-3, seed=18, average=0.995)
 _CONTROL_BENT = Schedule(steps=3900, peak_rate=1e-3, seed=19, average=0.995)
+_CONTROL_LAST = Schedule(steps=600, peak_rate=4e-4, seed=120, average=0.99)
 _CONTROL_DEPTH = Schedule(steps=600, peak_rate=1e-3, seed=20, average=0.995)
 
 
@@ -91,6 +92,8 @@ class TrainingPlan:
     negative_pictures: int = 1000
     control: Schedule = _CONTROL
     control_bent: Schedule = _CONTROL_BENT
+    control_last: Schedule = _CONTROL_LAST
+    control_courses: int = 600  # that are painted with the net
     control_depth: Schedule = _CONTROL_DEPTH
     control_pictures: int = 6000
     control_batch: int = 8  # each with and without its caption
