@@ -28,7 +28,8 @@ SILENT_S = 5.0
 """A ready worker that is silent for this long hangs: it reports twice a second."""
 LOAD_S = 1800.0
 LOADS = 3
-"""The job stops after this many workers in a row died before they were ready."""
+"""The job stops after this many workers in a row died before they were ready, if none is: a lost
+host's worker waits for a GPU that is gone."""
 DAMAGED = "finished pictures were missing or damaged; --read-back reads all"
 
 
@@ -165,7 +166,8 @@ class Driver:
         self.progress.trouble = f"{name}: {error}"
         if not handle.is_ready:
             self._dead_loads += 1
-            if self._dead_loads >= LOADS:
+            is_any_ready = any(each.is_ready for each in self._handles.values())
+            if self._dead_loads >= LOADS and not is_any_ready:
                 raise BatchFailed(f"no worker could be started: {error}")
         for key, piece in leases.lost(name):
             left, made = self._left(piece)

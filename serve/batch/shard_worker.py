@@ -33,6 +33,9 @@ from serve.render.destination import SUFFIXES
 
 BEAT_S = 0.5
 """A worker reports at least this often."""
+UNHEARD_S = 2.5
+"""Without a turn for this long a worker writes nothing: the driver leases its rows to another one
+after twice that time (SILENT_S in driver.py), even if the network alone failed."""
 FILE_THREADS = 8
 """An object store answers slowly, but many requests at a time."""
 TRY_AGAIN = (408, 429)
@@ -95,6 +98,7 @@ class ShardWorker:
         self._not_begun = 0
         self._progress = 0
         self._broken: str | None = None
+        self._turn_s = time.monotonic()
 
     async def card(self) -> ModelCard:
         card = await self.renderer.card()
@@ -105,6 +109,7 @@ class ShardWorker:
 
     async def turn(self, pieces: dict[int, ShardPiece]) -> TurnReport:
         """Begin more pieces, and report at the next news or after a beat."""
+        self._turn_s = time.monotonic()
         self.renderer.check()
         for key, piece in pieces.items():
             self._held[key] = Tally()
@@ -214,6 +219,7 @@ class ShardWorker:
                     tally.failed[row.ordinal] = f"{type(cause).__name__}: {cause}"
                 return
             origin = {} if order.source is None else dict(order.source.digests)
+            await self._heard()
             await self._in_thread(self._store_picture, shard, row, done, writer, origin)
             tally.made += 1
 
@@ -272,8 +278,14 @@ class ShardWorker:
     ) -> None:
         """Record the row as a dead letter."""
         facts = {} if problem is None else problem.as_dict()
+        await self._heard()
         await self._in_thread(partial(self._add_entry, writer, row, error=error, problem=facts))
         tally.dead[row.line] = error
+
+    async def _heard(self) -> None:
+        """Wait while the rows may be another worker's."""
+        while time.monotonic() - self._turn_s > UNHEARD_S:
+            await asyncio.sleep(BEAT_S)
 
     async def _in_thread(self, function: Any, *arguments: Any) -> Any:
         loop = asyncio.get_running_loop()

@@ -56,7 +56,7 @@ class Load:
     @property
     def longest_gap_s(self) -> float:
         times = sorted(self.answered_s)
-        return max(b - a for a, b in itertools.pairwise(times))
+        return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
 
 
 def stop(process: psutil.Process) -> None:

@@ -1,5 +1,5 @@
 """Many devices and machines, simulated on one: in every shipped deployment, each replica has a
-device of its own."""
+device of its own. test_several_hosts.py has that of several_nodes.yaml."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ LLM_POD = {"num_gpus": 1, "labels": {NODE: LLM}}
 SHIPPED: list[tuple[str, list[dict[str, Any]], int, int]] = [
     ("one_host.yaml", HOST, 8, 0),
     ("one_host_llm.yaml", HOST, 7, 1),
-    ("several_nodes.yaml", [POD, POD, POD], 3, 0),
     ("kuberay.yaml", [HEAD, POD], 1, 0),
     ("llm_pods", [HEAD, LLM_POD, POD], 1, 1),
 ]

@@ -1,0 +1,73 @@
+"""A job whose host is lost or cut off. tests/serve/test_several_hosts.py has the real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sdxl.params import GenerationParams
+from serve.batch import shard_worker
+from serve.batch.driver import LOAD_S, LOADS, Driver
+from serve.batch.progress import BatchProgress
+from serve.batch.rows import BatchRow, ShardPiece
+from serve.batch.shard_worker import BatchTask, ShardWorker
+from serve.batch.store import FolderStore
+from serve.orders import ModelCard
+from tests.serve.batch.drawers import Drawer, IdleWorker
+
+
+def test_a_worker_without_its_driver_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver may have leased its rows to another."""
+    monkeypatch.setattr(shard_worker, "UNHEARD_S", 0.1)
+    monkeypatch.setattr(shard_worker, "BEAT_S", 0.05)
+    store = FolderStore(tmp_path, "run")
+    store.prepare("images", "ledger")
+    params = GenerationParams(prompt="a", seed=1, width=64, height=64, steps=2)
+    rows = tuple(BatchRow(i, f"line {i}", f"r{i}", params) for i in range(4))
+
+    def written() -> int:
+        return store.ledger("000000").count(b"\n")
+
+    async def scenario() -> None:
+        worker = ShardWorker(lambda: Drawer(draw_s=0.3), BatchTask(store, "run", "png"), "w0")
+        await worker.turn({0: ShardPiece(0, rows)})
+        await asyncio.sleep(0.6)
+        assert written() == 0
+        while not (await worker.turn({})).ended:
+            pass
+        assert written() == len(rows)
+        await worker.close()
+
+    asyncio.run(scenario())
+
+
+@dataclass
+class HalfCluster(IdleWorker):
+    """A cluster that lost a GPU: the second worker waits for one for ever."""
+
+    def ready(self) -> Future[ModelCard]:
+        return super().ready() if self.name == "w0" else Future()
+
+
+def test_a_lost_gpu_does_not_end_a_job_that_others_do(tmp_path: Path) -> None:
+    """Each look at the clock is half of the time that a worker has to load."""
+    progress, beats = BatchProgress(0, 0.0), iter([False] * 50 + [True])
+    driver = Driver(
+        HalfCluster,
+        2,
+        BatchTask(FolderStore(tmp_path, "run"), "run", "png"),
+        progress,
+        on_card=lambda card: None,
+        show=lambda progress: None,
+        is_packed=lambda: next(beats),
+        clock=(LOAD_S / 2 * i for i in itertools.count()).__next__,
+    )
+    driver.run(iter([]))
+    assert progress.lost_workers > LOADS
