@@ -14,7 +14,7 @@ import numpy as np
 from eval.fleet.fronts import SHELF, STEP_S, TURNS, Fronts
 from eval.fleet.gpus import SimulatedGpu
 from eval.fleet.outcome import Outcome
-from eval.fleet.traffic import DEADLINE_S, LOADING_S, LORA_LOAD_S, LORAS, Traffic
+from eval.fleet.traffic import DEADLINE_S, LOADING_S, LORA_LOAD_S, LORAS
 from sdxl.admission import Admission, Refused
 from sdxl.cost import CostKey
 from sdxl.fairness import VirtualTime
@@ -112,8 +112,16 @@ class TickFleet:
     """The same requests as Flow's of this seed."""
 
     def __init__(
-        self, gpu: SimulatedGpu, traffic: Traffic, fronts: Fronts, *, seed: int = 1
+        self,
+        gpu: SimulatedGpu,
+        traffic: Any,
+        fronts: Fronts,
+        *,
+        seed: int = 1,
+        clients: int = CLIENTS,
+        deadline_s: float = DEADLINE_S,
     ) -> None:
+        self.clients, self.deadline_s = clients, deadline_s
         self.gpu, self.traffic, self.fronts, self.out = gpu, traffic, fronts, Outcome()
         self.trace, self.rng = np.random.default_rng(seed).spawn(2)
         self.replicas = [TickReplica(gpu) for _ in range(fronts.shape.all_replicas)]
@@ -142,8 +150,8 @@ class TickFleet:
         replica, id_ = self.replicas[number], next(self.ids)
         flight = self.traffic.kinds[kind].flight.changed(
             id=id_,
-            deadline_s=at_s + DEADLINE_S,
-            client=str(self.rng.integers(CLIENTS)),
+            deadline_s=at_s + self.deadline_s,
+            client=str(self.rng.integers(self.clients)),
             request_id=str(id_),
         )
         try:

@@ -2,9 +2,10 @@
 # One node of a cluster, in the foreground, as a service manager wants it:
 #   start_node.sh head                 the first node; PORT (6379) is what the others connect to
 #   start_node.sh FIRST:6379           every other
-# More arguments go to `ray start`. RAY_AUTH_TOKEN_PATH names a file with the cluster's token, the
-# same on every node: whoever has the token and reaches the ports can run anything here, and nobody
-# else. `openssl rand -hex 32` makes one. Ray's dashboard stays on loopback.
+# More arguments go to `ray start`. With RAY_REDIS_ADDRESS=HOST:PORT the head keeps its state in
+# Redis, and the next one at its address finds the other nodes. RAY_AUTH_TOKEN_PATH names a file with
+# the cluster's token, the same on every node: whoever has the token and reaches the ports can run
+# anything here, and nobody else. `openssl rand -hex 32` makes one. Ray's dashboard stays on loopback.
 set -euo pipefail
 : "${RAY_AUTH_TOKEN_PATH:?a file with the token of the cluster is needed}"
 test -s "$RAY_AUTH_TOKEN_PATH" || { echo "no token in $RAY_AUTH_TOKEN_PATH" >&2; exit 2; }
