@@ -3,7 +3,8 @@
 A fleet of any size, simulated with the service's own policy, admission, costs, router and
 autoscaler (sdxl/policy.py, admission.py, cost.py, fleet.py). Up to 16 replicas run tick by tick.
 Larger ones run picture by picture: every request and every routing decision is simulated, but a
-replica is a queue whose pace is calibrated tick by tick; `check` compares both on one trace.
+replica is a queue whose pace is calibrated tick by tick; `check` compares both on one trace, and
+`reality` the ticks with a service of the embedded model on this machine.
 Clusters have at most 250 replicas; a request reaches any front end with equal chance.
 """
 
@@ -38,6 +39,7 @@ CLUSTER, FRONT_RATE, FEWEST_FRONTS = 250, 250.0, 2
 WARM_S = 60.0
 PICTURES, LONGEST_S = 20_000, 600.0
 SECTIONS = ("check", "routers", "scale", "events", "models", "autoscaling", "decision")
+REALITY = "reality"
 HEAD = ("goodput", "mean s", "p50", "p99", "refused", "loads", "GPU-hours", "$ per 1000")
 NO_FILES: Any = np.zeros(0)
 
@@ -107,6 +109,12 @@ class FleetBench:
         ticks = TickFleet(self.gpu, flow.traffic, self.fronts(8))
         yield self.row("ticks", ticks.run(self.seconds, WARM_S))
         yield self.row("pictures", flow.run(self.seconds, WARM_S))
+
+    def reality(self, sizes: Sequence[int], plot: Path | None) -> Iterator[list[str]]:
+        """Needs a quiet machine, and a quarter of an hour."""
+        from eval.fleet.reality import rows
+
+        return rows()
 
     def routers(self, sizes: Sequence[int], plot: Path | None) -> Iterator[list[str]]:
         yield ["replicas, router", *HEAD]
@@ -184,7 +192,7 @@ def build_parser() -> Parser:
     add("--seconds", 60.0, "of simulated traffic, after a minute", type=number)
     add("--load", 0.8, "share of the capacity that arrives", type=number)
     add("--price-per-hour", 3.0, "of a GPU: an assumption", "DOLLARS", type=number)
-    add("--sections", list(SECTIONS), "what to simulate", choices=SECTIONS)
+    add("--sections", list(SECTIONS), "what to simulate", choices=(*SECTIONS, REALITY))
     add("--plot", None, "file for the plot of `routers`, as SVG", "FILE", type=Path)
     return parser
 

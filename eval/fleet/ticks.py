@@ -7,14 +7,14 @@ import itertools
 import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from eval.fleet.fronts import SHELF, STEP_S, TURNS, Fronts
 from eval.fleet.gpus import SimulatedGpu
 from eval.fleet.outcome import Outcome
-from eval.fleet.traffic import DEADLINE_S, LOADING_S, LORA_LOAD_S, LORAS
+from eval.fleet.traffic import DEADLINE_S, LOADING_S, LORA_LOAD_S, LORAS, PictureKind
 from sdxl.admission import Admission, Refused
 from sdxl.cost import CostKey
 from sdxl.fairness import VirtualTime
@@ -100,12 +100,20 @@ class TickReplica:
         costs = self.gpu.costs
         for call in (*group.nets, group):
             costs.ticks.setdefault(CostKey(call.call, call.bucket), costs.call_s(call))
-        return costs.tick_s(group)
+        return costs.tick_s(group) * self.gpu.tick_share
 
     def _drop(self, id_: int) -> None:
         gone = self.flights.pop(id_)
         for moved in self.time.leave(gone, list(self.flights.values())):
             self.flights[moved.id] = moved
+
+
+class ArrivalSource(Protocol):
+    """What Traffic is here."""
+
+    @property
+    def kinds(self) -> list[PictureKind]: ...
+    def arrivals(self, rng: Any, begin_s: float, length_s: float) -> tuple[Any, Any, Any]: ...
 
 
 class TickFleet:
@@ -114,7 +122,7 @@ class TickFleet:
     def __init__(
         self,
         gpu: SimulatedGpu,
-        traffic: Any,
+        traffic: ArrivalSource,
         fronts: Fronts,
         *,
         seed: int = 1,

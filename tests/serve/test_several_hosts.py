@@ -170,8 +170,8 @@ def test_a_partition_loses_no_picture_of_a_job_and_makes_none_twice(cluster: lis
     rows.write_text("".join(f"a red circle, {i}\n" for i in range(ROWS)))
     batch = (sys.executable, "-m", "sdxl.cli", "batch")
     flags = ("--steps", "30", "--shard-size", "64", "--workers", "3", "--quiet")
-    flags += ("--out", str(out), "--address", f"{head.address}:6379")
-    job = head.start(*batch, str(rows), *flags, **token_of(head))
+    place = ("--out", str(out), "--address", f"{head.address}:6379")
+    job = head.start(*batch, str(rows), *flags, *place, **token_of(head))
     wait_until(
         lambda: len({line["worker"] for line in ledger_lines(out)}) == 3, 200, 0.2, lambda: head.log
     )

@@ -1,0 +1,241 @@
+"""The simulation beside a service of the embedded model on this machine, with the same requests.
+
+Replicas share the cores, so a call takes as long as the others let it: the mean seconds of
+calls, of encoding and of decoding are those of the run that it is compared with; what the loop adds
+to its calls is measured in a closed loop before. Who waits, joins, is refused and when each is
+done is simulated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, cast
+
+import httpx
+import numpy as np
+
+from eval.fleet.fronts import OURS, Fronts, Shape
+from eval.fleet.gpus import QUEUE, SimulatedGpu
+from eval.fleet.ticks import TickFleet
+from eval.fleet.traffic import NONE, PLANS, PictureKind
+from eval.measuring.timing import quantile
+from eval.service.client import local_service, metrics_page, unlimited_client
+from eval.service.traffic import closed_loop
+from sdxl.cost import CostKey, Costs
+from sdxl.flight import Flight, Network
+from sdxl.params import GenerationParams
+from sdxl.pipeline import Pipeline
+from sdxl.policy import Limits
+
+REPLICAS, LOADS = (1, 2, 4), (0.7, 1.3)
+"""Loads are shares of the rate at which a closed loop of `CLIENTS` for each replica is served."""
+CLIENTS, CLOSED_S, RUN_S, RUNS = 8, 10.0, 40.0, 3
+DEADLINE_S, LONG_S = 4.0, 60.0
+"""of requests, and of those in the closed loop"""
+PROMPT = "a small yellow star above a green square on a white background"
+SUMS = re.compile(r"sdxl_(tick|stage)_seconds_(sum|count){(.*)} (\S+)")
+LABEL = re.compile(r'(\w+)="(\w+)"')
+
+
+@dataclass(frozen=True)
+class MeasuredReplica(SimulatedGpu):
+    pipeline: Pipeline = field(kw_only=True)
+    measured: Costs = field(kw_only=True)
+
+    @property
+    def standard(self) -> Flight:
+        return flight_of(self.pipeline, GenerationParams())
+
+    @cached_property
+    def limits(self) -> Limits:
+        limits = self.pipeline.limits()
+        return self.measured.knees(Limits(limits.buckets, limits.rows, queue=QUEUE), self.standard)
+
+    @cached_property
+    def costs(self) -> Costs:
+        return self.measured
+
+
+def flight_of(pipeline: Pipeline, params: GenerationParams) -> Flight:
+    side = pipeline.sizes.default
+    return Flight(-1, pipeline.axes(side, side), pipeline.plan(params))
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Requests at fixed times; TickFleet reads it as Traffic."""
+
+    kinds: list[PictureKind]
+    at_s: Any
+    kind: Any
+
+    @classmethod
+    def drawn(cls, kinds: list[PictureKind], rate: float, seed: int) -> Trace:
+        rng = np.random.default_rng(seed)
+        at_s = rng.exponential(1 / rate, int(2 * rate * RUN_S)).cumsum()
+        at_s = at_s[at_s < RUN_S]
+        return cls(kinds, at_s, rng.choice(len(kinds), len(at_s), p=[k.share for k in kinds]))
+
+    def arrivals(self, rng: Any, begin_s: float, length_s: float) -> tuple[Any, Any, Any]:
+        those = slice(*self.at_s.searchsorted([begin_s, begin_s + length_s]))
+        return self.at_s[those], self.kind[those], np.full(len(self.at_s[those]), NONE)
+
+
+@dataclass(frozen=True)
+class TraceResult:
+    p50: float
+    p99: float
+    refused: float
+    """share of the requests; late ones are refused, too"""
+
+
+@dataclass
+class TraceAnswers:
+    latencies: list[float] = field(default_factory=list)
+    added: list[float] = field(default_factory=list)
+    """of each picture: its latency without the replica's part"""
+    refused: int = 0
+
+    @property
+    def result(self) -> TraceResult:
+        share = self.refused / (self.refused + len(self.latencies))
+        return TraceResult(quantile(self.latencies, 0.5), quantile(self.latencies, 0.99), share)
+
+
+Seconds = Counter[tuple[str, ...]]
+"""sums and numbers of calls by network and bucket, and of stages"""
+
+
+@dataclass(frozen=True)
+class LoadedService:
+    url: str
+    kinds: list[PictureKind]
+
+    def seconds(self) -> Seconds:
+        """Of all replicas since they started."""
+        found = Seconds()
+        for _, kind, labels, value in SUMS.findall(metrics_page(self.url)):
+            of = dict(LABEL.findall(labels))
+            what = (of["network"], of["bucket"]) if "network" in of else (of["stage"],)
+            found[kind, *what] += cast(int, float(value))
+        return found
+
+    async def run(self, trace: Trace) -> TraceAnswers:
+        answers, began_s = TraceAnswers(), time.perf_counter()
+        async with unlimited_client(self.url, LONG_S) as http, asyncio.TaskGroup() as group:
+            for at_s, kind in zip(trace.at_s, trace.kind, strict=True):
+                await asyncio.sleep(began_s + at_s - time.perf_counter())
+                group.create_task(ask(http, int(kind), answers, began_s + at_s))
+        return answers
+
+    async def saturate(self, clients: int) -> float:
+        """Keep so many requests under way; return the rate of pictures."""
+        answers, rng, began_s = TraceAnswers(), np.random.default_rng(0), time.perf_counter()
+        shares = [kind.share for kind in self.kinds]
+        async with unlimited_client(self.url, LONG_S) as http:
+
+            async def send(number: int, due_s: float) -> None:
+                kind = int(rng.choice(len(shares), p=shares))
+                await ask(http, kind, answers, due_s, LONG_S)
+
+            await closed_loop(send, clients, CLOSED_S)
+        return len(answers.latencies) / (time.perf_counter() - began_s)
+
+
+async def ask(
+    http: httpx.AsyncClient,
+    kind: int,
+    answers: TraceAnswers,
+    due_s: float,
+    deadline_s: float = DEADLINE_S,
+) -> None:
+    steps, interval = list(PLANS)[kind]
+    body = {"prompt": PROMPT, "steps": steps, "cache_interval": interval, "deadline_s": deadline_s}
+    answer = await http.post("/v1/images/generations", json=body)
+    if answer.status_code != 200:
+        answers.refused += 1
+        return
+    answers.latencies.append(time.perf_counter() - due_s)
+    inside_s = answer.json()["data"][0]["timings"]["total_s"]
+    answers.added.append(answers.latencies[-1] - inside_s)
+
+
+def costs_of(seconds: Seconds, standard: Flight) -> Costs:
+    costs = Costs()
+    for (kind, *what), number in seconds.items():
+        mean_s = seconds["sum", *what] / max(number, 1)
+        match what:
+            case [network, bucket] if kind == "count" and number:
+                call = standard.call(cast(Network, network))
+                costs.ticks[CostKey(call, int(bucket))] = mean_s
+            case ["encode"] if kind == "count":
+                costs.encode_s = mean_s
+            case ["decode" | "file"] if kind == "count":
+                costs.decode_s += mean_s
+    return costs
+
+
+def calls_s(seconds: Seconds) -> float:
+    return sum(value for (kind, *what), value in seconds.items() if kind == "sum" and what[1:])
+
+
+def simulate(gpu: MeasuredReplica, replicas: int, trace: Trace, added_s: float) -> TraceResult:
+    fronts = Fronts(Shape(1, replicas, 1), OURS, np.zeros(0), np.random.default_rng(2))
+    fleet = TickFleet(gpu, trace, fronts, clients=1, deadline_s=DEADLINE_S)
+    out = fleet.run(RUN_S + 2 * DEADLINE_S)
+    late, out.latencies[-1] = int(out.latencies[-1]), 0
+    share = (out.refused + late) / out.arrived
+    return TraceResult(out.quantile(0.5) + added_s, out.quantile(0.99) + added_s, share)
+
+
+def rows() -> Iterator[list[str]]:
+    """The medians of `RUNS` runs at each load, as measured and as simulated."""
+    import engines
+
+    names = ("p50 s", "p99 s", "refused")
+    yield ["replicas, load", "requests", *(f"{n}{w}" for n in names for w in ("", ", simulated"))]
+    pipeline = engines.load("mini")
+    params = [GenerationParams(steps=steps, cache_interval=interval) for steps, interval in PLANS]
+    flights = [flight_of(pipeline, each) for each in params]
+    kinds = [PictureKind(share, f) for share, f in zip(PLANS.values(), flights, strict=True)]
+    for replicas in REPLICAS:
+        with local_service(("--llm", "none", "--replicas", str(replicas))) as url:
+            yield from rows_of(LoadedService(url, kinds), replicas, pipeline)
+
+
+def rows_of(service: LoadedService, replicas: int, pipeline: Pipeline) -> Iterator[list[str]]:
+    asyncio.run(service.saturate(CLIENTS * replicas))
+    before, began_s = service.seconds(), time.perf_counter()
+    rate = asyncio.run(service.saturate(CLIENTS * replicas))
+    busy_s = replicas * (time.perf_counter() - began_s)
+    share = max(busy_s / calls_s(service.seconds() - before), 1.0)
+    for load in LOADS:
+        pairs, count = [], 0
+        for seed in range(RUNS):
+            trace, before = Trace.drawn(service.kinds, load * rate, seed), service.seconds()
+            answers = asyncio.run(service.run(trace))
+            costs = costs_of(service.seconds() - before, flight_of(pipeline, GenerationParams()))
+            gpu = MeasuredReplica(
+                *("CPU", "measured", (1.0, 1.0), share), pipeline=pipeline, measured=costs
+            )
+            simulated = simulate(gpu, replicas, trace, statistics.median(answers.added))
+            pairs.append((answers.result, simulated))
+            count += len(trace.at_s)
+        medians = [
+            statistics.median(getattr(pair[i], name) for pair in pairs)
+            for name in ("p50", "p99", "refused")
+            for i in (0, 1)
+        ]
+        yield [
+            f"{replicas}, {load:.0%} of {rate:.1f} a second",
+            str(count),
+            *(f"{s:.2f}" for s in medians[:4]),
+            *(f"{s:.1%}" for s in medians[4:]),
+        ]
