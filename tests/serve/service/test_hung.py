@@ -1,21 +1,17 @@
 """Processes that hang: every request that a healthy process can answer is answered soon. Killed
-processes are in test_chaos.py."""
+processes are in test_chaos.py, lost networks in test_several_hosts.py."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.serve.loads import Load, is_answered, is_whole, stop
-from tests.serve.services import ROOT, Service, is_alive, service
-from tests.tools import tool
+from tests.serve.services import Service, is_alive, service
 from tests.waiting import wait_until
 
 RATE, SECONDS, STRIKE_S = 2.0, 24.0, 4.0
@@ -93,20 +89,6 @@ def test_a_replica_whose_engine_or_event_loop_hangs_costs_no_request(
     check(load_with(running, (folder / what).touch))
     pid = int((folder / f"{what}.pid").read_text())
     wait_until(lambda: not psutil.pid_exists(pid), REPLACED_S)
-
-
-def test_a_connection_that_swallows_everything_costs_no_request(tmp_path: Path) -> None:
-    """The service in a network of its own, where packets to and from one replica are dropped."""
-    if os.geteuid():
-        pytest.skip("only root may make a network of its own")
-    command = [tool("unshare", "util-linux"), "--net", sys.executable]
-    command += ["-m", "tests.serve.blackhole", str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
-    )
-    print(done.stdout[-1000:])
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
 def check(load: Load) -> None:
