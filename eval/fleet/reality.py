@@ -14,8 +14,10 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import httpx
@@ -34,13 +36,15 @@ from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
 from sdxl.policy import Limits
 
-REPLICAS, LOADS = (1, 2, 4), (0.7, 1.3)
+REPLICAS, LOADS = (1, 2, 4), (0.7, 2.0)
 """Loads are shares of the rate at which a closed loop of `CLIENTS` for each replica is served."""
 CLIENTS, CLOSED_S, RUN_S, RUNS = 8, 10.0, 40.0, 3
 DEADLINE_S, LONG_S = 4.0, 60.0
 """of requests, and of those in the closed loop"""
 PROMPT = "a small yellow star above a green square on a white background"
 SUMS = re.compile(r"sdxl_(tick|stage)_seconds_(sum|count){(.*)} (\S+)")
+ROWS = re.compile(r"(\d+) rows in flight, (\d+) while many wait")
+"""what a replica chose at its start"""
 LABEL = re.compile(r'(\w+)="(\w+)"')
 
 
@@ -48,6 +52,7 @@ LABEL = re.compile(r'(\w+)="(\w+)"')
 class MeasuredReplica(SimulatedGpu):
     pipeline: Pipeline = field(kw_only=True)
     measured: Costs = field(kw_only=True)
+    rows: tuple[int, int] = field(kw_only=True)
 
     @property
     def standard(self) -> Flight:
@@ -55,8 +60,8 @@ class MeasuredReplica(SimulatedGpu):
 
     @cached_property
     def limits(self) -> Limits:
-        limits = self.pipeline.limits()
-        return self.measured.knees(Limits(limits.buckets, limits.rows, queue=QUEUE), self.standard)
+        limits = self.measured.knees(replace(self.pipeline.limits(), queue=QUEUE), self.standard)
+        return replace(limits, rows=self.rows[0], crowded_rows=self.rows[1])
 
     @cached_property
     def costs(self) -> Costs:
@@ -117,6 +122,12 @@ Seconds = Counter[tuple[str, ...]]
 class LoadedService:
     url: str
     kinds: list[PictureKind]
+    log: Path
+
+    def rows(self) -> tuple[int, int]:
+        """Of the replica with the most."""
+        chosen = [(int(a), int(b)) for a, b in ROWS.findall(self.log.read_text())]
+        return max(chosen)
 
     def seconds(self) -> Seconds:
         """Of all replicas since they started."""
@@ -206,8 +217,10 @@ def rows() -> Iterator[list[str]]:
     flights = [flight_of(pipeline, each) for each in params]
     kinds = [PictureKind(share, f) for share, f in zip(PLANS.values(), flights, strict=True)]
     for replicas in REPLICAS:
-        with local_service(("--llm", "none", "--replicas", str(replicas))) as url:
-            yield from rows_of(LoadedService(url, kinds), replicas, pipeline)
+        flags = ("--llm", "none", "--replicas", str(replicas))
+        with TemporaryDirectory() as folder, local_service(flags, Path(folder, "log")) as url:
+            service = LoadedService(url, kinds, Path(folder, "log"))
+            yield from rows_of(service, replicas, pipeline)
 
 
 def rows_of(service: LoadedService, replicas: int, pipeline: Pipeline) -> Iterator[list[str]]:
@@ -223,7 +236,10 @@ def rows_of(service: LoadedService, replicas: int, pipeline: Pipeline) -> Iterat
             answers = asyncio.run(service.run(trace))
             costs = costs_of(service.seconds() - before, flight_of(pipeline, GenerationParams()))
             gpu = MeasuredReplica(
-                *("CPU", "measured", (1.0, 1.0), share), pipeline=pipeline, measured=costs
+                *("CPU", "measured", (1.0, 1.0), share),
+                pipeline=pipeline,
+                measured=costs,
+                rows=service.rows(),
             )
             simulated = simulate(gpu, replicas, trace, statistics.median(answers.added))
             pairs.append((answers.result, simulated))
