@@ -22,6 +22,7 @@ from serve.ray_errors import last_error
 from serve.replica_deployment import GPU_EACH, replicas_of
 from serve.run_time_models import PREFIX, application_name, model_in
 from serve.settings import ServeSettings
+from serve.worker.run_time_replica import RunTimeReplica
 
 log = logging.getLogger(__name__)
 
@@ -78,14 +79,16 @@ class RayModels:
             raise Problem(507, message, "model", "no_room")
         deployment = f"{DEPLOYMENT}-{plain(model.id)}"
         sharing = len(image_models(self.settings)) + others + 1
-        replicas = replicas_of(model.settings, deployment, 1, is_gpu, sharing, GPU_EACH)
+        replicas = replicas_of(
+            model.settings, deployment, 1, is_gpu, sharing, GPU_EACH, RunTimeReplica
+        )
         # Its pictures may take as long as any.
         patience_s = max(self.settings.shutdown_s, self.settings.max_deadline_s)
         options: dict[str, Any] = {
             "graceful_shutdown_timeout_s": patience_s,
             "max_constructor_retry_count": 1,
         }
-        bound = replicas.options(**options).bind(model.settings, checks_room=True)
+        bound = replicas.options(**options).bind(model.settings)
         ray_serve.api._run(
             bound, _blocking=False, name=name, route_prefix=None, logging_config=QUIET
         )

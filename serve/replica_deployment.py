@@ -24,12 +24,18 @@ share a GPU, and for one of a model loaded later. The memory decides what fits."
 
 
 def replicas_of(
-    settings: ServeSettings, name: str, fewest: int, is_gpu: bool, sharing: int, gpu: float = 1
+    settings: ServeSettings,
+    name: str,
+    fewest: int,
+    is_gpu: bool,
+    sharing: int,
+    gpu: float = 1,
+    kind: type[ImageReplica] = ImageReplica,
 ) -> ray_serve.Deployment:
     """Return a deployment's options; `sharing` counts all replicas that may share a machine's
     cores; `gpu` is the part of a GPU that Ray counts for one."""
     most = settings.max_replicas
-    return ray_serve.deployment(name=name)(ImageReplica).options(
+    return ray_serve.deployment(name=name)(kind).options(
         **how_many(fewest, most, ByWork, target_s=settings.target_queue_s),
         max_ongoing_requests=MAX_ORDERS,
         graceful_shutdown_timeout_s=settings.shutdown_s,

@@ -80,6 +80,7 @@ class ServeSettings:
     model: str = setting("mini", f"{MODEL}; more than once for several")
     models: Tables = setting((), "in a file: a table of settings for each")  # noqa: RUF009
     models_dir: str = setting("", "folder of models that may be loaded while the service runs")
+    models_idle_s: float = setting(0.0, "unload those after so long without a request; 0 never", 0)
     vae: str = setting("", VAE)
     backend: str = setting("auto", ", ".join(BACKENDS))
     precision: str = setting("", PRECISION)

@@ -25,10 +25,9 @@ REPLACED = {
     "FROM ${KIND}": "FROM gpu",
     " --start-interval=2s": "",
 }
+PIP = f"/opt/sdxl/bin/pip install -q --no-index --find-links {WHEELS}"
 INSTALL = (
-    f"RUN {PYTHON} -m venv /opt/sdxl && /opt/sdxl/bin/pip install -q --no-index --find-links {WHEELS}"
-    f" setuptools && /opt/sdxl/bin/pip install -q --no-index --find-links {WHEELS}"
-    f" --no-build-isolation '.{EXTRAS}'"
+    f"RUN {PYTHON} -m venv /opt/sdxl && {PIP} setuptools && {PIP} --no-build-isolation '.{EXTRAS}'"
 )
 USED = """
 test "$(id -u)" = 10001

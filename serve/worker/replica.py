@@ -34,19 +34,12 @@ OUTLOOK_S = 0.1
 class ImageReplica:
     """A replica; its constructor returns after a first picture."""
 
-    def __init__(self, settings: ServeSettings, *, checks_room: bool = False) -> None:
-        """`checks_room`: refuse a model whose weights do not fit into the free memory."""
+    def __init__(self, settings: ServeSettings) -> None:
         logs.configure(settings.log_format)
         # Imported here, so that deploying a replica does not load PyTorch.
         import engines
         from serve.worker.safety import read_safety
         from serve.worker.worker import Worker
-
-        if checks_room:
-            from engines.room import check_room
-            from sdxl.checkpoint import find
-
-            check_room(find(settings.model_name), settings.precision)
 
         began = time.monotonic()
         pipeline = engines.load(

@@ -22,6 +22,7 @@ from engines import room
 from engines.room import NoMemory, check_room
 from sdxl.checkpoint import MINI, Checkpoint, find
 from sdxl.model_names import name_of
+from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
 from serve import errors
 from serve.errors import Problem
@@ -32,6 +33,8 @@ from serve.models import ImageModel
 from serve.orders import ImageOrder, Update
 from serve.run_time_models import application_name, files_below, find_file, model_in, model_of
 from serve.settings import ServeSettings
+from serve.worker import run_time_replica
+from serve.worker.run_time_replica import RunTimeReplica
 from serve.worker.worker import Worker
 from tests.fakes import fake_engines
 from tests.serve.servers import GENERATE, call, client_of, error_of
@@ -383,3 +386,38 @@ async def test_a_model_is_listed_from_its_first_picture_on(
     # Once it was used, a new deployment is a replaced replica or controller.
     pool._backends[application_name(model)] = Any  # type: ignore[assignment]
     assert (model in await pool.loaded()) == (state != "DEPLOY_FAILED")
+
+
+def test_a_model_that_no_request_uses_unloads_itself(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica, deleted = RunTimeReplica.__new__(RunTimeReplica), list[str]()
+    replica.worker, replica.model, replica._idle_s = worker, "other", 60.0
+    context = SimpleNamespace(app_name="model-other")
+    serve = SimpleNamespace(
+        delete=lambda name, _blocking: deleted.append(name), get_replica_context=lambda: context
+    )
+    monkeypatch.setattr(run_time_replica, "ray_serve", serve)
+
+    async def check(used_s: float) -> None:
+        replica._used_s = time.monotonic() - used_s
+        await replica.check_health()
+
+    async def scenario() -> None:
+        await check(59)
+        order = ImageOrder(GenerationParams(**ASKED), deadline_s=60)
+        async with aclosing(replica.generate(order)) as updates:
+            await anext(updates)
+            await check(61)
+            replica._used_s = time.monotonic() - 61
+            async for _ in updates:
+                pass
+        await replica.check_health()
+        assert not deleted
+        await check(61)
+        assert deleted == ["model-other"]
+        replica._idle_s = 0.0
+        await check(1e6)
+        assert len(deleted) == 1
+
+    asyncio.run(scenario())
