@@ -1,4 +1,4 @@
-"""The Dockerfile: without Docker here, its commands are run or checked one by one."""
+"""The Dockerfile, without building it: test_image_long.py does."""
 
 from __future__ import annotations
 
@@ -159,36 +159,6 @@ def test_its_health_check_passes_for_a_ready_service() -> None:
     with listening(fake_pipeline()) as (url, _):
         assert check(url) == 0
     assert check(f"http://127.0.0.1:{free_port()}") != 0
-
-
-@pytest.mark.long
-def test_the_installed_program_works_without_the_sources(tmp_path: Path) -> None:
-    """Run the install command, without dependencies, which are here."""
-    text = (
-        setup_command()
-        .replace("/opt/sdxl", str(tmp_path / "venv"))
-        .replace("python3.12", "python3")
-    )
-    # The lock has the build backend; here pip makes an isolated one.
-    bare, count = (
-        text.replace("PACKAGE=\"'.[", "PACKAGE=\"--no-deps '.[").replace("LOCKED=${BACKENDS}", ""),
-        text.count("PACKAGE=\"'.["),
-    )
-    assert count == 1
-    subprocess.run(
-        ["bash", "-euc", f"BACKENDS=tensorrt; {bare}"], cwd=ROOT, check=True, timeout=500
-    )
-    (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
-    dependencies = next(path for path in sys.path if path.endswith("site-packages"))
-    subprocess.run(
-        [str(tmp_path / "venv/bin/sdxl"), "render", "a red circle", "--out", "a.png"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{packages}:{dependencies}"},
-        check=True,
-        timeout=300,
-    )
-    assert (tmp_path / "a.png").stat().st_size > 1000
-    assert (packages / "serve" / "web" / "index.html").exists()
 
 
 READ_ONLY = """
