@@ -27,7 +27,8 @@ REPLACED = {
 }
 PIP = f"/opt/sdxl/bin/pip install -q --no-index --find-links {WHEELS}"
 INSTALL = (
-    f"RUN {PYTHON} -m venv /opt/sdxl && {PIP} -U setuptools && {PIP} --no-build-isolation '.{EXTRAS}'"
+    f"RUN {PYTHON} -m venv /opt/sdxl && {PIP} -U setuptools"
+    f" && {PIP} --no-build-isolation '.{EXTRAS}'"
 )
 USED = """
 test "$(id -u)" = 10001
