@@ -39,8 +39,8 @@ def check_picture(file: bytes, field: str, name: str) -> None:
 
 
 def filled(given: Iterable[P], stored: Iterable[P]) -> tuple[P, ...]:
-    """Fill what flags leave at its default from a picture's entries of the same names. Of several
-    with one name, that with the same picture counts, or the first."""
+    """Fill what flags leave at its default from a picture's entries of the same names. If several
+    have one name, take the one with the same picture, or else the first."""
     left, made = list(stored), []
     for each in given:
         same = [old for old in left if old.name == each.name]
