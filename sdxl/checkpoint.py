@@ -234,7 +234,7 @@ def find(model: str) -> Checkpoint:
 def find_refiner(model: str) -> Checkpoint:
     """Find a refiner: a folder in diffusers layout, a safetensors file, or a hub id."""
     check_files(model, is_refiner=True)
-    found = _find(model, MINI_REFINER)
+    found = _find(model, MINI_REFINER if MINI_REFINER.exists() else MINI)
     if not found.is_refiner:
         raise CheckpointError(
             f"refiner {model!r}: model_index.json lacks requires_aesthetics_score; expected an "

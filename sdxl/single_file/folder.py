@@ -98,8 +98,6 @@ def _is_refiner(header: Header) -> bool:
 
 def _source(header: Header, mini: Path) -> Path | None:
     """Return the embedded model if its widths match; else None for SDXL 1.0."""
-    if not mini.exists():
-        return None
     width = json.loads((mini / "unet" / "config.json").read_text())["block_out_channels"][0]
     stem = header.shapes.get(STEM, ())
     return mini if stem and stem[0] == width else None

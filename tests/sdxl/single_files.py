@@ -72,7 +72,9 @@ def write_single_file(
 def write_refiner_file(folder: Path, file: Path) -> Path:
     """Write a refiner's networks into one file, as Stability AI published it."""
     tensors = original_clip_g(_weights(folder / "text_encoder_2"), REFINER_CLIP_G)
-    tensors |= original_unet(_weights(folder / "unet")) | original_vae(_weights(folder / "vae"))
+    tensors |= original_unet(_weights(folder / "unet"), ("1", "2")) | original_vae(
+        _weights(folder / "vae")
+    )
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
     return file
 
@@ -83,13 +85,14 @@ def write_vae_alone(folder: Path, file: Path) -> Path:
     return file
 
 
-def original_unet(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    attended = {n.split(".")[1] for n in tensors if re.match(r"up_blocks\.\d\.attentions", n)}
+def original_unet(
+    tensors: Mapping[str, Tensor], attended: Collection[str] = ("0", "1")
+) -> dict[str, Tensor]:
+    """`attended` are the numbers of the levels on the way up that have attention."""
     return {UNET + _unet_name(name, attended): tensor for name, tensor in tensors.items()}
 
 
 def _unet_name(name: str, attended: Collection[str]) -> str:
-    """`attended` are the numbers of the levels on the way up that have attention."""
     plain, _, kind = name.rpartition(".")
     if plain in UNET_PLAIN:
         return f"{UNET_PLAIN[plain]}.{kind}"
