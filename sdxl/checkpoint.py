@@ -26,7 +26,6 @@ from sdxl.hub_files import TOP, needed_files
 from sdxl.model_names import HUB_ID, MINI_NAME, MINI_NAMES, is_file, is_here, name_of, split_vae
 from sdxl.params import InvalidParams, Sizes
 from sdxl.places import MINI as MINI
-from sdxl.places import MINI_REFINER
 from sdxl.presets import BrokenPresets, Presets, load_presets
 from sdxl.prompt import Tokenizer
 from sdxl.scheduler_config import SchedulerConfig
@@ -234,7 +233,7 @@ def find(model: str) -> Checkpoint:
 def find_refiner(model: str) -> Checkpoint:
     """Find a refiner: a folder in diffusers layout, a safetensors file, or a hub id."""
     check_files(model, is_refiner=True)
-    found = _find(model, MINI_REFINER if MINI_REFINER.exists() else MINI)
+    found = _find(model)
     if not found.is_refiner:
         raise CheckpointError(
             f"refiner {model!r}: model_index.json lacks requires_aesthetics_score; expected an "
@@ -295,14 +294,14 @@ def _check_folder(model: str) -> None:
             raise CheckpointError(f"{path}: not a regular file")
 
 
-def _find(model: str, mini: Path = MINI) -> Checkpoint:
+def _find(model: str) -> Checkpoint:
     if model in MINI_NAMES:
-        return Checkpoint(MINI_NAME, mini, MINI_NAME)
+        return Checkpoint(MINI_NAME, MINI, MINI_NAME)
     if is_file(model):
         from sdxl.single_file.folder import folder_of
 
         path = Path(os.path.expanduser(model))
-        return Checkpoint(name_of(model), folder_of(path, mini))
+        return Checkpoint(name_of(model), folder_of(path, MINI))
     if is_here(model):
         return Checkpoint(name_of(model), Path(os.path.expanduser(model)))
     if found := HUB_ID.fullmatch(model):

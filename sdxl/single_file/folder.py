@@ -52,7 +52,7 @@ TOKENIZERS = {"tokenizer": configs.END, "tokenizer_2": "!"}
 
 def folder_of(file: Path, mini: Path) -> Path:
     """Return the folder of this file's weights, without the VAE's if the file has none or is a
-    refiner. `mini` is the embedded model, or its refiner, which may also be a single file."""
+    refiner. `mini` is the embedded model, which may also be a single file."""
     header = read_header(file)
     (check_is_refiner if _is_refiner(header) else check_is_sdxl)(header)
     name = f"{_safe(file.stem)}-{remembered_sha256(file)[:16]}-{FORMAT}"

@@ -70,9 +70,9 @@ def file(folder: Path) -> Path:
 def test_a_single_file_equals_the_folder_it_was_made_from(
     folder: Path, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file's widths tell whether its configuration is the embedded refiner's, here `folder`."""
     monkeypatch.setenv("SDXL_HOME", str(tmp_path))
-    monkeypatch.setattr("sdxl.checkpoint.MINI_REFINER", folder)
+    # A file of the embedded model's widths has its configuration.
+    monkeypatch.setattr("sdxl.checkpoint.MINI", folder)
     found, whole = find_refiner(str(file)), find_refiner(str(folder))
     assert (found.name, found.arch, found.scheduler) == ("small", whole.arch, whole.scheduler)
     assert found.tokenizers[1].encode("a ring") == whole.tokenizers[1].encode("a ring")
