@@ -40,15 +40,15 @@ async function connect(then = () => {}) {
   } catch (error) {
     return error.status === 401 ? needKey(then) : lose(error);
   }
-  choose(model?.id ?? draft().model);
+  await choose(model?.id ?? draft().model);
   return then();
 }
 
 /** The first, if none has this name. */
-export function choose(id) {
+export async function choose(id) {
   model = models.find((each) => each.id === id) ?? models[0];
+  await hear({ ...model, chat });
   show(model.id, "ready");
-  hear({ ...model, chat });
 }
 
 async function wait() {

@@ -217,6 +217,25 @@ def test_the_keyboard_alone_is_enough(browser: Browser, running: Service) -> Non
         expect(web.page.locator("#stage .wipe")).to_be_visible()
 
 
+# The browser's database answers later than the service.
+SLOW_DATABASE = """
+const { set } = Object.getOwnPropertyDescriptor(IDBRequest.prototype, "onsuccess");
+Object.defineProperty(IDBRequest.prototype, "onsuccess", {
+  set(act) { set.call(this, () => setTimeout(act, 1000)); },
+});
+"""
+
+
+def test_the_page_says_it_is_ready_once_its_form_is_complete(
+    browser: Browser, running: Service
+) -> None:
+    with visit(browser, running.url, VIEWS[0]) as web:
+        web.page.add_init_script(SLOW_DATABASE)
+        web.page.reload()
+        expect(web.page.locator("#service")).to_have_text("sdxl-mini")
+        assert web.page.locator("[name=upscale]").count() == 1
+
+
 def test_a_chosen_theme_outlives_a_reload(browser: Browser, running: Service) -> None:
     def paper(web: Visit) -> str:
         found: str = web.page.evaluate("() => getComputedStyle(document.body).backgroundColor")
