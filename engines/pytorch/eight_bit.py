@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -43,6 +44,8 @@ SPREAD = 256.0
 """A softmax's shares are stored in E4M3 times this: it holds down to 2^-9."""
 PROBED = 256, 1280
 """tokens and channels: a library may refuse sizes below those of the UNet"""
+CONTROL_ROOM = 4.0
+"""A ControlNet's inputs may be this many times as large as the UNet's."""
 MAX_ROWS = 1024
 """rows of a call, more than any memory holds"""
 MOST_TOKENS = 2**19
@@ -300,6 +303,32 @@ def _layer(module: Any, name: str, tensors: Mapping[str, Tensor], flags: Tensor)
     numbers = (weight, scale, steps / input_scale, bias)
     weight, scale, steps, bias = (t.to(device) for t in numbers)
     return EightBit(weight, scale, steps, bias, flags)
+
+
+def put_control_layers(net: nn.Module, *files: Path) -> None:
+    """Put a ControlNet's layers in E4M3 by the numbers of the UNet's layers of the same names: a
+    net begins as a copy of them, so its inputs are like theirs."""
+    layers, made = dict(net.named_modules()), {}
+    for file in files:
+        with safe_open(file, "pt") as numbers:
+            names = {*numbers.keys()}
+            for key in filter(lambda each: each.endswith(INPUT_SCALE), names):
+                name = key.removesuffix(INPUT_SCALE)
+                layer: Any = layers.get(name)
+                stored = numbers.get_slice(name + WEIGHT)
+                if layer is None or [*layer.weight.shape] != stored.get_shape():
+                    continue
+                largest = LARGEST[torch.int8 if stored.get_dtype() == "I8" else E4M3]
+                weight = layer.weight.detach().float()
+                if name + SMOOTHING in names:
+                    made[name + SMOOTHING] = numbers.get_tensor(name + SMOOTHING)
+                    smoothing = made[name + SMOOTHING].to(weight)
+                    weight = weight / smoothing.view(-1, *[1] * (weight.dim() - 2))
+                lines, made[name + SCALE] = rounded_lines(weight.flatten(1), E4M3)
+                made[name + WEIGHT] = lines.view(weight.shape)
+                widened = CONTROL_ROOM * largest / LARGEST[E4M3]
+                made[key] = widened * numbers.get_tensor(key).float()
+    put_layers(net, made)
 
 
 def put_decoder_layers(decoder: Any) -> None:

@@ -395,18 +395,22 @@ def takes_slots(unet: nn.Module) -> bool:
     )
 
 
-def rearrange(unet: Any, attention: str | None = None) -> None:
-    """Rearrange a UNet in place, before it is split into Deep and Shallow."""
-    layers = itertools.count()
-    if any(isinstance(module, EightBit) for module in unet.modules()):
-        put_slot_convolutions(unet)
-    for block in (*unet.down_blocks, unet.mid_block, *unet.up_blocks):
+def rearrange(network: Any, attention: str | None = None) -> None:
+    """Rearrange a UNet in place, before it is split into Deep and Shallow, or a ControlNet."""
+    layers, has_way_up = itertools.count(), hasattr(network, "up_blocks")
+    if has_way_up and any(isinstance(module, EightBit) for module in network.modules()):
+        put_slot_convolutions(network)
+    up_blocks = network.up_blocks if has_way_up else ()
+    for block in (*network.down_blocks, network.mid_block, *up_blocks):
         block.resnets = nn.ModuleList(ResBlock(resnet) for resnet in block.resnets)
         if getattr(block, "upsamplers", None):
             block.upsamplers = nn.ModuleList(Upsampler(each) for each in block.upsamplers)
         if getattr(block, "attentions", None):
             block.attentions = nn.ModuleList(
-                Transformer(each, attention, layers) for each in block.attentions
+                # A middle block may have a place for attention, and none there.
+                each and Transformer(each, attention, layers)
+                for each in block.attentions
             )
-    unet.conv_norm_out = NormAct(unet.conv_norm_out, has_silu=True)
-    unet.conv_act = nn.Identity()
+    if has_way_up:
+        network.conv_norm_out = NormAct(network.conv_norm_out, has_silu=True)
+        network.conv_act = nn.Identity()

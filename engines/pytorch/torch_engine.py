@@ -25,7 +25,14 @@ from engines.image_shelf import image_shelf
 from engines.lora import ADAPTED
 from engines.low_rank import Bank, adapt, adapted, bank_of, bank_specs
 from engines.net_shelf import Make, NetShelf, room_on
-from engines.pytorch.eight_bit import flagged, has_e4m3, put_decoder_layers, quantise, steps_of
+from engines.pytorch.eight_bit import (
+    flagged,
+    has_e4m3,
+    put_control_layers,
+    put_decoder_layers,
+    quantise,
+    steps_of,
+)
 from engines.pytorch.launches import capability_of, like_a_gpu, triton_module
 from engines.pytorch.slots import in_slots, slot_of
 from engines.pytorch.tiles import measuring
@@ -34,8 +41,8 @@ from sdxl.adapters import ControlNet
 from sdxl.checkpoint import Checkpoint, quiet_loading
 from sdxl.checkpoint_checks import network_class
 from sdxl.engine import Engine, Engines, check_inputs
-from sdxl.networks.attention import prompted
-from sdxl.networks.control import control_networks
+from sdxl.networks.attention import cross_attentions, prompted
+from sdxl.networks.control import control_networks, net_like
 from sdxl.networks.halves import fit_halves
 from sdxl.networks.parts import networks_of
 from sdxl.params import InvalidParams
@@ -44,6 +51,7 @@ from sdxl.specs import (
     IMAGE_KEYS,
     IMAGE_MASK,
     Architecture,
+    ControlArchitecture,
     Cut,
     ModelSpec,
     control_specs,
@@ -112,9 +120,10 @@ def load_torch(
     engines: dict[str, Engine] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     placed = partial(_placed, specs=specs, cut=cut, options=options, numbers=numbers)
+    fit = partial(_control, options=options, numbers=numbers)
     has_kernels = is_cuda and options.rearranged
     with (
-        _compiled_ahead(checkpoint, chosen, specs, options, placed)
+        _compiled_ahead(checkpoint, chosen, specs, options, placed, fit)
         if has_kernels
         else nullcontext()
     ):
@@ -161,7 +170,7 @@ def load_torch(
         buckets=counts,
         memory_format=layout,
         adapters=shelf,
-        controls=control_shelf(checkpoint, dtype, chosen, layout),
+        controls=control_shelf(checkpoint, dtype, chosen, layout, fit),
         # What torch.compile makes of the network knows no image prompts.
         image_prompts=None if options.compile else image_shelf(checkpoint, dtype, chosen),
         warming=partial(_warming, chosen, ticks) if is_cuda else nullcontext,
@@ -196,11 +205,12 @@ def control_shelf(
     dtype: str,
     device: torch.device,
     layout: torch.memory_format = torch.contiguous_format,
+    fit: Callable[[nn.Module], None] = lambda net: None,
 ) -> NetShelf[ControlFile, ControlNet]:
-    """Return a shelf of ControlNets in PyTorch."""
+    """Return a shelf of ControlNets in PyTorch; `fit` changes their layers."""
 
     def load(file: ControlFile) -> Make[ControlNet]:
-        engines = torch_control(file, checkpoint.arch, dtype, device, layout)
+        engines = torch_control(file, checkpoint.arch, dtype, device, layout, fit)
         return partial(ControlNet, engines=engines, types=file.architecture.types)
 
     return NetShelf(checkpoint, read_control, load, *room_on(device, dtype))
@@ -212,12 +222,15 @@ def torch_control(
     dtype: str = "float32",
     device: torch.device | str = "cpu",
     layout: torch.memory_format = torch.contiguous_format,
+    fit: Callable[[nn.Module], None] = lambda net: None,
 ) -> dict[str, Engine]:
-    """Load a ControlNet's networks; `layout` is that of the loop's maps."""
+    """Load a ControlNet's networks; `layout` is that of the loop's maps, `fit` changes layers."""
     # diffusers' own `to` warns about other models' needs.
     placed: Any = nn.Module.to(file.network(), device, getattr(torch, dtype))
     specs = control_specs(arch, file.architecture, dtype)
-    return control_engines(specs, placed.to(memory_format=layout))
+    placed = placed.to(memory_format=layout)
+    fit(placed)
+    return control_engines(specs, placed)
 
 
 def control_engines(specs: Mapping[str, ModelSpec], module: nn.Module) -> dict[str, Engine]:
@@ -259,9 +272,10 @@ def _compiled_ahead(
     specs: Mapping[str, ModelSpec],
     options: TorchOptions,
     placed: Callable[[str, nn.Module, torch.device], dict[str, nn.Module]],
+    fit: Callable[[nn.Module], None],
 ) -> AbstractContextManager[None]:
-    """Compile the kernels of the networks, which are listed without weights, while the block
-    runs."""
+    """Compile the kernels of the networks and of a ControlNet, which are listed without weights,
+    while the block runs."""
     # Without a GPU, Triton may be missing.
     forms: Any = import_module("engines.pytorch.forms")
 
@@ -272,11 +286,18 @@ def _compiled_ahead(
             for part in ("unet", "vae"):
                 with quiet_loading(), torch.device("meta"):
                     module = network_class(part).from_config(checkpoint.config(part))
+                    if part == "unet":
+                        dtype = specs["unet_deep"].outputs[0].dtype
+                        net = net_like(module, dtype)
+                        widths = tuple(each.to_k.out_features for each in cross_attentions(net))
+                        own = control_specs(checkpoint.arch, ControlArchitecture(widths), dtype)
+                        fit(net)
+                        networks["control_deep"] = control_networks(net)["control_deep"]
                 if part in ADAPTED and not options.compile:
                     shapes |= adapt(part, module)
                 networks |= placed(part, module.eval().requires_grad_(False), torch.device("meta"))
             has_slots = _has_slots(options, networks["unet_deep"])
-            given = networks, specs, checkpoint.arch
+            given = networks, {**specs, **own}, checkpoint.arch
             bank = new_bank(bank_specs(shapes, "float16"), torch.device("meta"))
             launches = forms.recorded_launches(*given, has_slots=has_slots, bank=bank)
         tiles = triton_module("product").tiles(device)
@@ -323,11 +344,22 @@ def _unet(unet: nn.Module, options: TorchOptions, numbers: Sequence[Path]) -> nn
     unet = unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if numbers:
         quantise(unet, *numbers)
+    _rearrange(unet, options)
+    return unet
+
+
+def _control(net: nn.Module, options: TorchOptions, numbers: Sequence[Path]) -> None:
+    """Fit a ControlNet as the UNet beside it."""
+    if numbers and has_e4m3(next(net.parameters()).device):
+        put_control_layers(net, *numbers)
+    _rearrange(net, options)
+
+
+def _rearrange(network: nn.Module, options: TorchOptions) -> None:
     if options.rearranged:
         from engines.pytorch.fast_unet import rearrange
 
-        rearrange(unet, None if options.attention == "auto" else options.attention)
-    return unet
+        rearrange(network, None if options.attention == "auto" else options.attention)
 
 
 def _has_slots(options: TorchOptions, deep: nn.Module) -> bool:

@@ -171,9 +171,10 @@ def works_with_loras(precision: str, rows: int, side: int = 1024) -> tuple[Kerne
 
 
 @cache
-def works_of_a_net(rows: int, side: int = 1024) -> tuple[KernelWork, ...]:
-    """The work of a ControlNet's call, which is in halves."""
-    module, inputs = control_networks(control_net())[CONTROL], inputs_of(CONTROL, rows, side)
+def works_of_a_net(precision: str, rows: int, side: int = 1024) -> tuple[KernelWork, ...]:
+    """The work of a ControlNet's call."""
+    net, inputs = control_net(precision), inputs_of(CONTROL, rows, side)
+    module = control_networks(net)[CONTROL]
     return tuple(work_of(module, lambda: module(*inputs)))
 
 
@@ -191,7 +192,8 @@ def additions(gpu: EstimatedGpu, precision: str, rows: int) -> dict[str, float]:
         count = ceil(steps / interval)
         plain = count * deep + (steps - count) * shallow + decoding
         adapted_s = seconds(works_with_loras(precision, rows)) - deep
-        for name, added in (("LoRAs", adapted_s), ("a ControlNet", seconds(works_of_a_net(rows)))):
+        net_s = seconds(works_of_a_net(precision, rows))
+        for name, added in (("LoRAs", adapted_s), ("a ControlNet", net_s)):
             made[f"{precision}, {name}, interval {interval}"] = 1 + count * added / plain
     return made
 

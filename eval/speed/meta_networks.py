@@ -21,6 +21,7 @@ from engines.pytorch.launches import meta_inputs
 from eval.measuring.arithmetic import FULL_SIZE, architecture_of, build_module, configs_of
 from onnx_export.recipes import RECIPES
 from sdxl.networks.attention import cross_attentions
+from sdxl.networks.control import net_like
 from sdxl.networks.parts import networks_of
 from sdxl.specs import CHUNK, ControlArchitecture, control_specs, level_axes, network_specs
 
@@ -50,13 +51,14 @@ def half_unet(model: str = FULL_SIZE) -> Any:
 
 
 @cache
-def control_net() -> Any:
-    """A ControlNet like the UNet's way down, in halves."""
-    from diffusers.models.controlnets.controlnet import ControlNetModel
-
+def control_net(precision: str = "fp16") -> Any:
+    """A ControlNet like the UNet's way down; beside 8 bits it is in FP8."""
     with torch.device("meta"):
-        net: Any = ControlNetModel.from_unet(half_unet(), load_weights_from_unet=False)
-        return nn.Module.to(net, torch.float16).to(memory_format=torch.channels_last)
+        net = net_like(half_unet(), "float16")
+        if precision in NUMBERS:
+            put_layers(net, dict(numbers_of(net, "fp8")))
+        rearrange(net)
+        return net
 
 
 @cache

@@ -98,6 +98,16 @@ def control_networks(control: nn.Module) -> dict[str, nn.Module]:
     return {"control_prompt": prompt, "control_deep": ControlDeep(control)}
 
 
+def net_like(unet: Any, dtype: str) -> Any:
+    """A ControlNet with a UNet's way down, channels last, without the weights."""
+    from diffusers.models.controlnets.controlnet import ControlNetModel
+
+    net: Any = ControlNetModel.from_unet(unet, load_weights_from_unet=False)
+    # diffusers' own `to` warns about other models' needs.
+    placed: Any = nn.Module.to(net, getattr(torch, dtype))
+    return placed.to(memory_format=torch.channels_last)
+
+
 def _alone(layer: Any, tokens: Tensor) -> Tensor:
     """Run a layer of the union's mixer on a row that is alone in its call.
 

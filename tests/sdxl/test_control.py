@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from engines.pytorch.fast_unet import rearrange
 from sdxl.checkpoint import find
 from sdxl.control_strengths import MODES, residual_strengths, union_strengths
 from sdxl.networks.control import control_networks
@@ -53,10 +54,16 @@ def copied_unet() -> Any:
     return copy.deepcopy(mini_unet())
 
 
-def our_residuals(net: Any, t: dict[str, Tensor], strengths: Sequence[Sequence[float]]) -> Any:
-    """Call both networks as their specs say."""
-    specs = control_specs(find("mini").arch, architecture_of(net))
-    networks = control_networks(copy.deepcopy(net))
+def our_residuals(
+    net: Any,
+    t: dict[str, Tensor],
+    strengths: Sequence[Sequence[float]],
+    fit: Callable[[nn.Module], None] = lambda net: None,
+) -> Any:
+    """Call both networks as their specs say; `fit` changes the net's layers."""
+    specs, ours = control_specs(find("mini").arch, architecture_of(net)), copy.deepcopy(net)
+    fit(ours)
+    networks = control_networks(ours)
     given = t | {"strengths": torch.tensor(strengths)}
     for name in ("control_prompt", "control_deep"):
         given |= called(networks[name], specs[name], given)
@@ -113,6 +120,13 @@ def test_a_net_equals_diffusers(config: dict[str, Any], h: int, w: int) -> None:
     without = unet_results(t, [])["noise"]
     change = float((noise - without).norm() / without.norm())
     assert change > 0.02, f"the net changes the noise by {change:.1e} only"
+
+
+@pytest.mark.parametrize("make", [random_control, partial(random_control, **SMALL), random_union])
+def test_rearranged_for_a_gpu_a_net_computes_the_same(make: Callable[[], Any]) -> None:
+    net, t, strengths = make(), random_tensors(ROWS, 16, 16), [[0.7] * COUNT] * ROWS
+    found = our_residuals(net, t, strengths, partial(rearrange, attention="math"))
+    check_all(found, our_residuals(net, t, strengths))
 
 
 def test_residuals_of_two_nets_add_up() -> None:

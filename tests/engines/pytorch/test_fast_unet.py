@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from engines.control_weights import read_control
 from engines.folders.export_folder import INPUT_SCALE, SCALE, WEIGHT
-from engines.pytorch.eight_bit import EightBit, flagged, quantise
+from engines.pytorch.eight_bit import EightBit, flagged, put_control_layers, quantise
 from engines.pytorch.fast_unet import Attention, rearrange
 from engines.pytorch.torch_engine import load_torch
 from engines.pytorch.torch_options import TorchOptions
@@ -27,7 +28,12 @@ from sdxl.networks.attention import cross_attentions, prompted
 from sdxl.networks.parts import networks_of
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.pipeline import Pipeline, Result
+from sdxl.places import CONTROLNETS
 from sdxl.specs import CHUNK, image_specs, network_specs
+from tests.sdxl.control_nets import random_tensors
+from tests.sdxl.test_control import our_residuals
+from training.mini.control_check import unseen_layouts
+from training.mini.layouts import MAPS
 
 LEAST_ERROR = 2e-5
 MOST_ERROR = {"fp8": 0.06, "int8": 0.03}
@@ -235,6 +241,34 @@ def test_8_bits_stay_near_float32_at_every_step(numbers: tuple[str, Path], mini:
     assert measured <= MOST_LATENTS_ERROR[number], (
         f"{measured:.4f}, at most {MOST_LATENTS_ERROR[number]}"
     )
+
+
+def test_a_controlnet_beside_8_bits_is_in_e4m3_and_near_itself(
+    numbers: tuple[str, Path], mini: Pipeline
+) -> None:
+    """Its layers are those that the UNet has in 8 bits, its residuals as near as the UNet's
+    noise."""
+    number, path = numbers
+    net = read_control(CONTROLNETS / "edges", mini.checkpoint).network()
+    ours, unet = copy.deepcopy(net), mini.checkpoint.part("unet")
+    put_control_layers(ours, path)
+    replaced = {name for name, each in ours.named_modules() if isinstance(each, EightBit)}
+    names = {name for name, _ in net.named_modules()}
+    assert replaced == names & {*quantise(unet, path)}
+    (drawing,) = unseen_layouts(1)
+    edges = torch.from_numpy(MAPS["edges"](drawing)) / 255
+    for calls, _ in recorded(mini):
+        given = {name: calls[name] for name in ("sample", "timestep")}
+        t = random_tensors(len(calls["sample"]), *given["sample"].shape[2:]) | given
+        t["hint"] = edges.expand(len(t["sample"]), 3, -1, -1)
+        strengths = [[1.0] * 10] * len(t["sample"])
+        found, expected = (
+            torch.cat([each.flatten() for each in our_residuals(net, t, strengths, fit)])
+            for fit in (lambda net: put_control_layers(net, path), lambda net: None)
+        )
+        measured = relative(found, expected)
+        print(f"{number}: relative L2 of the residuals {measured:.4f}")
+        assert measured <= MOST_ERROR["fp8"], f"{measured:.4f}, at most {MOST_ERROR['fp8']}"
 
 
 @pytest.mark.parametrize("number", [torch.int8, torch.float8_e4m3fn])

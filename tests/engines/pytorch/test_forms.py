@@ -20,6 +20,8 @@ from safetensors.torch import save_file
 from triton.backends.compiler import GPUTarget
 
 from engines.pytorch import forms, torch_engine
+from engines.pytorch.eight_bit import put_control_layers
+from engines.pytorch.fast_unet import rearrange
 from engines.pytorch.forms import (
     Form,
     compile_form,
@@ -36,9 +38,11 @@ from engines.pytorch.slots import in_slots, slot_of
 from engines.pytorch.tiles import KIB, Tiles
 from engines.pytorch.torch_options import TorchOptions
 from eval.measuring.arithmetic import FULL_SIZE, architecture_of, configs_of
-from eval.speed.meta_networks import UNETS, decoder, numbers_of, unets
+from eval.speed.meta_networks import UNETS, decoder, half_unet, numbers_of, unets
 from sdxl.checkpoint import find
-from sdxl.specs import CHUNK, network_specs
+from sdxl.networks.attention import cross_attentions
+from sdxl.networks.control import control_networks, net_like
+from sdxl.specs import CHUNK, ControlArchitecture, control_specs, level_axes, network_specs
 from tests.engines.meta_launches import launches_of
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -131,12 +135,22 @@ def test_loading_lists_the_forms_without_weights(
     save_file(dict(numbers_of(mini.part("unet"), "fp8")), numbers)
     settings: Any = {"specs": specs, "cut": "reference", "options": TorchOptions()}
     placed = partial(torch_engine._placed, **settings, numbers=[numbers])
-    torch_engine._compiled_ahead(mini, meta, specs, TorchOptions(), placed)
+    fit = partial(torch_engine._control, options=TorchOptions(), numbers=[numbers])
+    torch_engine._compiled_ahead(mini, meta, specs, TorchOptions(), placed, fit)
     found, target = listed[0]()
     networks = {**unets("fp8", "mini"), "vae_decoder": decoder("fp8", "mini")}
-    expected = forms_of(
-        recorded_launches(networks, specs, mini.arch), TARGET, Tiles(99 * KIB).fitting
-    )
+    launches = recorded_launches(networks, specs, mini.arch)
+    with torch.device("meta"):
+        net = net_like(half_unet("mini"), "float16")
+        widths = tuple(each.to_k.out_features for each in cross_attentions(net))
+        put_control_layers(net, numbers)
+        rearrange(net)
+    deep, own = control_networks(net)["control_deep"], ControlArchitecture(widths)
+    axes = {"rows": 4, "tokens": 2 * CHUNK, **level_axes(16, 16)}
+    given = meta_inputs(control_specs(mini.arch, own, "float16")["control_deep"], axes)
+    with torch.inference_mode(), noted() as of_a_net:
+        deep(*given)
+    expected = forms_of([*launches, *of_a_net], TARGET, Tiles(99 * KIB).fitting)
     assert target == TARGET
     assert set(expected) <= set(found)
 
