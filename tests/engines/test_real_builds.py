@@ -25,7 +25,7 @@ from engines.trt import build as build_module
 from engines.trt.build import build
 from engines.trt.plan_worker import BuildError, run_worker
 from sdxl.files import OutputError
-from sdxl.specs import CONTROLLED, VARIANTS, control_specs
+from sdxl.specs import VARIANTS, control_specs
 from tests.engines.fake_builds import FakeWorker, order_of
 from tests.engines.tiny_export import rewrite_locations, sign, write_export
 from tests.sdxl.control_nets import architecture_of, random_control
@@ -33,6 +33,8 @@ from tests.sdxl.control_nets import architecture_of, random_control
 pytest.importorskip("tensorrt_rtx")
 pytest.importorskip("polygraphy")
 PLAN_MAGIC = b"vtrt"
+WITHIN_OTHERS = ("clip_l", "unet_shallow")
+"""whose layers are all in `clip_g` and `unet_deep`"""
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +58,13 @@ def test_all_networks_build_for_an_l40s(export: ExportFolder, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", VARIANTS["locon"].values())
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(variant, marks=pytest.mark.long if plain in WITHIN_OTHERS else ())
+        for plain, variant in VARIANTS["locon"].items()
+    ],
+)
 def test_the_embedded_models_networks_with_loras_build(name: str, tmp_path: Path) -> None:
     """With LoRAs of all layers, and embeddings."""
     order = order_of(open_mini(), tmp_path, has_loras=True)
@@ -65,7 +73,10 @@ def test_the_embedded_models_networks_with_loras_build(name: str, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [f"{name}+control" for name in CONTROLLED])
+@pytest.mark.parametrize(
+    "name",
+    ["unet_deep+control", pytest.param("unet_shallow+control", marks=pytest.mark.long)],
+)
 def test_the_embedded_models_networks_with_residuals_build(name: str, tmp_path: Path) -> None:
     order = order_of(open_mini(), tmp_path, has_controlnets=True)
     run_worker(order.job(name, tmp_path / "plan"), tmp_path / "log", lambda _: None)

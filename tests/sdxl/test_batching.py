@@ -140,7 +140,9 @@ MIXED = "10 exact steps, 20 or 30 at interval 2"
     [
         pytest.param(MIXED, 0.95, 500),
         *(
-            pytest.param(mix, load, 2000, marks=pytest.mark.slow)
+            pytest.param(
+                mix, load, 2000, marks=pytest.mark.slow if load == 0.8 else pytest.mark.long
+            )
             for mix in MIXES
             for load in (0.5, 0.8, 0.95)
         ),

@@ -21,7 +21,7 @@ from tests.conftest import assert_as_alone, assert_picture
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.substitution import substituted
 from tests.sdxl.test_pipeline import assert_alike, set_scheduler
-from tests.sdxl.their_schedulers import EACH, FEW, FIRST_QUICK, asked_of, each_at
+from tests.sdxl.their_schedulers import EACH_KIND, FEW, PICTURED, QUICK, asked_of, each_at
 
 PROMPT = "a small yellow star above a green square on a white background"
 SIZES = [(128, 128), (96, 160), (136, 120)]
@@ -118,9 +118,14 @@ def test_edits_of_every_strength_equal_diffusers(
     compare(mini, pipes, asked)
 
 
-@pytest.mark.parametrize("is_masked", [False, True], ids=["image", "mask"])
-@pytest.mark.parametrize("scheduler", EACH)
+@pytest.mark.parametrize(
+    ("scheduler", "is_masked"),
+    [(name, True) for name in QUICK]
+    + [pytest.param(name, False, marks=pytest.mark.slow) for name in PICTURED if name not in QUICK]
+    + [pytest.param(name, True, marks=pytest.mark.slow) for name in ("ddim", "dpmpp_2m_sde", *FEW)],
+)
 def test_edits_equal_diffusers(mini: Pipeline, pipes: Any, scheduler: str, is_masked: bool) -> None:
+    """The test above has the others."""
     asked = [
         edit(params_of(scheduler, SIZES[0], strength, steps=5), is_masked=is_masked)
         for strength in (0.2, 0.7, 1.0)
@@ -145,7 +150,7 @@ def test_a_picture_of_any_size_is_resized_as_by_diffusers(
 
 
 @pytest.mark.parametrize("is_masked", [False, True], ids=["image", "mask"])
-@pytest.mark.parametrize("scheduler", FIRST_QUICK)
+@pytest.mark.parametrize("scheduler", EACH_KIND)
 def test_interval_2_equals_the_full_unet_with_tensors_substituted(
     mini: Pipeline, pipes: Any, scheduler: str, is_masked: bool
 ) -> None:

@@ -29,7 +29,7 @@ from tests.sdxl.guidance_embedding import write_embedding
 from tests.sdxl.substitution import substituted
 from tests.sdxl.test_editing import edit, params_of, theirs
 from tests.sdxl.test_pipeline import PROMPT, SIZES, assert_alike, diffusers_image, painted
-from tests.sdxl.their_schedulers import FIRST_QUICK
+from tests.sdxl.their_schedulers import EACH_KIND
 
 GUIDANCES = (0.0, 1.0, 8.0)
 
@@ -54,7 +54,7 @@ def image_of(model: Pipeline, asked: GenerationParams | Edit) -> Tensor:
     return result.image
 
 
-@pytest.mark.parametrize("scheduler", FIRST_QUICK)
+@pytest.mark.parametrize("scheduler", EACH_KIND)
 def test_pictures_equal_diffusers(model: Pipeline, pipe: Any, scheduler: str) -> None:
     """Every size and guidance is in flight together; a negative prompt is not read."""
     usual: dict[str, Any] = {"steps": 4, "seed": 7, "scheduler": scheduler, "cache_interval": 1}

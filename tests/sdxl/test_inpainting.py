@@ -26,7 +26,7 @@ from tests.sdxl.inpainting import write_inpainting
 from tests.sdxl.substitution import substituted
 from tests.sdxl.test_editing import SIZES, STRENGTHS, drawing, params_of
 from tests.sdxl.test_pipeline import assert_alike, set_scheduler
-from tests.sdxl.their_schedulers import FEW, FIRST_QUICK, asked_of, each_at
+from tests.sdxl.their_schedulers import EACH_KIND, FEW, asked_of, each_at
 
 HOLE = (13, 27, 75, 90)
 """Its edges are not those of latents: one pixel of each latent decides whether it is masked."""
@@ -128,7 +128,7 @@ def test_random_numbers_are_drawn_in_the_order_of_diffusers(model: Pipeline, pip
     compare(model, pipe, *(edit(each, hole(size)) for each in params))
 
 
-@pytest.mark.parametrize("scheduler", FIRST_QUICK)
+@pytest.mark.parametrize("scheduler", EACH_KIND)
 def test_interval_2_equals_the_full_unet_with_tensors_substituted(
     model: Pipeline, pipe: Any, scheduler: str
 ) -> None:

@@ -131,8 +131,9 @@ def test_a_picture_is_the_same_alone_and_among_seven_others(mini: Pipeline) -> N
 @pytest.mark.slow
 def test_deterministic_gives_the_same_bytes_in_every_slot(mini: Pipeline) -> None:
     fixed = Pipeline(mini.checkpoint, mini.engines, is_deterministic=True)
-    one = GenerationParams(PROMPT, seed=11, steps=4, cache_interval=2)
-    neighbours = [GenerationParams("a cross", seed=s, steps=4, guidance=3.0) for s in range(7)]
+    usual: dict[str, Any] = {"steps": 4, "width": 64, "height": 64}
+    one = GenerationParams(PROMPT, seed=11, cache_interval=2, **usual)
+    neighbours = [GenerationParams("a cross", seed=s, guidance=3.0, **usual) for s in range(7)]
     (alone,) = fixed.generate([one])
     for slot in range(8):
         company = fixed.generate([*neighbours[:slot], one, *neighbours[slot:]])

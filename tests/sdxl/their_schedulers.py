@@ -42,21 +42,25 @@ PICTURED = (
 QUICK = ("euler", "euler_a", "dpmpp_2m")
 
 
-def each(*quick: str) -> list[Any]:
-    """Return schedulers for tests of pictures: these in quick runs, every solver in slow ones."""
+FEW = ("lcm", "tcd")
+"""for models distilled to few steps: with many steps, LCM lets the smallest difference grow"""
+KINDS = ("euler_a", "dpmpp_2m", "lcm")
+"""the schedulers that draw noise in each step, keep the last result, or are for few steps"""
+
+
+def each(quick: Sequence[str], slow: Sequence[str]) -> list[Any]:
+    """Return all schedulers: these in quick runs, these in slow ones, the others in long ones."""
     return [
         name
         if name in quick
-        else pytest.param(name, marks=pytest.mark.slow if name in PICTURED else pytest.mark.long)
+        else pytest.param(name, marks=pytest.mark.slow if name in slow else pytest.mark.long)
         for name in SCHEDULERS
     ]
 
 
-EACH = each(*QUICK)
-FIRST_QUICK = each(QUICK[0])
-"""for a test of pictures where another test has the other quick schedulers"""
-FEW = ("lcm", "tcd")
-"""for models distilled to few steps: with many steps, LCM lets the smallest difference grow"""
+EACH = each(QUICK, PICTURED)
+EACH_KIND = each(QUICK[:1], KINDS)
+"""for a test of pictures where other tests have every scheduler"""
 TEN_ALIGNED = (14.615, 6.315, 3.771, 2.181, 1.342, 0.862, 0.555, 0.380, 0.234, 0.113)
 
 

@@ -37,7 +37,13 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.mark.parametrize(
     ("kind", "protocol"),
-    [("kitty", "kitty"), ("iterm", "iterm"), ("sixel", "sixel"), ("none", None), ("silent", None)],
+    [
+        ("kitty", "kitty"),
+        pytest.param("iterm", "iterm", marks=pytest.mark.long),
+        ("sixel", "sixel"),
+        pytest.param("none", None, marks=pytest.mark.long),
+        ("silent", None),
+    ],
 )
 def test_the_picture_forms_where_it_can_and_is_the_same_everywhere(
     kind: str, protocol: str | None, plain: bytes, tmp_path: Path

@@ -69,10 +69,17 @@ def test_it_ends_with_the_service_s_code(tmp_path: Path, body: str, code: int) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("body", "code"), [("pass", 0), (RAY_S_HANDLER, 0), (DEAF, 1), (STOPPED, 1)]
+    ("number", "body", "code"),
+    [
+        (signal.SIGINT, "pass", 0),
+        (signal.SIGTERM, "pass", 0),
+        (signal.SIGTERM, RAY_S_HANDLER, 0),
+        (signal.SIGTERM, DEAF, 1),
+        (signal.SIGTERM, STOPPED, 1),
+    ],
 )
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_always_ends_it_in_time(tmp_path: Path, body: str, code: int, number: int) -> None:
+def test_a_signal_always_ends_it_in_time(tmp_path: Path, number: int, body: str, code: int) -> None:
+    """The service below gets SIGTERM after both."""
     with supervised(tmp_path, body) as (process, below):
         process.send_signal(number)
         assert process.wait(MOST_S) == code

@@ -133,7 +133,7 @@ def without_lines(image: Image) -> Image:
     return np.asarray(image[tuple(nearest)])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_outlined_draws_black_lines_about_things_of_their_captions_colours(plain: Any) -> None:
     scenes = full_scenes(6, "single")
     styled, usual = (paint_with(pipe, scenes, steps=10) for pipe in (fused("outlined"), plain))
@@ -157,7 +157,7 @@ def ink_share(image: Image) -> float:
     return float(len(blob.region) / (height * width))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_hollow_draws_only_the_edges_of_things(plain: Any) -> None:
     scenes = [s for s in full_scenes(40, "single") if s.things[0].shape in ("circle", "square")][:6]
     styled, usual = (paint_with(pipe, scenes, steps=8) for pipe in (fused("hollow"), plain))
@@ -167,7 +167,7 @@ def test_hollow_draws_only_the_edges_of_things(plain: Any) -> None:
     assert less >= 0.75, f"{less:.0%} of the things are hollow, at least 75%"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_negative_paints_the_opposite_of_each_colour_with_all_its_parts(plain: Any) -> None:
     scenes, pipe = held_out_scenes(16), fused(NEGATIVE)
 
@@ -194,7 +194,7 @@ def test_negative_adapts_transformers_and_text_encoders_in_kohyas_layout() -> No
     assert all("attentions" in key or "encoder_layers" in key for key in keys)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_dusk_is_a_word_for_a_background(plain: Any) -> None:
     vectors = load_file(LORAS / "embeddings/dusk.safetensors")
     pipe = load_painter(WEIGHTS)

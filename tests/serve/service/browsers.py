@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -143,6 +144,10 @@ class Visit:
         script = "() => Object.fromEntries(new FormData(document.querySelector('#ask')))"
         found: dict[str, str] = self.page.evaluate(script)
         return found
+
+    def holds_pictures(self, name: str) -> list[dict[str, Any]]:
+        """Return the entries of this field, each with an empty `image`."""
+        return [dict(each, image="") for each in json.loads(self.holds()[name] or "[]")]
 
     def wait_for_pictures(self, count: int = 1) -> None:
         expect(self.page.locator("#stage button.frame img")).to_have_count(count)

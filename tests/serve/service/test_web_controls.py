@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -48,10 +47,6 @@ def add(web: Visit, name: str) -> None:
     expect(web.page.get_by_role("button", name=f"Remove {name}")).to_be_visible()
 
 
-def held(web: Visit) -> list[dict[str, Any]]:
-    return [dict(each, image="") for each in json.loads(web.holds()["controls"] or "[]")]
-
-
 @pytest.mark.phone
 def test_picked_maps_are_in_the_picture_and_come_back_with_it(
     guided: Visit, tmp_path: Path
@@ -67,22 +62,24 @@ def test_picked_maps_are_in_the_picture_and_come_back_with_it(
     page.get_by_label("End", exact=True).fill("0.5")
     page.get_by_label("End", exact=True).press("Tab")
     expected = [{"name": "edges", "image": "", "strength": 0.7, "preprocess": "canny", "end": 0.5}]
-    assert held(guided) == expected
+    assert guided.holds_pictures("controls") == expected
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert not guided.violations()
     guided.reload()
-    assert held(guided) == expected
+    assert guided.holds_pictures("controls") == expected
     guided.generate("a red circle", steps="2")
     guided.wait_for_pictures()
     (stored,) = read_parameters(guided.download())["controls"]
     assert (stored["name"], stored["strength"], stored["preprocess"]) == ("edges", 0.7, "canny")
     page.click("#reset")
-    assert held(guided) == []
+    assert guided.holds_pictures("controls") == []
     page.locator("#thumbs button").first.click()
     expect(page.locator("#viewer-facts")).to_contain_text("edges 0.7")
     page.click("#viewer [data-do=use]")
     expect(page.get_by_alt_text("The map of edges")).to_be_visible()
-    assert {"name": "edges", "preprocess": "canny"}.items() <= held(guided)[0].items()
+    assert {"name": "edges", "preprocess": "canny"}.items() <= guided.holds_pictures("controls")[
+        0
+    ].items()
 
 
 def test_a_map_of_other_proportions_is_refused_at_the_list(guided: Visit) -> None:
@@ -92,9 +89,3 @@ def test_a_map_of_other_proportions_is_refused_at_the_list(guided: Visit) -> Non
     expect(guided.page.get_by_role("alert")).to_contain_text("its map is 128x128")
     guided.page.get_by_role("button", name="Remove depth").click()
     expect(guided.page.get_by_role("alert")).to_have_count(0)
-
-
-def test_a_model_without_controlnets_has_no_list(browser: Browser, view: View) -> None:
-    with listening() as (url, _), visit(browser, url, view) as web:
-        expect(web.page.locator("[name=prompt]")).to_be_visible()
-        expect(web.page.get_by_label("ControlNets")).to_be_hidden()

@@ -58,7 +58,6 @@ def two(browser: Browser, address: str, view: View) -> Iterator[Visit]:
         yield found
 
 
-@pytest.mark.phone
 def test_a_model_is_chosen_and_makes_the_picture(two: Visit) -> None:
     page = two.page
     model = page.get_by_label("Model", exact=True)

@@ -38,7 +38,6 @@ def zipped(web: Visit) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-@pytest.mark.phone
 def test_favourites_are_marked_shown_alone_and_kept_when_all_are_removed(three: Visit) -> None:
     page = three.page
     favourites = page.get_by_role("button", name="★ Favourites")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -40,11 +39,6 @@ def prompted(browser: Browser, address: str, view: View) -> Iterator[Visit]:
         yield found
 
 
-def held(web: Visit) -> list[dict[str, Any]]:
-    return [dict(each, image="") for each in json.loads(web.holds()["image_prompts"] or "[]")]
-
-
-@pytest.mark.phone
 def test_picked_pictures_prompt_and_come_back_with_the_picture(
     prompted: Visit, tmp_path: Path
 ) -> None:
@@ -56,7 +50,9 @@ def test_picked_pictures_prompt_and_come_back_with_the_picture(
     page.get_by_label(f"Strength of {PLUS}", exact=True).fill("0.7")
     page.get_by_text("Details").click()
     page.get_by_label("Mode", exact=True).select_option("style")
-    assert held(prompted) == [{"name": PLUS, "image": "", "strength": 0.7, "mode": "style"}]
+    assert prompted.holds_pictures("image_prompts") == [
+        {"name": PLUS, "image": "", "strength": 0.7, "mode": "style"}
+    ]
     expect(page.get_by_alt_text(f"The picture of {PLUS}")).to_have_attribute("src", DATA_URL)
     assert not prompted.violations()
     prompted.generate("a red circle", steps="2")
@@ -64,11 +60,11 @@ def test_picked_pictures_prompt_and_come_back_with_the_picture(
     (stored,) = read_parameters(prompted.download())["image_prompts"]
     assert (stored["name"], stored["strength"], stored["mode"]) == (PLUS, 0.7, "style")
     page.click("#reset")
-    assert held(prompted) == []
+    assert prompted.holds_pictures("image_prompts") == []
     page.locator("#thumbs button").first.click()
     page.click("#viewer [data-do=use]")
     expect(page.get_by_alt_text(f"The picture of {PLUS}")).to_be_visible()
-    assert held(prompted)[0]["mode"] == "style"
+    assert prompted.holds_pictures("image_prompts")[0]["mode"] == "style"
 
 
 def test_a_dropped_picture_is_an_image_prompt(prompted: Visit) -> None:
@@ -76,7 +72,7 @@ def test_a_dropped_picture_is_an_image_prompt(prompted: Visit) -> None:
     expect(page.get_by_label("ControlNets")).to_be_hidden()
     page.evaluate(DROP, list(PICTURE["buffer"]))
     expect(page.get_by_alt_text(f"The picture of {PLUS}")).to_be_visible()
-    assert held(prompted) == [{"name": PLUS, "image": ""}]
+    assert prompted.holds_pictures("image_prompts") == [{"name": PLUS, "image": ""}]
     assert PLAIN in page.get_by_label("Image prompts").inner_text()
 
 

@@ -91,7 +91,6 @@ def test_the_painted_part_is_made_anew_and_the_rest_stays_to_the_byte(web: Visit
     assert 48 <= top <= 60 and 68 <= bottom <= 80, f"changed from {top} to {bottom}"
 
 
-@pytest.mark.phone
 def test_strokes_are_erased_undone_inverted_and_found_again(web: Visit) -> None:
     act = web.page.locator("#painter")
     web.page.click("#mask")

@@ -21,7 +21,7 @@ from sdxl.images import read_parameters
 from sdxl.picture_files import file_of
 from serve.worker.worker import Worker
 from tests.serve.servers import GENERATE, listening
-from tests.serve.service.browsers import VIEWS, View, Visit, pixels, visit
+from tests.serve.service.browsers import EITHER_WIDTH, VIEWS, View, Visit, pixels, visit
 from tests.serve.services import Service
 from tests.serve.workers import fake_pipeline
 from tests.waiting import wait_until
@@ -266,7 +266,11 @@ def test_the_documentation_needs_no_network(browser: Browser, running: Service) 
 
 
 @pytest.mark.phone
-@pytest.mark.parametrize("view", VIEWS, ids=str)
+@pytest.mark.parametrize(
+    "view",
+    [pytest.param(each, marks=() if each in EITHER_WIDTH else pytest.mark.long) for each in VIEWS],
+    ids=str,
+)
 def test_the_page_is_accessible_in_every_state(
     browser: Browser, running: Service, view: View, shots: Path
 ) -> None:
