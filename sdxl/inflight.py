@@ -150,7 +150,7 @@ class _Launch:
     start: Fence
     end: Fence
     is_usual: bool
-    """whether its time is that of later calls"""
+    """whether the call took its usual time: a first one is also compiled or recorded"""
 
 
 @dataclass

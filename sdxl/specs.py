@@ -451,14 +451,6 @@ def variants_of(specs: Mapping[str, ModelSpec], arch: Architecture) -> dict[str,
     return controlled | with_images({**specs, **controlled}, arch)
 
 
-def image_prompt_spec(arch: Architecture, side: int, tokens: int, dtype: str) -> ModelSpec:
-    """An image adapter's network: pictures to the keys and values of their tokens."""
-    pixels = TensorSpec("pixels", dtype, ("pictures", arch.image_channels, side, side))
-    dims = ("pictures", tokens)
-    text = text_specs(arch.attention_widths, dtype, IMAGE_KEYS, dims)
-    return ModelSpec("image_prompt", (pixels,), text)
-
-
 def residual_specs(arch: Architecture, dtype: str) -> tuple[TensorSpec, ...]:
     """What ControlNets add to the UNet: to each skip from conv_in's on, and to the middle block's
     output."""

@@ -13,7 +13,8 @@ from sdxl.deepcache import StepPlan, plan_of
 from sdxl.params import GenerationParams, Sizes
 
 PASTE_SHARE = 0.1
-"""The work of pasting into an image and writing its file, over that of making one of its size."""
+"""Pasting into an image and writing its file, as a share of the work of generating an image of that
+size."""
 
 
 def standard_images(

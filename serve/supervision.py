@@ -22,8 +22,9 @@ MARGIN_S = 6.0
 LEAVE_S = 2.0
 """Time for remaining processes after the service has ended."""
 END_S = 3.0
-STRUCK: Mapping[int, int] = {-signal.SIGTERM: 0, signal.SIGTERM: 0}
-"""The exit codes if the signal came before the service had its handler: Python's, or Ray's."""
+SIGNALLED: Mapping[int, int] = {-signal.SIGTERM: 0, signal.SIGTERM: 0}
+"""Exit codes of a service that was signalled before it had a handler, Python's and Ray's, and what
+they become."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -32,11 +33,11 @@ def supervise(
     shutdown_s: float,
     say: Callable[[str], None],
     *,
-    struck: Mapping[int, int] = STRUCK,
+    signalled: Mapping[int, int] = SIGNALLED,
 ) -> int:
     """Run `service` in a child process; both processes return its exit code.
 
-    `struck` maps other exit codes of a service that was signalled to end.
+    `signalled` maps exit codes that only mean that a signal ended the service.
     """
     if sys.platform != "linux":
         return service()
@@ -53,7 +54,7 @@ def supervise(
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return service()
     try:
-        return Supervisor(child, shutdown_s, say, struck).wait(watched)
+        return Supervisor(child, shutdown_s, say, signalled).wait(watched)
     finally:
         end_all()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -61,9 +62,13 @@ def supervise(
 
 class Supervisor:
     def __init__(
-        self, child: int, shutdown_s: float, say: Callable[[str], None], struck: Mapping[int, int]
+        self,
+        child: int,
+        shutdown_s: float,
+        say: Callable[[str], None],
+        signalled: Mapping[int, int],
     ) -> None:
-        self.child, self.shutdown_s, self.say, self.struck = child, shutdown_s, say, struck
+        self.child, self.shutdown_s, self.say, self.signalled = child, shutdown_s, say, signalled
         self._until_s: float | None = None
         """the deadline after a signal"""
 
@@ -94,8 +99,8 @@ class Supervisor:
             self._until_s = time.monotonic()
 
     def _meaning(self, code: int) -> int:
-        if self._until_s is not None and code in self.struck:
-            return self.struck[code]
+        if self._until_s is not None and code in self.signalled:
+            return self.signalled[code]
         return code if code >= 0 else 1
 
 

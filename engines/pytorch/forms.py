@@ -50,7 +50,7 @@ COMPILED = "compiled"
 
 @dataclass(frozen=True)
 class Form:
-    """One way in which a kernel is compiled; `key` tells it from all others."""
+    """One way in which a kernel is compiled; `key` is unique."""
 
     key: str
     module: str

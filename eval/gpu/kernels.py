@@ -20,7 +20,6 @@ from eval.speed.estimated_time import GAPS, USUAL_ROWS
 from eval.speed.kernel_work import MEMORY, KernelWork, named_work_of
 from eval.speed.meta_networks import inputs_of, unets
 
-MICRO = 1e-6
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 """a GPU's categories in a trace"""
 LIBRARY = {

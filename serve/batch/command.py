@@ -29,7 +29,7 @@ from sdxl.params import GenerationParams, InvalidParams
 from sdxl.provenance import PROVENANCES, Provenance
 from serve.batch.batch_spec import API_KEY, RANGES, BatchSpec, ReportedInterrupt
 from serve.render.destination import SUFFIXES
-from serve.supervision import STRUCK, supervise
+from serve.supervision import SIGNALLED, supervise
 
 DEFAULT_SHARD = 128
 COMMON_FLAGS = (
@@ -41,7 +41,7 @@ HAS_PROBLEMS = 1
 END_S = 20.0
 """A job that was told to end has this long to record its last pictures."""
 INTERRUPTED, UNREPORTED = 128 + signal.SIGINT, -1
-ENDS: Mapping[int, int] = dict.fromkeys((*STRUCK, -signal.SIGSEGV, -signal.SIGABRT), UNREPORTED)
+ENDS: Mapping[int, int] = dict.fromkeys((*SIGNALLED, -signal.SIGSEGV, -signal.SIGABRT), UNREPORTED)
 """Exit codes of an interrupted job. Ray's threads may crash while the process ends; that does no
 harm, as the ledger says what is done."""
 RESUME_HINT = "interrupted; rerun the same command to start or resume it"
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     if order.through:
         # It starts no Ray, so there are no processes to supervise.
         return make(order)
-    code = supervise(partial(make, order), END_S, report, struck=ENDS)
+    code = supervise(partial(make, order), END_S, report, signalled=ENDS)
     if code == UNREPORTED:
         report(RESUME_HINT)
         return INTERRUPTED

@@ -33,7 +33,8 @@ class SideStream:
 
     @contextmanager
     def beside(self, *read: Tensor) -> Iterator[None]:
-        """Run beside the loop, reading finished tensors of it. The exit waits for the work."""
+        """Run beside the loop. `read`: the loop's finished tensors that the work reads. The exit
+        waits for the work."""
         if self._stream is None:
             yield
             return

@@ -140,7 +140,7 @@ def test_ctrl_c_prints_once_how_to_resume(
 def test_a_signal_that_ends_the_supervised_process_prints_how_to_resume(
     ended: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "supervise", lambda *_, struck: struck[ended])
+    monkeypatch.setattr(command, "supervise", lambda *_, signalled: signalled[ended])
     source = prompts(tmp_path, 2)
     assert cli.main(["batch", str(source), "--out", str(tmp_path / "out")]) == cli.INTERRUPTED
     assert capsys.readouterr().err == f"sdxl batch: {command.RESUME_HINT}\n"
