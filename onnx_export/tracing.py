@@ -71,7 +71,7 @@ def trace(spec: ModelSpec, network: nn.Module) -> ir.Model:
 
 
 def example_axes(spec: ModelSpec) -> dict[str, int]:
-    """Give each free axis another size, so that none is taken for another."""
+    """Give each free axis a different size, so that none is mistaken for another."""
     names = dict.fromkeys(name for t in spec.inputs for name in t.free_axes.values())
     return {name: 8 * (i + 2) for i, name in enumerate(names)}
 

@@ -73,7 +73,7 @@ def present(flights: Sequence[Flight]) -> float | None:
 
 
 def worked_s(flight: Flight) -> float:
-    """Of an image's work, what its steps so far were."""
+    """Return the work of the steps that an image has taken."""
     done = flight.plan.rows_before
     own_s = flight.work_s - (flight.later.work_s if flight.later else 0.0)
     return own_s * done[flight.step] / done[-1]

@@ -97,7 +97,7 @@ def _learned(files: Iterable[AdapterFile]) -> dict[str, tuple[int, ...]]:
 
 
 def _parted(uses: Iterable[Use]) -> tuple[list[Use], list[AdapterFile], list[AdapterFile]]:
-    """Part what lies in the bank from ControlNets and image adapters."""
+    """Return what the bank holds, the ControlNets and the image adapters."""
     uses = list(uses)
     nets, images = ([f for f, *_ in uses if f.kind == kind] for kind in ("control", "image"))
     return [use for use in uses if use[0].kind not in ("control", "image")], nets, images
