@@ -6,8 +6,6 @@ import asyncio
 import base64
 import json
 from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,7 +23,6 @@ from serve.settings import ServeSettings
 from serve.worker.worker import Worker
 from tests.sdxl.test_infotext import A1111, COMFY
 from tests.serve.servers import GENERATE, call, client, client_of, error_of, post
-from tests.serve.services import service
 from tests.serve.workers import fake_pipeline, running
 
 PROMPTS, EXAMPLES = "/v1/images/prompts", "/v1/images/examples"
@@ -145,18 +142,6 @@ async def test_examples_that_failed_are_made_when_asked_for_again(counting: Coun
     counting.failures = 1
     async with client(counting) as http:
         assert [(await http.get(EXAMPLES)).status_code for _ in range(2)] == [503, 200]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_cancelled_request_does_not_stop_the_examples_of_others(tmp_path: Path) -> None:
-    """Ray Serve cancels the work of a request when its client leaves."""
-    with service(tmp_path, "--llm", "none") as found:
-        for _ in range(3):
-            with suppress(httpx.ReadTimeout):
-                httpx.get(f"{found.url}{EXAMPLES}", timeout=0.2)
-        result = httpx.get(f"{found.url}{EXAMPLES}", timeout=90).json()["data"]
-        assert sum("b64_json" in each for each in result) == len(form_routes.EMBEDDED)
 
 
 async def test_other_models_have_example_prompts_without_pictures(short: Worker) -> None:

@@ -32,7 +32,7 @@ MOST_GROWN_MB = 700
 FLAGS = ("--llm", "none", "--max-deadline-s", "600")
 KEYS = ("large", "light")
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 def flat(mode: str, colour: Any, hole: tuple[int, int, int, int] | None = None) -> bytes:

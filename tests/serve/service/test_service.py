@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Any
@@ -17,14 +19,17 @@ import pytest
 
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
+from serve.front import form_routes
 from tests.serve.monitoring import unanswered
 from tests.serve.servers import GENERATE, error_of, leave_midway, measured
 from tests.serve.services import ROOT, Service, free_port, is_alive, service
 from tests.serve.test_api import picture
 from tests.serve.test_connection import answer_to
+from tests.serve.test_form_routes import EXAMPLES
 from tests.waiting import wait_until
 
 PROMPT = "a red circle on a blue background"
+GRACE_S = 400
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -148,26 +153,40 @@ def test_schemathesis_finds_nothing(running: Service, examples: int) -> None:
     assert done.returncode == 0, done.stdout[-4000:]
 
 
+@pytest.fixture(scope="module")
+def ending(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service that has made no examples yet, and that the last of its two tests ends."""
+    flags = ("--shutdown-s", str(GRACE_S), "--max-deadline-s", str(GRACE_S), "--llm", "none")
+    with service(tmp_path_factory.mktemp("ending"), *flags) as found:
+        yield found
+
+
+def test_a_cancelled_request_does_not_stop_the_examples_of_others(ending: Service) -> None:
+    """Ray Serve cancels the work of a request when its client leaves."""
+    for _ in range(3):
+        with suppress(httpx.ReadTimeout):
+            httpx.get(f"{ending.url}{EXAMPLES}", timeout=0.2)
+    result = httpx.get(f"{ending.url}{EXAMPLES}", timeout=90).json()["data"]
+    assert sum("b64_json" in each for each in result) == len(form_routes.EMBEDDED)
+
+
 @pytest.mark.timeout(1200)
-def test_sigterm_finishes_what_is_in_flight_and_leaves_no_process(tmp_path: Path) -> None:
+def test_sigterm_finishes_what_is_in_flight_and_leaves_no_process(ending: Service) -> None:
     """The signal comes when a request is known to be in flight, and new ones come until it ends:
     nothing depends on the machine's speed."""
-    grace_s = 400
-    flags = ("--shutdown-s", str(grace_s), "--max-deadline-s", str(grace_s), "--llm", "none")
-    with service(tmp_path, *flags) as found:
-        children = found.processes()
-        with InFlight(found.url) as asked:
-            began = time.monotonic()
-            found.process.send_signal(signal.SIGTERM)
-            answer_to = told_meanwhile(found.url, asked)
-        assert found.process.wait(grace_s) == 0
-        took = time.monotonic() - began
+    children = ending.processes()
+    with InFlight(ending.url) as asked:
+        began = time.monotonic()
+        ending.process.send_signal(signal.SIGTERM)
+        answer_to = told_meanwhile(ending.url, asked)
+    assert ending.process.wait(GRACE_S) == 0
+    took = time.monotonic() - began
     assert asked.is_answered, f"what was in flight is lost: {asked.kinds[-3:]}"
     is_refused = [answer.status_code == 503 for answer in answer_to]
     assert {answer.status_code for answer in answer_to} <= {200, 503} and any(is_refused), answer_to
     asked_late = [answer for answer in answer_to if answer.request.method == "POST"]
     assert {error_of(answer)["code"] for answer in asked_late} == {"shutting_down"}, asked_late
-    assert took <= grace_s + 5, f"took {took:.1f} s, allowed {grace_s} and 5"
+    assert took <= GRACE_S + 5, f"took {took:.1f} s, allowed {GRACE_S} and 5"
     left = [p.name() for p in children if is_alive(p)]
     assert len(children) > 3 and not left, f"left: {left}"
 
