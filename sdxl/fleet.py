@@ -91,20 +91,22 @@ class Loads:
         rows, count = places.shape
         if count > CHOICES:
             drawn = rng.integers(count, size=(rows, CHOICES))
-            places = np.take_along_axis(places, drawn, 1)
+            places = places[np.arange(rows)[:, None], drawn]
         else:
             # Of equal ones, not always the first.
             places = rng.permuted(places, axis=1)
+        count = kept.shape[1]
+        if count:
+            places = np.concatenate([kept, places], 1)
         ready_s = self.ready(places, now)
-        if not kept.size:
-            return places, ready_s
-        at_home_s = self.ready(kept, now)
-        at_home_s[now - self.known_s[kept] > STALE_S] = np.inf
-        is_soon = at_home_s <= ready_s.min(1, keepdims=True) + SPILL_S
-        # Nothing is sooner than the first of those that are soon enough.
-        at_home_s[is_soon & (is_soon.cumsum(1) == 1)] = 0.0
-        places = np.concatenate([kept, places], 1)
-        return places, np.concatenate([at_home_s, ready_s + loading_s], 1)
+        if count:
+            at_home_s, elsewhere_s = ready_s[:, :count], ready_s[:, count:]
+            at_home_s[now - self.known_s[kept] > STALE_S] = np.inf
+            is_soon = at_home_s <= elsewhere_s.min(1, keepdims=True) + SPILL_S
+            # Nothing is sooner than the first of those that are soon enough.
+            at_home_s[is_soon & (is_soon.cumsum(1) == 1)] = 0.0
+            elsewhere_s += loading_s
+        return places, ready_s
 
 
 def asked(count: int, rows: int, rng: np.random.Generator) -> Array:

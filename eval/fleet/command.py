@@ -1,19 +1,23 @@
-"""sdxl bench fleet [--gpu h200] [--replicas 8 64 1000 10000] [--seconds 60] [--load 0.8]
+"""sdxl bench fleet [--gpu h200 h100 l40s] [--replicas 8 64 1000 10000] [--seconds 60] [--load 0.8]
 
 A fleet of any size, simulated with the service's own policy, admission, costs, router and
 autoscaler (sdxl/policy.py, admission.py, cost.py, fleet.py). Up to 16 replicas run tick by tick.
 Larger ones run picture by picture: every request and every routing decision is simulated, but a
 replica is a queue whose pace is calibrated tick by tick; `check` compares both on one trace, and
 `reality` the ticks with a service of the embedded model on this machine.
-Clusters have at most 250 replicas; a request reaches any front end with equal chance.
+Clusters have at most 250 replicas; a request reaches any front end with equal chance. So clusters
+do not depend on each other, and `scale` simulates a part of them on each core.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import multiprocessing
+import os
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -127,14 +131,38 @@ class FleetBench:
         if plot:
             from eval.fleet.plot import plot_fleet
 
-            plot_fleet(sizes, found, plot)
+            title = f"{self.gpu.name}, {self.load:.0%} load"
+            name = f"{plot.stem}-{self.gpu.name.lower()}"
+            plot_fleet(title, sizes, found, plot.with_name(name))
 
     def scale(self, sizes: Sequence[int], plot: Path | None) -> Iterator[list[str]]:
-        yield ["replicas", *HEAD, "CPU s"]
+        yield ["replicas", *HEAD, "CPU s", "s"]
         for replicas in sizes:
-            began_s = time.process_time()
-            out = self.flow(replicas).run(self.long_enough_s(replicas), WARM_S)
-            yield [*self.row(replicas, out), f"{time.process_time() - began_s:.0f}"]
+            began_s, total, cpu_s = time.perf_counter(), Outcome(), 0.0
+            for out, part_s in self._parts(replicas):
+                total.add(out)
+                cpu_s += part_s
+            took_s = time.perf_counter() - began_s
+            yield [*self.row(replicas, total), f"{cpu_s:.0f}", f"{took_s:.0f}"]
+
+    def _parts(self, replicas: int) -> Iterator[tuple[Outcome, float]]:
+        """Whole clusters on each core: their outcomes and CPU seconds."""
+        shape, seconds = self.shape(replicas), self.long_enough_s(replicas)
+        parts = min(len(os.sched_getaffinity(0)), shape.clusters)
+        if parts == 1:
+            yield self.part(seconds, replicas)
+            return
+        clusters = np.array_split(np.arange(shape.clusters), parts)
+        sizes = [shape.replicas * len(each) for each in clusters]
+        # Measured here, once.
+        assert self.pace
+        with ProcessPoolExecutor(parts, multiprocessing.get_context("spawn")) as pool:
+            yield from pool.map(partial(self.part, seconds), sizes, range(1, parts + 1))
+
+    def part(self, seconds: float, replicas: int, seed: int = 1) -> tuple[Outcome, float]:
+        began_s = time.process_time()
+        out = self.flow(replicas, seed=seed).run(seconds, WARM_S)
+        return out, time.process_time() - began_s
 
     def events(self, sizes: Sequence[int], plot: Path | None) -> Iterator[list[str]]:
         yield ["replicas, event", *HEAD]
@@ -187,23 +215,26 @@ def build_parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = partial(add_option, parser)
-    add("--gpu", "h200", "of every replica", choices=("h200", "h100", "l40s"))
+    add("--gpu", ["h200"], "a fleet of each", choices=("h200", "h100", "l40s"))
     add("--replicas", [8, 64, 1000, 10_000], "sizes of the fleet", type=whole)
     add("--seconds", 60.0, "of simulated traffic, after a minute", type=number)
     add("--load", 0.8, "share of the capacity that arrives", type=number)
     add("--price-per-hour", 3.0, "of a GPU: an assumption", "DOLLARS", type=number)
     add("--sections", list(SECTIONS), "what to simulate", choices=(*SECTIONS, REALITY))
-    add("--plot", None, "file for the plot of `routers`, as SVG", "FILE", type=Path)
+    add("--plot", None, "plot of `routers`: STEM-h200.png and .svg", "STEM", type=Path)
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
-    gpu = SimulatedGpu.named(options.gpu)
-    bench = FleetBench(gpu, options.load, options.seconds, options.price_per_hour)
-    print(f"{gpu.name}: {gpu.source}")
-    print(f"a replica makes {bench.pace.rate:.2f} pictures/s of this mix; load {options.load:.0%}")
-    for section in options.sections:
-        head, *rows = getattr(bench, section)(options.replicas, options.plot)
-        print(f"\n{section}\n", *table_lines(head, rows), sep="\n", flush=True)
+    for name in options.gpu:
+        gpu = SimulatedGpu.named(name)
+        bench = FleetBench(gpu, options.load, options.seconds, options.price_per_hour)
+        print(f"{gpu.name}: {gpu.source}")
+        rate = f"{bench.pace.rate:.2f} pictures/s"
+        print(f"a replica makes {rate} of this mix; load {options.load:.0%}")
+        for section in options.sections:
+            head, *rows = getattr(bench, section)(options.replicas, options.plot)
+            print(f"\n{gpu.name}, {section}\n", *table_lines(head, rows), sep="\n", flush=True)
+        print()
     return 0

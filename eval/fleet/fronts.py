@@ -109,4 +109,4 @@ class Fronts:
             kept, loading_s = base + self.homes[files], self.loading_s[files][:, None]
         places = base + self.asked[fronts, : self.count]
         few, ready_s = self.loads.candidates(places, now, kept, loading_s, self.rng)
-        return np.take_along_axis(few - base, ready_s.argmin(-1)[:, None], 1)[:, 0]
+        return few[np.arange(len(few)), ready_s.argmin(-1)] - base[:, 0]

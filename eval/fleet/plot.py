@@ -1,28 +1,26 @@
-"""The plot of `sdxl bench fleet`, as SVG: latency by fleet size, and by router."""
+"""The plot of `sdxl bench fleet`, as PNG and SVG: latency by fleet size, and by router."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from eval.fleet.outcome import Outcome
-from eval.quality.plot import STYLE
-from sdxl.files import write_atomic
+from eval.quality.plot import STYLE, write_figure
 
 COLOURS = ("#9aa5b1", "#e9a23b", "#2a9d8f", "#1f4e79")
 
 
 def plot_fleet(
-    sizes: Sequence[int], by_router: Mapping[str, Sequence[Outcome]], file: Path
+    title: str, sizes: Sequence[int], by_router: Mapping[str, Sequence[Outcome]], stem: Path
 ) -> None:
     """p50 and p99 of each router by the number of replicas."""
     with rc_context(STYLE):
-        figure = Figure(figsize=(8, 3.6), layout="constrained")
+        figure = Figure(figsize=(8, 4), layout="constrained")
+        figure.suptitle(title, fontsize=10)
         for axis, share in zip(figure.subplots(1, 2), (0.5, 0.99), strict=True):
             for colour, (router, outcomes) in zip(COLOURS, by_router.items(), strict=False):
                 seconds = [each.quantile(share) for each in outcomes]
@@ -32,9 +30,9 @@ def plot_fleet(
             axis.minorticks_off()
             axis.set_ylim(bottom=0)
             axis.set_xlabel("replicas")
-            axis.set_title(f"p{100 * share:.0f}, seconds", fontsize=10)
-        axis.legend(frameon=False, fontsize=8)
-        data = io.BytesIO()
-        metadata: Any = {"Date": None}
-        figure.savefig(data, format="svg", metadata=metadata)
-        write_atomic(file, data.getvalue())
+            axis.set_ylabel(f"seconds until {share:.0%} of the pictures are ready")
+        handles, routers = axis.get_legend_handles_labels()
+        figure.legend(
+            handles, routers, loc="outside lower center", ncols=len(routers), frameon=False
+        )
+        write_figure(figure, stem)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from sdxl.files import OutputError
@@ -220,7 +219,11 @@ class ShardWorker:
                 return
             origin = {} if order.source is None else dict(order.source.digests)
             await self._heard()
-            await self._in_thread(self._store_picture, shard, row, done, writer, origin)
+            entry = await self._in_thread(self._store_picture, shard, row, done, origin)
+            # A slow disk may have kept it for so long that the rows are another worker's by now.
+            await self._heard()
+            await self._in_thread(writer.add, entry)
+            self._count_progress()
             tally.made += 1
 
     async def _order(self, row: BatchRow) -> ImageOrder:
@@ -239,9 +242,9 @@ class ShardWorker:
         raise Problem(500, "the renderer returned no picture")
 
     def _store_picture(
-        self, shard: int, row: BatchRow, done: Done, writer: LedgerWriter, origin: dict[str, str]
-    ) -> None:
-        """Write the file, then its ledger line."""
+        self, shard: int, row: BatchRow, done: Done, origin: dict[str, str]
+    ) -> Entry:
+        """Write the file and return its ledger entry."""
         assert done.params.seed is not None
         began = time.perf_counter()
         folder = LOOSE if self.task.is_tarred else "images"
@@ -249,8 +252,7 @@ class ShardWorker:
         file = f"{folder}/{shard_name(shard)}/{stem_of(row.id)}{suffix}"
         self.task.store.put(file, done.image)
         timings = {**done.timings, "store_s": time.perf_counter() - began}
-        self._add_entry(
-            writer,
+        return self._entry(
             row,
             file=file,
             sha256=hashlib.sha256(done.image).hexdigest(),
@@ -262,11 +264,10 @@ class ShardWorker:
             engine=self._engine,
             prompt_tokens=done.prompt_tokens,
         )
-        self._count_progress()
 
-    def _add_entry(self, writer: LedgerWriter, row: BatchRow, **facts: Any) -> None:
+    def _entry(self, row: BatchRow, **facts: Any) -> Entry:
         run, worker = self.task.run, self.name
-        writer.add(Entry(row.ordinal, row.id, row.line, run, worker=worker, **facts))
+        return Entry(row.ordinal, row.id, row.line, run, worker=worker, **facts)
 
     async def _add_dead_letter(
         self,
@@ -279,7 +280,7 @@ class ShardWorker:
         """Record the row as a dead letter."""
         facts = {} if problem is None else problem.as_dict()
         await self._heard()
-        await self._in_thread(partial(self._add_entry, writer, row, error=error, problem=facts))
+        await self._in_thread(writer.add, self._entry(row, error=error, problem=facts))
         tally.dead[row.line] = error
 
     async def _heard(self) -> None:

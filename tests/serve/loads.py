@@ -9,6 +9,7 @@ import signal
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 import psutil
@@ -17,6 +18,7 @@ from tests.serve.servers import GENERATE
 from tests.serve.services import Service
 
 PROMPT = "a red circle on a blue background"
+PICTURE: dict[str, Any] = {"prompt": PROMPT, "steps": 4, "cache_interval": 2, "deadline_s": 60}
 
 
 @dataclass
@@ -26,8 +28,12 @@ class Load:
     url: str
     rate: float
     """requests a second"""
+    path: str = GENERATE
+    body: dict[str, Any] = field(default_factory=lambda: PICTURE)
+    """of each request, but for its seed"""
     statuses: Counter[str] = field(default_factory=Counter)
     answered_s: list[float] = field(default_factory=list)
+    failed_s: list[float] = field(default_factory=list)
     waits_s: list[float] = field(default_factory=list)
 
     async def run(self, count: int) -> None:
@@ -41,17 +47,19 @@ class Load:
             await asyncio.gather(*asked)
 
     async def _ask(self, http: httpx.AsyncClient, seed: int) -> None:
-        body = {"prompt": PROMPT, "seed": seed, "steps": 4, "cache_interval": 2, "deadline_s": 60}
         began_s = time.monotonic()
         try:
-            answer = await http.post(f"{self.url}{GENERATE}", json=body)
+            answer = await http.post(f"{self.url}{self.path}", json={**self.body, "seed": seed})
             status = str(answer.status_code)
         except httpx.HTTPError as error:
             status = type(error).__name__
         self.statuses[status] += 1
+        ended_s = time.monotonic()
         if status == "200":
-            self.answered_s.append(time.monotonic())
-            self.waits_s.append(self.answered_s[-1] - began_s)
+            self.answered_s.append(ended_s)
+            self.waits_s.append(ended_s - began_s)
+        else:
+            self.failed_s.append(ended_s)
 
     @property
     def longest_gap_s(self) -> float:

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from tests.tools import tool
 CLONE_NEWNET = 0x40000000
 SUBNET = "10.77.0"
 RAY = Path("/tmp/ray")
+BLKIO = Path("/sys/fs/cgroup/blkio")
+"""Version 1 of cgroups counts an fsync for the process that calls it."""
 # The shell is the first process of a host: it reaps the others, and they end when it does, which is
 # when its input ends.
 FIRST = f'mount --bind "$0" {RAY} && echo up && cat; :'
@@ -39,6 +41,8 @@ class Host:
     _first: subprocess.Popen[bytes] | None = None
     _pid: int = 0
     _started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _cgroup: Path | None = None
+    """of its disk's limit"""
 
     def boot(self) -> None:
         unshared = ("unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc")
@@ -59,7 +63,9 @@ class Host:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SDXL_", "RAY_"))}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         given = {"PYTHONPATH": str(ROOT), "PATH": path, "OMP_NUM_THREADS": "1", **environment}
-        enter = ("nsenter", f"--target={self._pid}", "--net", "--mount", "--pid")
+        enter = ["nsenter", f"--target={self._pid}", "--net", "--mount", "--pid"]
+        if self._cgroup is not None:
+            enter += ["sh", "-c", f'echo 0 > {self._cgroup}/cgroup.procs && exec "$@"', "sh"]
         with (self.folder / "log").open("ab") as log:
             process = subprocess.Popen(
                 [*enter, *command],
@@ -76,9 +82,25 @@ class Host:
         assert code == 0, f"{command}: {code}\n{self.log}"
 
     @property
+    def text(self) -> str:
+        """What its commands printed."""
+        log = self.folder / "log"
+        return log.read_text(errors="replace") if log.exists() else ""
+
+    @property
     def log(self) -> str:
-        """The end of what its commands printed."""
-        return (self.folder / "log").read_text(errors="replace")[-4000:]
+        return self.text[-4000:]
+
+    def named(self, title: str) -> list[psutil.Process]:
+        """Its processes with this in their command lines."""
+        named = []
+        for each in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if pid_space(each.pid) == pid_space(self._pid) and title in " ".join(
+                    each.cmdline()
+                ):
+                    named.append(each)
+        return named
 
     def cut(self) -> None:
         """Pull the cable."""
@@ -86,6 +108,20 @@ class Host:
 
     def mend(self) -> None:
         run_in(self.bridge, "ip", "link", "set", self.port, "up")
+
+    def slow_disk(self, writes: int) -> None:
+        """Let its processes write this often a second; an fsync needs several writes."""
+        cgroup = BLKIO / f"sdxl-{self._pid}"
+        device = os.stat(self.folder).st_dev
+        limit = f"{os.major(device)}:{os.minor(device)} {writes}"
+        try:
+            cgroup.mkdir()
+            self._cgroup = cgroup
+            (cgroup / "blkio.throttle.write_iops_device").write_text(limit)
+        except OSError as error:
+            pytest.skip(f"this disk cannot be slowed: {error}")
+        for process in self.named(""):
+            (cgroup / "cgroup.procs").write_text(str(process.pid))
 
     def lose(self) -> None:
         """Cut the power. Nothing that it would still send arrives."""
@@ -97,6 +133,8 @@ class Host:
             end(self._first)
         for each in self._started:
             each.wait(60)
+        if self._cgroup is not None:
+            self._cgroup.rmdir()
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -140,6 +178,10 @@ def namespace(*command: str) -> tuple[subprocess.Popen[bytes], int]:
         pytest.skip("namespaces cannot be made here")
     (child,) = psutil.Process(process.pid).children()
     return process, child.pid
+
+
+def pid_space(pid: int) -> str:
+    return os.readlink(f"/proc/{pid}/ns/pid")
 
 
 def end(first: subprocess.Popen[bytes]) -> None:

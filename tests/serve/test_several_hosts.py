@@ -8,10 +8,12 @@ import asyncio
 import json
 import re
 import socket
+import statistics
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,17 @@ URL = "http://127.0.0.1:8000"
 GAP_S = 10.0
 RATE = 4.0
 BEFORE_S, APART_S = 4.0, 20.0
-ROWS = 384
+WRITES = 4
+"""of a slow disk, a second"""
+BATCH = (sys.executable, "-m", "sdxl.cli", "batch")
+LLM = "ServeReplica:sdxl:LlmReplica"
+CHAT: dict[str, Any] = {
+    "path": "/v1/chat/completions",
+    "body": {"messages": [{"role": "user", "content": "a red circle"}], "max_tokens": 40},
+}
+CONNECTION_LOST = ("ConnectError", "ReadError", "RemoteProtocolError")
+STARTED = "Ray runtime started."
+"""what a node of Ray prints"""
 LOSSY = (
     "add table inet loss",
     "add chain inet loss input { type filter hook input priority 0 ; }",
@@ -54,13 +66,15 @@ def cluster(tmp_path: Path) -> Iterator[list[Host]]:
 def join(head: Host, *others: Host, **state: str) -> None:
     (head.folder.parent / "token").write_text("0" * 64)
     start_node(head, "head", **state)
-    wait_until(lambda: is_open(head, 6379), 120, 0.2, lambda: head.log)
     for host in others:
         start_node(host, f"{head.address}:6379")
 
 
 def start_node(host: Host, role: str, **environment: str) -> None:
+    """Return when Ray runs there."""
+    before = host.text.count(STARTED)
     host.start(START_NODE, role, *NODE, **token_of(host), **environment)
+    wait_until(lambda: host.text.count(STARTED) > before, 120, 0.2, lambda: host.log)
 
 
 def token_of(host: Host) -> dict[str, str]:
@@ -79,10 +93,17 @@ def running(cluster: list[Host]) -> list[Host]:
     return cluster
 
 
-def deploy(head: Host, *others: Host) -> None:
+def deploy(head: Host, *others: Host, **settings: Any) -> None:
     """The service of several_nodes.yaml with the embedded model: a proxy and a replica a host, two
     front ends."""
     count = len(others) + 1
+    apply(head, replicas=count, **settings)
+    for host in (head, *others):
+        wait_until(lambda: len(replicas(host)) == count, 300, 0.5, lambda: head.log)  # noqa: B023
+
+
+def apply(head: Host, **settings: Any) -> None:
+    """`serve deploy` on the head."""
     config = yaml.safe_load((ROOT / "serve/deploy/several_nodes.yaml").read_text())
     folder = head.folder.parent
     config["applications"][0]["args"] |= {
@@ -90,15 +111,13 @@ def deploy(head: Host, *others: Host) -> None:
         "backend": "onnxruntime",
         "precision": "",
         "keys": "",
-        "replicas": count,
         "results_dir": str(folder / "results"),
+        **settings,
     }
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump(config))
     wait_until(lambda: is_open(head, 8265), 120, 0.2, lambda: head.log)
     head.run("serve", "deploy", str(file), **token_of(head))
-    for host in (head, *others):
-        wait_until(lambda: len(replicas(host)) == count, 300, 0.5, lambda: head.log)  # noqa: B023
 
 
 def replicas(host: Host) -> set[str]:
@@ -111,9 +130,11 @@ def replicas(host: Host) -> set[str]:
     return set(re.findall(r'replica="(\w+)"', page))
 
 
-def load_on(host: Host, seconds: float, *strikes: tuple[float, Callable[[], object]]) -> Load:
+def load_on(
+    host: Host, seconds: float, *strikes: tuple[float, Callable[[], object]], **kind: Any
+) -> Load:
     """Load the host's proxy; strike at these seconds."""
-    load = Load(URL, RATE)
+    load = Load(URL, RATE, **kind)
 
     async def scenario() -> None:
         asking = asyncio.create_task(load.run(int(seconds * RATE)))
@@ -134,6 +155,10 @@ def load_on(host: Host, seconds: float, *strikes: tuple[float, Callable[[], obje
 
 def check(load: Load) -> None:
     assert set(load.statuses) == {"200"}, load.statuses
+    check_gap(load)
+
+
+def check_gap(load: Load) -> None:
     gap_s = load.longest_gap_s
     assert gap_s <= GAP_S, f"{gap_s:.1f} s without a picture, allowed {GAP_S}"
 
@@ -142,6 +167,55 @@ def wait_until_whole(host: Host) -> None:
     began_s = time.monotonic()
     wait_until(lambda: len(replicas(host)) == 3, 200, 0.5, lambda: host.log)
     print(f"all replicas {time.monotonic() - began_s:.1f} s after the load")
+
+
+def is_answered(host: Host, kind: dict[str, Any]) -> bool:
+    try:
+        with host.inside():
+            return httpx.post(f"{URL}{kind['path']}", json=kind["body"], timeout=30).is_success
+    except httpx.HTTPError:
+        return False
+
+
+def carriers(head: Host, *workers: Host) -> list[Host]:
+    """The workers with a replica of the language model. One on the head is killed: Ray starts it
+    again, perhaps elsewhere."""
+    for process in head.named(LLM):
+        process.kill()
+    return [host for host in workers if host.named(LLM)]
+
+
+@contextmanager
+def job(host: Host, rows: int, *flags: str) -> Iterator[Path]:
+    """The folder of a job that began on the host. At the end the job is over."""
+    source, out = host.folder.parent / "rows.txt", host.folder.parent / "out"
+    source.write_text("".join(f"a red circle, {i}\n" for i in range(rows)))
+    asked = ("--steps", "30", "--quiet", "--out", str(out), *flags)
+    running = host.start(*BATCH, str(source), *asked, **token_of(host))
+    yield out
+    assert running.wait(600) == 0, host.log
+
+
+@contextmanager
+def job_on_ray(head: Host, rows: int, shard: int) -> Iterator[Path]:
+    """A worker on each host is at work."""
+    flags = ("--shard-size", str(shard), "--workers", "3", "--address", f"{head.address}:6379")
+    with job(head, rows, *flags) as out:
+        wait_until(
+            lambda: len({line["worker"] for line in ledger_lines(out)}) == 3,
+            *(200, 0.2, lambda: head.log),
+        )
+        yield out
+
+
+def check_job(host: Host, out: Path, rows: int) -> list[dict[str, Any]]:
+    """The ledger's lines, once for each row."""
+    lines = ledger_lines(out)
+    counts = Counter(line["ordinal"] for line in lines)
+    assert counts == Counter(range(rows)), [each for each, n in counts.items() if n > 1]
+    assert len(list(out.glob("images/*/*.png"))) == rows
+    host.run(*BATCH, "--verify", str(out))
+    return lines
 
 
 def ledger_lines(out: Path) -> list[dict[str, Any]]:
@@ -166,24 +240,86 @@ def test_a_partition_costs_no_picture(running: list[Host]) -> None:
 @pytest.mark.long
 def test_a_partition_loses_no_picture_of_a_job_and_makes_none_twice(cluster: list[Host]) -> None:
     head, victim, _ = cluster
-    rows, out = head.folder.parent / "rows.txt", head.folder.parent / "out"
-    rows.write_text("".join(f"a red circle, {i}\n" for i in range(ROWS)))
-    batch = (sys.executable, "-m", "sdxl.cli", "batch")
-    flags = ("--steps", "30", "--shard-size", "64", "--workers", "3", "--quiet")
-    place = ("--out", str(out), "--address", f"{head.address}:6379")
-    job = head.start(*batch, str(rows), *flags, *place, **token_of(head))
-    wait_until(
-        lambda: len({line["worker"] for line in ledger_lines(out)}) == 3, 200, 0.2, lambda: head.log
-    )
-    victim.cut()
-    time.sleep(APART_S)
-    victim.mend()
-    assert job.wait(300) == 0, head.log
+    with job_on_ray(head, 384, shard=64) as out:
+        victim.cut()
+        time.sleep(APART_S)
+        victim.mend()
     assert "no report for" in head.log, "the driver did not notice"
-    lines = Counter(line["ordinal"] for line in ledger_lines(out))
-    assert lines == Counter(range(ROWS)), [each for each, n in lines.items() if n > 1]
-    assert len(list(out.glob("images/*/*.png"))) == ROWS
-    head.run(*batch, "--verify", str(out))
+    check_job(head, out, 384)
+
+
+@pytest.mark.long
+def test_a_slow_disk_loses_no_picture_of_a_job_and_makes_none_twice(cluster: list[Host]) -> None:
+    head, victim, _ = cluster
+    with job_on_ray(head, 384, shard=8) as out:
+        victim.slow_disk(WRITES)
+    lines = check_job(head, out, 384)
+    stored_s = [line["timings"]["store_s"] for line in lines]
+    print(f"longest write {max(stored_s):.1f} s, median {statistics.median(stored_s):.3f}")
+    assert max(stored_s) > 1, "no disk was slow"
+
+
+@pytest.mark.long
+def test_a_slow_disk_slows_no_other_request(running: list[Host]) -> None:
+    head, victim, _ = running
+    with job(victim, 32, "--through", URL) as out:
+        check(load_on(head, 30, (BEFORE_S, lambda: victim.slow_disk(WRITES))))
+    lines = check_job(victim, out, 32)
+    stored_s = [line["timings"]["store_s"] for line in lines]
+    print(f"longest write {max(stored_s):.1f} s, median {statistics.median(stored_s):.3f}")
+    assert max(stored_s) > 1, "no disk was slow"
+
+
+@pytest.mark.long
+def test_an_upgrade_loses_no_request(running: list[Host]) -> None:
+    """A new model, engines of another backend, replica by replica."""
+    before = replicas(running[0])
+
+    def upgrade() -> None:
+        apply(running[0], replicas=3, backend="pytorch")
+        for host in running:
+            wait_until(lambda: is_new(replicas(host)), 300, 0.5, lambda: host.log)  # noqa: B023
+
+    def is_new(now: set[str]) -> bool:
+        return len(now) == 3 and now.isdisjoint(before)
+
+    check(load_on(running[1], 120, (BEFORE_S, upgrade)))
+    with running[0].inside():
+        ready = httpx.get(f"{URL}/readyz", timeout=10).json()
+    assert ready["backend"] == "pytorch", ready
+
+
+@pytest.mark.long
+def test_a_host_that_was_cut_off_loses_only_what_its_proxy_held(running: list[Host]) -> None:
+    """Ray kills its proxy once it can reach it, because of the health checks that failed."""
+    _, victim, _ = running
+    mended_s: list[float] = []
+
+    def mend() -> None:
+        mended_s.append(time.monotonic())
+        victim.mend()
+
+    load = load_on(victim, 60, (BEFORE_S, victim.cut), (BEFORE_S + APART_S, mend))
+    assert set(load.statuses) <= {"200", *CONNECTION_LOST}, load.statuses
+    assert all(failed_s > mended_s[0] for failed_s in load.failed_s), "lost while it was apart"
+    check_gap(load)
+
+
+@pytest.mark.long
+def test_chats_outlive_other_hosts_and_come_back_after_their_own(cluster: list[Host]) -> None:
+    head, *workers = cluster
+    deploy(*cluster, llm="mini")
+    (carrier,) = wait_until(lambda: carriers(*cluster), 300, 10, lambda: head.log)
+    wait_until(lambda: is_answered(head, CHAT), 200, 0.5, lambda: head.log)
+    (other,) = (each for each in workers if each is not carrier)
+    check(load_on(head, 30, (BEFORE_S, other.lose), **CHAT))
+    other.boot()
+    start_node(other, f"{head.address}:6379")
+    wait_until_whole(head)
+    load = load_on(head, 60, (BEFORE_S, carrier.lose), **CHAT)
+    # The only replica is gone, and a client is told when to try again.
+    assert set(load.statuses) == {"200", "503"}, load.statuses
+    assert max(load.answered_s) > max(load.failed_s), "no chat was answered again"
 
 
 @pytest.mark.long

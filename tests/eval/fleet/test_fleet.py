@@ -70,6 +70,19 @@ def test_the_router_beats_round_robin() -> None:
     assert ours < other
 
 
+@pytest.mark.slow
+def test_clusters_on_several_cores_are_the_whole_fleet() -> None:
+    own = FleetBench(bench().gpu, 0.8, 2.0, 3.0)
+    whole = own.flow(750).run(2.0)
+    total = Outcome()
+    for out, cpu_s in own._parts(750):
+        assert cpu_s > 0
+        total.add(out)
+    assert total.gpu_s == whole.gpu_s == 2.0 * 750
+    # Poisson's deviation of both
+    assert abs(total.arrived - whole.arrived) < 6 * (2 * whole.arrived) ** 0.5
+
+
 def test_replicas_follow_the_load() -> None:
     own = bench()
     flow = own.flow(64, cold_s=5.0)

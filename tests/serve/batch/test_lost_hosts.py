@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +22,29 @@ from serve.orders import ModelCard
 from tests.serve.batch.drawers import Drawer, IdleWorker
 
 
+@dataclass
+class SlowDisk(FolderStore):
+    root: Path
+    run: str
+    put_s: float
+
+    def __post_init__(self) -> None:
+        super().__init__(self.root, self.run)
+
+    def put(self, name: str, data: bytes) -> None:
+        time.sleep(self.put_s)
+        super().put(name, data)
+
+
+@pytest.mark.parametrize(("draw_s", "put_s"), [(0.3, 0.0), (0.0, 0.3)])
 def test_a_worker_without_its_driver_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw_s: float, put_s: float
 ) -> None:
-    """The driver may have leased its rows to another."""
+    """The driver may have leased its rows to another, while a picture is drawn or on its way to a
+    slow disk."""
     monkeypatch.setattr(shard_worker, "UNHEARD_S", 0.1)
     monkeypatch.setattr(shard_worker, "BEAT_S", 0.05)
-    store = FolderStore(tmp_path, "run")
+    store = SlowDisk(tmp_path, "run", put_s)
     store.prepare("images", "ledger")
     params = GenerationParams(prompt="a", seed=1, width=64, height=64, steps=2)
     rows = tuple(BatchRow(i, f"line {i}", f"r{i}", params) for i in range(4))
@@ -36,7 +53,7 @@ def test_a_worker_without_its_driver_writes_nothing(
         return store.ledger("000000").count(b"\n")
 
     async def scenario() -> None:
-        worker = ShardWorker(lambda: Drawer(draw_s=0.3), BatchTask(store, "run", "png"), "w0")
+        worker = ShardWorker(lambda: Drawer(draw_s=draw_s), BatchTask(store, "run", "png"), "w0")
         await worker.turn({0: ShardPiece(0, rows)})
         await asyncio.sleep(0.6)
         assert written() == 0
