@@ -267,9 +267,9 @@ def check_files(model: str, *, is_refiner: bool = False) -> None:
         _check_folder(base)
 
 
-def check_model(model: str) -> None:
+def check_model(model: str, *, is_refiner: bool = False) -> None:
     """`check_files`; a hub id must exist on the hub."""
-    check_files(model)
+    check_files(model, is_refiner=is_refiner)
     base, _ = split_vae(model)
     if base in MINI_NAMES or is_here(base):
         return

@@ -1,5 +1,5 @@
-"""Measures a device's costs before the first request: every bucket's deep and shallow step, and one
-whole picture.
+"""Measures a device's costs before the first request: every bucket's deep and shallow step, also of
+a refiner, and one whole picture.
 
 So completion times are right from the first request. It decides only how many rows may be in
 flight.
@@ -8,6 +8,7 @@ flight.
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -60,12 +61,13 @@ def measure(pipeline: Pipeline, rooms: Rooms, costs: Costs) -> None:
     with pipeline.engines.warming():
         with named_if_slow("making a first picture"):
             learn_picture(pipeline, rooms, costs)
-        for bucket in pipeline.limits().buckets:
-            with named_if_slow(f"timing calls of {bucket} rows"):
-                learn_bucket(pipeline, rooms, bucket, costs)
+        for bucket, course in itertools.product(pipeline.limits().buckets, courses(pipeline)):
+            whose = "the refiner's calls" if course.refiner else "calls"
+            with named_if_slow(f"timing {whose} of {bucket} rows"):
+                learn_bucket(pipeline, rooms, bucket, costs, course)
     costs.lasting = frozenset(costs.ticks)
     calls = ", ".join(
-        f"{key.call.network} {1000 * seconds:.1f} ms"
+        f"{'refiner ' * key.call.is_refined}{key.call.network} {1000 * seconds:.1f} ms"
         for key, seconds in costs.ticks.items()
         if key.bucket == pipeline.limits().buckets[-1]
     )
@@ -74,6 +76,13 @@ def measure(pipeline: Pipeline, rooms: Rooms, costs: Costs) -> None:
         *(pipeline.clock() - began, pipeline.limits().buckets[-1]),
         *(calls, costs.encode_s + costs.decode_s),
     )
+
+
+def courses(pipeline: Pipeline) -> list[GenerationParams]:
+    """Those that have every call of plain requests, and of requests with the refiner."""
+    if pipeline.refiner is None:
+        return [COURSE]
+    return [COURSE, replace(COURSE, refiner=pipeline.refiner.name, refiner_switch_at=0.0)]
 
 
 def rounds(pipeline: Pipeline) -> Iterator[None]:
@@ -124,9 +133,15 @@ def blank(params: GenerationParams) -> SourceImage:
     return SourceImage(Image.new("RGB", (params.width, params.height)), None)
 
 
-def learn_bucket(pipeline: Pipeline, rooms: Rooms, bucket: int, costs: Costs) -> None:
+def learn_bucket(
+    pipeline: Pipeline,
+    rooms: Rooms,
+    bucket: int,
+    costs: Costs,
+    course: GenerationParams = COURSE,
+) -> None:
     images, left = divmod(bucket, pipeline.plan(COURSE).room[0])
-    filling = [COURSE] * images + [replace(COURSE, guidance=1.0)] * left
+    filling = [course] * images + [replace(course, guidance=1.0)] * left
     params = [pipeline.resolve(each) for each in filling]
     conditionings = rooms.encode(partial(pipeline.encode, params))
     for _ in rounds(pipeline):

@@ -145,7 +145,7 @@ def start(settings: ServeSettings, watch: ClusterWatch) -> None:
         check_folder("controlnets", each.controlnets)
         check_folder("ip_adapters", each.ip_adapters)
         if each.refiner:
-            check_model(each.refiner)
+            check_model(each.refiner, is_refiner=True)
     # A certificate that cannot sign shows here.
     _ = settings.marks.sign
     if not settings_.is_loopback(settings.host):

@@ -1,5 +1,5 @@
-"""The LoRAs, embeddings, ControlNets and IP-Adapters that rows name, by the digests of their
-files."""
+"""The LoRAs, embeddings, ControlNets, IP-Adapters and the refiner that rows name, by the digests of
+their files."""
 
 from __future__ import annotations
 
@@ -21,6 +21,18 @@ def catalogue_for(order: BatchSpec) -> Catalogue:
     folder = find(order.model).folder
     folders = order.lora_folder, order.control_folder, order.image_folder
     return engines.catalogue_of(order.model, folder, *folders)
+
+
+def refiner_file(order: BatchSpec) -> dict[str, str]:
+    """Return the digest of the refiner that the job loads; empty without one."""
+    from engines.folders.digests import model_digest
+    from sdxl.checkpoint import find_refiner
+
+    name = order.parameters.get("refiner")
+    if name is None:
+        return {}
+    checkpoint = find_refiner(name)
+    return {f"refiner {checkpoint.name!r}": model_digest(checkpoint)}
 
 
 def files_in(piece: ShardPiece, catalogue: Catalogue) -> dict[str, str]:

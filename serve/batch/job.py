@@ -78,8 +78,8 @@ class BatchJob:
     maps: dict[str, str] = field(default_factory=dict)
     """files of the pictures in `parameters`, by their digests"""
     files: dict[str, str] = field(default_factory=dict)
-    """digests of the LoRAs, embeddings, nets and adapters that rows have named so far; empty with
-    --through"""
+    """digests of the refiner, and of the LoRAs, embeddings, nets and adapters that rows have named
+    so far; empty with --through"""
 
     def intake(self) -> Intake:
         sizes, usual = Sizes(**self.sizes) if self.sizes else None, self.usual_interval

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ from sdxl.params import PICTURED
 from sdxl.presets import Presets, preset_named
 from serve.batch import progress as displays
 from serve.batch import reading, results, tars
-from serve.batch.adapter_files import catalogue_for, files_in
+from serve.batch.adapter_files import catalogue_for, files_in, refiner_file
 from serve.batch.batch_spec import HAS_DEAD, BatchSpec, ReportedInterrupt
 from serve.batch.driver import Driver
 from serve.batch.job import FILE, KEPT, BatchJob, check_engine, engine_of, load_job
@@ -229,13 +229,20 @@ class BatchRun:
 
     def _with_checked_files(self, shards: Iterator[ShardPiece]) -> Iterator[ShardPiece]:
         """Record the files that rows name, and stop the job at one that has changed."""
-        catalogue = None if self.order.through else catalogue_for(self.order)
+        if self.order.through:
+            yield from shards
+            return
+        self._record(refiner_file(self.order))
+        catalogue = catalogue_for(self.order)
         for piece in shards:
-            job = self.job.with_files(files_in(piece, catalogue) if catalogue else {})
-            if job != self.job:
-                self.job = job
-                self.store.put(FILE, job.as_json())
+            self._record(files_in(piece, catalogue))
             yield piece
+
+    def _record(self, files: Mapping[str, str]) -> None:
+        job = self.job.with_files(files)
+        if job != self.job:
+            self.job = job
+            self.store.put(FILE, job.as_json())
 
     def _show(self, progress: BatchProgress) -> None:
         self._check_lock()

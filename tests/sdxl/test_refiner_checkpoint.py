@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from engines.pytorch.torch_engine import load_torch
-from sdxl.checkpoint import MINI, CheckpointError, find, find_refiner
+from sdxl.checkpoint import MINI, CheckpointError, check_model, find, find_refiner
 from sdxl.checkpoint_checks import shapes_of_network
 from sdxl.engine import call
 from sdxl.networks.attention import cross_attentions
@@ -96,6 +96,12 @@ def test_it_is_refused_as_a_model(kind: str, request: pytest.FixtureRequest) -> 
     place = request.getfixturevalue(kind)
     with pytest.raises(CheckpointError, match=r"is the SDXL refiner; expected .* as --refiner"):
         find(str(place))
+
+
+def test_a_service_starts_with_a_file(file: Path) -> None:
+    check_model(str(file), is_refiner=True)
+    with pytest.raises(CheckpointError, match="is the SDXL refiner"):
+        check_model(str(file))
 
 
 def test_another_model_is_refused_as_a_refiner(tmp_path: Path) -> None:

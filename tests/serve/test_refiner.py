@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +63,14 @@ def test_a_request_is_refined_as_in_the_pipeline(refining: Worker) -> None:
 
 def test_models_are_listed_with_their_refiner(refining: Worker) -> None:
     assert call(refining, "GET", "/v1/models").json()["data"][0]["images"]["refiner"] == "small"
+
+
+def test_the_warm_up_measures_the_calls_of_both_models(refining: Worker) -> None:
+    loop = refining._started().denoiser.loop
+    found = {(k.call.network, k.bucket, k.call.is_refined) for k in loop.costs.lasting}
+    buckets = refining.pipeline.limits().buckets
+    networks = "unet_deep", "unet_shallow"
+    assert found == {*itertools.product(networks, buckets, (False, True))}
 
 
 def test_another_refiner_is_refused(refining: Worker, worker: Worker) -> None:
