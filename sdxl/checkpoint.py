@@ -199,7 +199,8 @@ class Checkpoint:
 
         config = self.config("unet")
         kind = "SDXL refiner" if self.is_refiner else "SDXL"
-        for key, needed in (REFINER if self.is_refiner else SUPPORTED).items():
+        has_fourth_level = self.is_refiner and len(config.get("block_out_channels", ())) != 3
+        for key, needed in (REFINER if has_fourth_level else SUPPORTED).items():
             if config.get(key, needed) != needed:
                 raise CheckpointError(
                     f"{self.folder / 'unet' / 'config.json'}: {key} is {config[key]!r}, "

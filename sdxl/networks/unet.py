@@ -35,7 +35,8 @@ REFINER: Mapping[str, Any] = {
     "down_block_types": [*SUPPORTED["down_block_types"], "DownBlock2D"],
     "up_block_types": ["UpBlock2D", *SUPPORTED["up_block_types"]],
 }
-"""The same of a refiner: its lowest level has no attention."""
+"""The same of a refiner with four levels: its lowest has no attention. One with three is
+as the model."""
 
 
 class PromptUNet(nn.Module):

@@ -17,13 +17,17 @@ from typing import Any
 import numpy as np
 import PIL.Image
 import torch
-from diffusers import AutoencoderKL, StableDiffusionXLPipeline
+from diffusers import (
+    AutoencoderKL,
+    StableDiffusionXLImg2ImgPipeline,
+    StableDiffusionXLPipeline,
+)
 
 import sdxl.mini
 from sdxl.mini.clip import Scorer, pixels_of
 from sdxl.mini.scenes import SIDE, Image, Scene, caption, draw, sample_scene
-from sdxl.params import GenerationParams
-from training.mini.judge import faults, shape_overlaps, specks
+from sdxl.params import REFINER_SWITCH_AT, GenerationParams
+from training.mini.judge import faults, shape_overlaps, specks, straighten
 from training.mini.lora import add_lora
 from training.mini.neighbours import distractors
 
@@ -60,6 +64,15 @@ def load_painter(weights: Path = WEIGHTS, lora: str | None = None) -> Any:
     return pipe
 
 
+def load_refiner(folder: Path, pipe: Any) -> Any:
+    """Load a refiner in plain diffusers, for the latents of `pipe`."""
+    refiner = StableDiffusionXLImg2ImgPipeline.from_pretrained(
+        folder, vae=pipe.vae, torch_dtype=torch.float32, add_watermarker=False
+    )
+    refiner.set_progress_bar_config(disable=True)
+    return refiner
+
+
 def paint(
     scenes: list[Scene], weights: Path = WEIGHTS, guidance: float = GUIDANCE, steps: int = STEPS
 ) -> list[Image]:
@@ -73,23 +86,27 @@ def paint_with(
     steps: int = STEPS,
     is_trailing: bool = False,
     first_seed: int = 0,
+    refiner: Any = None,
 ) -> list[Image]:
-    """Paint one picture a scene, each from its own seeded noise."""
+    """Paint one picture a scene, each from its own seeded noise. The refiner takes the last
+    steps."""
     spacing = "trailing" if is_trailing else "leading"
     pipe.scheduler = type(pipe.scheduler).from_config(
         pipe.scheduler.config, timestep_spacing=spacing
     )
+    asked: dict[str, Any] = {"num_inference_steps": steps, "guidance_scale": guidance}
+    begun: dict[str, Any] = {"output_type": "np"}
+    if refiner is not None:
+        refiner.scheduler = pipe.scheduler
+        begun = {"output_type": "latent", "denoising_end": REFINER_SWITCH_AT}
     images: list[Image] = []
     for start in range(0, len(scenes), _BATCH):
         texts = [caption(scene) for scene in scenes[start : start + _BATCH]]
         seeds = [torch.Generator().manual_seed(first_seed + start + i) for i in range(len(texts))]
-        found = pipe(
-            texts,
-            generator=seeds,
-            num_inference_steps=steps,
-            guidance_scale=guidance,
-            output_type="np",
-        ).images
+        found = pipe(texts, generator=seeds, **asked, **begun).images
+        if refiner is not None:
+            part = {"image": found, "denoising_start": REFINER_SWITCH_AT}
+            found = refiner(texts, output_type="np", **asked, **part).images
         images += list((found * 255 + 0.5).astype(np.uint8))
     return images
 
@@ -110,6 +127,17 @@ def psnr(originals: list[Image], images: list[Image]) -> float:
     """Return the mean over the pictures, in dB."""
     errors = (np.stack(originals) / 255.0 - np.stack(images) / 255.0) ** 2
     return float(np.mean(-10 * np.log10(errors.mean((1, 2, 3)))))
+
+
+def psnr_of_straightened(scenes: list[Scene], images: list[Image]) -> float:
+    """Return the mean over the pictures without a fault, each beside the one with ideal shapes in
+    the same places, in dB."""
+    pairs = [
+        (straight.picture, image)
+        for scene, image in zip(scenes, images, strict=True)
+        if (straight := straighten(image, scene)) is not None
+    ]
+    return psnr([ideal for ideal, _ in pairs], [image for _, image in pairs])
 
 
 def judge_all(scenes: list[Scene], images: list[Image], scorer: Scorer) -> list[PictureVerdict]:
@@ -155,6 +183,7 @@ def main() -> None:
     parser.add_argument("--guidance", type=float, default=GUIDANCE)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--lora", help="of the package, by name")
+    parser.add_argument("--refiner", type=Path, help="folder of the refiner that ends pictures")
     parser.add_argument("--trailing", action="store_true", help="steps begin at the very last one")
     parser.add_argument("--seed", type=int, default=0, help="of the first picture")
     parser.add_argument("--sheet", type=Path, help="write a contact sheet (PNG) here")
@@ -167,9 +196,12 @@ def main() -> None:
     report("VAE", judge_all(scenes, returned, scorer))
     print(f"VAE       {psnr(drawn, returned):.2f} dB")
     pipe = load_painter(args.weights, args.lora)
-    images = paint_with(pipe, scenes, args.guidance, args.steps, args.trailing, args.seed)
+    refiner = load_refiner(args.refiner, pipe) if args.refiner else None
+    asked = args.guidance, args.steps, args.trailing, args.seed
+    images = paint_with(pipe, scenes, *asked, refiner)
     verdicts = judge_all(scenes, images, scorer)
     report("generated", verdicts)
+    print(f"generated {psnr_of_straightened(scenes, images):.2f} dB to the same with ideal shapes")
     if args.faults:
         for i, v in enumerate(verdicts):
             if v.fault or not v.is_first:

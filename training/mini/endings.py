@@ -20,7 +20,6 @@ from training.fitting import fit, in_half
 from training.mini.autoencoder import LEAST_CONTRAST, as_tensor, ink_of, load_vae
 from training.mini.own_courses import (
     Doubles,
-    OwnCourses,
     OwnLesson,
     endings_checkpoint,
     load_newest,
@@ -43,7 +42,7 @@ def train_endings(plan: TrainingPlan, work: Path, device: str) -> None:
     torch.manual_seed(0)
     lesson = Lesson(load_newest(plan, work).to(device), plan, work, device)
     own = OwnLesson(lesson, courses, load_vae(work))
-    odds, batch = _odds_of(courses), plan.endings_batch
+    odds, batch = odds_of_rows(courses.overlap, courses.picture), plan.endings_batch
     last = torch.full((batch,), courses.length - 1)
     sigma = own.painting.sigma(step_of(last).to(device)).cpu()
 
@@ -60,8 +59,9 @@ def train_endings(plan: TrainingPlan, work: Path, device: str) -> None:
     fit(lesson.painter, loss_of, plan.endings, endings_checkpoint(work))
 
 
-def _odds_of(courses: OwnCourses) -> Doubles:
-    odds = odds_of(courses.overlap) * np.where(_is_small(courses.picture), OFTEN, 1.0)
+def odds_of_rows(overlap: Tensor, pictures: Tensor) -> Doubles:
+    """Return how often a course is met, by how well its worst shape fits and its wanted picture."""
+    odds = odds_of(overlap) * np.where(_is_small(pictures), OFTEN, 1.0)
     return np.asarray(odds / odds.sum())
 
 

@@ -90,8 +90,8 @@ def export(trained: Trained, out: Path) -> None:
         is_half = name in ("vae", "unet")
         network.to(torch.float16 if is_half else torch.float32).save_pretrained(fresh / name)
         network.float()
-    _name_as_sdxl(fresh / "text_encoder")
-    _name_as_sdxl(fresh / "text_encoder_2")
+    name_as_sdxl(fresh / "text_encoder")
+    name_as_sdxl(fresh / "text_encoder_2")
     trained.scorer.save(fresh / "clip")
     write_tokenizer(fresh / "tokenizer", EOS)
     write_tokenizer(fresh / "tokenizer_2", "!")
@@ -102,10 +102,10 @@ def export(trained: Trained, out: Path) -> None:
     _write_json(fresh / "preview.json", trained.preview)
     for weights in fresh.rglob("*.safetensors"):
         grant_usual(weights)
-    _swap(fresh, out)
+    swap(fresh, out)
 
 
-def _name_as_sdxl(folder: Path) -> None:
+def name_as_sdxl(folder: Path) -> None:
     """transformers 5 drops the prefix that SDXL's own text encoders and older versions have."""
     path = folder / "model.safetensors"
     tensors = {
@@ -115,7 +115,7 @@ def _name_as_sdxl(folder: Path) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-def _swap(fresh: Path, out: Path) -> None:
+def swap(fresh: Path, out: Path) -> None:
     old = out.with_name(out.name + ".old")
     shutil.rmtree(old, ignore_errors=True)
     if out.exists():

@@ -27,7 +27,7 @@ from training.mini.autoencoder import as_tensor, ink_of, load_vae, miss_of_shape
 from training.mini.judge import straighten
 from training.mini.latents import encode_pictures, sample_pictures
 from training.mini.neighbours import is_hard
-from training.mini.painting import INTERVAL, Painting, paint, to_images
+from training.mini.painting import INTERVAL, Painting, paint, read, to_images
 from training.mini.plan import TrainingPlan
 from training.mini.unet_training import Lesson, UNetWithText, any_guidance
 
@@ -127,7 +127,8 @@ class OwnLesson:
     """The error after a whole and a shallow step from anywhere on a course."""
 
     def __init__(self, lesson: Lesson, courses: OwnCourses, vae: AutoencoderKL) -> None:
-        self.painting = Painting(lesson.painter, lesson.device)
+        self._painter = lesson.painter
+        self.painting = Painting(lesson.painter.unet, lesson.device)
         self._courses, self._device, self._scale = courses, lesson.device, lesson.scale
         self._vae = vae.to(lesson.device).requires_grad_(False)
         self._counts = _counts_of(courses.wanted.float()).to(lesson.device)
@@ -140,9 +141,8 @@ class OwnLesson:
         courses, painting, device = self._courses, self.painting, self._device
         latents = latents.float().to(device)
         step, guidance = step_of(at).to(device), courses.guidance[rows].to(device)
-        conditions = painting.read(
-            courses.tokens[rows].to(device), courses.tokens_2[rows].to(device)
-        )
+        tokens = courses.tokens[rows].to(device), courses.tokens_2[rows].to(device)
+        conditions = read(painting, self._painter, *tokens)
         noise, cache = painting.deep(latents, step, conditions, guidance)
         between = painting.stepped(latents, step, noise)
         shallow = painting.shallow(between, step + 1, conditions[0], cache, guidance)

@@ -4,6 +4,7 @@ inner tensors of the step before."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from diffusers import AutoencoderKL
@@ -19,26 +20,45 @@ INTERVAL = 2
 
 
 class Painting:
-    """The steps of a painter. Rows may be at different steps, as in the service."""
+    """The steps of a UNet. Rows may be at different steps, as in the service."""
 
-    def __init__(self, painter: UNetWithText, device: torch.device | str) -> None:
+    def __init__(self, unet: Any, device: torch.device | str) -> None:
         scheduler = topology.new_scheduler()
         scheduler.set_timesteps(STEPS)
         self.sigmas: Tensor = scheduler.sigmas.float().to(device)
         self._timesteps: Tensor = scheduler.timesteps.float().to(device)
-        self._painter, unet = painter, painter.unet
         self._prompt, self._deep, self._shallow = (
             PromptUNet(unet),
             DeepUNet(unet),
             ShallowUNet(unet),
         )
 
-    def read(self, tokens: Tensor, tokens_2: Tensor) -> tuple[Tensor, ...]:
-        """Return the UNet's conditions of these captions, each followed by an empty one."""
-        read = self._painter.read(tokens, tokens_2)
-        context, pooled = (torch.cat([each, torch.zeros_like(each)]) for each in read)
-        conditions: tuple[Tensor, ...] = self._prompt(context, pooled, time_ids(context))
+    def read(self, context: Tensor, pooled: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
+        """Return the UNet's conditions of encoded captions, followed by as many empty ones. `ids`
+        are the size conditions of both."""
+        both = (torch.cat([each, torch.zeros_like(each)]) for each in (context, pooled))
+        conditions: tuple[Tensor, ...] = self._prompt(*both, ids)
         return conditions
+
+    def finish(
+        self,
+        latents: Tensor,
+        first: int,
+        conditions: Sequence[Tensor],
+        guidance: Tensor,
+        interval: int = INTERVAL,
+    ) -> Iterator[Tensor]:
+        """Yield the latents before each step from `first` on, and the finished ones."""
+        cache: Sequence[Tensor] = ()
+        for at in range(first, STEPS):
+            yield latents
+            step = torch.full((len(latents),), at, device=latents.device)
+            if (at - first) % interval == 0:
+                noise, cache = self.deep(latents, step, conditions, guidance)
+            else:
+                noise = self.shallow(latents, step, conditions[0], cache, guidance)
+            latents = self.stepped(latents, step, noise)
+        yield latents
 
     def deep(
         self, latents: Tensor, step: Tensor, conditions: Sequence[Tensor], guidance: Tensor
@@ -81,6 +101,14 @@ def _guided(noise: Tensor, guidance: Tensor) -> Tensor:
     return guide(captioned, captionless, guidance)
 
 
+def read(
+    painting: Painting, painter: UNetWithText, tokens: Tensor, tokens_2: Tensor
+) -> tuple[Tensor, ...]:
+    """Return the conditions of these captions, followed by empty ones."""
+    context, pooled = painter.read(tokens, tokens_2)
+    return painting.read(context, pooled, time_ids(context.repeat(2, 1, 1)))
+
+
 @torch.no_grad()
 def paint(
     painter: UNetWithText,
@@ -92,20 +120,10 @@ def paint(
 ) -> Iterator[Tensor]:
     """Yield the latents before each step from `first` on, in the UNet's scale, and the finished
     ones. `begun` is a picture, or zero, to which the noise of that step is added."""
-    painting, device = Painting(painter, begun.device), begun.device
+    painting, device = Painting(painter.unet, begun.device), begun.device
     latents = begun + painting.sigmas[first] * torch.randn_like(begun)
-    guidance = guidance.to(device)
-    conditions = painting.read(tokens.to(device), tokens_2.to(device))
-    cache: Sequence[Tensor] = ()
-    for at in range(first, STEPS):
-        yield latents
-        step = torch.full((len(latents),), at, device=device)
-        if (at - first) % INTERVAL == 0:
-            noise, cache = painting.deep(latents, step, conditions, guidance)
-        else:
-            noise = painting.shallow(latents, step, conditions[0], cache, guidance)
-        latents = painting.stepped(latents, step, noise)
-    yield latents
+    conditions = read(painting, painter, tokens.to(device), tokens_2.to(device))
+    yield from painting.finish(latents, first, conditions, guidance.to(device))
 
 
 def to_images(vae: AutoencoderKL, latents: Tensor) -> list[Image]:

@@ -29,6 +29,8 @@ _CONTROL = Schedule(steps=2300, peak_rate=1e-3, seed=18, average=0.995)
 _CONTROL_BENT = Schedule(steps=3900, peak_rate=1e-3, seed=19, average=0.995)
 _CONTROL_LAST = Schedule(steps=600, peak_rate=4e-4, seed=120, average=0.99)
 _CONTROL_DEPTH = Schedule(steps=600, peak_rate=1e-3, seed=20, average=0.995)
+_REFINER_TEXT = Schedule(steps=2000, peak_rate=2e-3, seed=133, average=0.99)
+_REFINER = Schedule(steps=1000, peak_rate=2e-4, seed=131, average=0.99)
 
 
 @dataclass(frozen=True)
@@ -97,3 +99,9 @@ class TrainingPlan:
     control_depth: Schedule = _CONTROL_DEPTH
     control_pictures: int = 6000
     control_batch: int = 8  # each with and without its caption
+    refiner_text: Schedule = _REFINER_TEXT
+    refiner_text_batch: int = 32
+    refiner_captions: int = 4000
+    refiner: Schedule = _REFINER
+    refiner_courses: int = 1400  # that the model paints
+    refiner_batch: int = 6  # each with and without its caption, and decoded

@@ -1,0 +1,95 @@
+"""How the embedded model's refiner is trained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from sdxl.checkpoint import find, find_refiner
+from sdxl.conditioning import AESTHETIC_SCORES
+from sdxl.mini.scenes import draw
+from sdxl.params import GenerationParams
+from sdxl.refiner import refined_from
+from training.fitting import Schedule
+from training.mini import refiner, topology
+from training.mini.check import WEIGHTS, load_painter
+from training.mini.judge import Straightened
+from training.mini.plan import TrainingPlan
+
+WIDTH = topology.TEXT_WIDTH
+
+
+def test_an_untrained_refiner_predicts_what_the_model_does() -> None:
+    """Where its text says all that the model's says."""
+    torch.manual_seed(0)
+    unet, translated = load_painter(WEIGHTS).unet, torch.randn(2 * WIDTH, WIDTH) / 8
+    said, pooled = torch.randn(2, 9, WIDTH), torch.randn(2, WIDTH)
+    context = said @ translated.T
+    sample, step = torch.randn(2, 4, 16, 16), torch.tensor([151.0, 1.0])
+    ids = torch.tensor([topology.TIME_IDS] * 2, dtype=torch.float32)
+    scored = torch.cat([ids[:, :4], torch.tensor(AESTHETIC_SCORES)[:, None]], dim=1)
+    with torch.no_grad():
+        wanted, found = (
+            network(
+                sample, step, text, added_cond_kwargs={"text_embeds": pooled, "time_ids": own}
+            ).sample
+            for network, text, own in (
+                (unet, context, ids),
+                (refiner.new_refiner(unet, translated), said, scored),
+            )
+        )
+    distance = float((found - wanted).abs().max())
+    assert distance < 1e-3, f"differs by {distance:.2e}, allowed 1e-3"
+
+
+def test_the_refiner_is_trained_from_the_weights_in_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refiner, "_ROWS", 2)
+    # Whether a seed's pictures show their captions does not matter here.
+    monkeypatch.setattr(
+        refiner, "straighten", lambda image, scene: Straightened(draw(scene, 0), 0.9)
+    )
+    step = Schedule(steps=2, peak_rate=1e-3, seed=1)
+    plan = replace(
+        TrainingPlan(),
+        refiner=step,
+        refiner_courses=3,
+        refiner_batch=2,
+        refiner_text=step,
+        refiner_text_batch=2,
+        refiner_captions=3,
+    )
+    out = tmp_path / "out"
+    refiner.train_refiner(plan, WEIGHTS, out, tmp_path, "cpu")
+    handovers = torch.load(tmp_path / "handovers-3.pt")
+    assert all(len(each) == 3 for each in handovers.values())
+    found = find_refiner(str(out))
+    assert found.arch.is_refiner
+    pipe = load_painter(WEIGHTS)
+    begun = refiner.new_refiner(pipe.unet, refiner.RefinerText(pipe.text_encoder_2).translated)
+    for part, before in (("unet", begun), ("text_encoder_2", pipe.text_encoder_2)):
+        old, new = before.state_dict(), found.network(part).state_dict()
+        same = [name for name in old if torch.equal(old[name].half(), new[name].half())]
+        assert len(same) < len(old) / 5, f"{same} learnt nothing"
+
+
+def test_the_length_of_a_context_s_error_is_that_of_its_keys_and_values() -> None:
+    unet, context = load_painter(WEIGHTS).unet, torch.randn(40, 7, 2 * WIDTH)
+    heard = refiner.heard_of(unet, context)
+    error = torch.randn(5, 2 * WIDTH)
+    shares = [
+        (error @ layer.T).square().sum(-1) / (context @ layer.T).square().sum(-1).mean()
+        for name, layer in unet.state_dict().items()
+        if name.endswith(("attn2.to_k.weight", "attn2.to_v.weight"))
+    ]
+    found, expected = (error @ heard.T).square().sum(-1), torch.stack(shares).mean(0)
+    assert torch.allclose(found, expected, rtol=1e-3)
+
+
+def test_its_first_step_is_that_of_the_usual_switch() -> None:
+    asked = GenerationParams("a ring", steps=20, refiner="mini")
+    assert refined_from(asked, find("mini").scheduler) == refiner.FIRST

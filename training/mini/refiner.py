@@ -1,0 +1,270 @@
+"""Trains the refiner, a second UNet for the last steps: `python -m training.mini.refiner`.
+
+It begins as a copy of the model's UNet that reads one text encoder alone, which is trained first to
+say what the model's two say. Pictures are
+painted as they are served, and their latents are kept where the refiner takes over. Its steps from
+there shall lead to the same picture with straightened things; the loss is that of the decoded
+picture, through all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import shutil
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sdxl.conditioning import AESTHETIC_SCORES
+from sdxl.files import grant_usual
+from sdxl.mini.scenes import Scene, caption, sample_scene
+from sdxl.mini.vocabulary import MAX_LENGTH
+from sdxl.networks.attention import cross_attentions
+from sdxl.single_file.configs import REFINER_INDEX
+from sdxl.specs import REFINER_TIME_IDS
+from training.fitting import fit, in_half
+from training.mini import topology
+from training.mini.autoencoder import as_tensor, miss, miss_of_shapes
+from training.mini.check import WEIGHTS, load_painter
+from training.mini.conditioning import EncodedCaptions, encode_captions
+from training.mini.endings import odds_of_rows, with_noise_anew
+from training.mini.export import name_as_sdxl, swap
+from training.mini.judge import straighten
+from training.mini.neighbours import is_hard
+from training.mini.painting import INTERVAL, Painting, to_images
+from training.mini.plan import TrainingPlan
+from training.mini.unet_training import any_guidance
+
+FIRST = 16  # of the sampler's steps: the last fifth of the noise schedule
+EASY = 0.5  # of the pictures without a star or a cross
+EXACT_EVERY = 3  # steps of training: the refiner's steps are all deep
+_ROWS, _CAPTIONS = 24, 100
+
+
+@dataclass(frozen=True)
+class Handovers:
+    """Scaled latents where the refiner takes over, with the wanted pictures (uint8 NHWC), their
+    scaled latents, guidance, the captions' tokens, and how well the worst shape fits its ideal."""
+
+    latents: Tensor
+    picture: Tensor
+    wanted: Tensor
+    guidance: Tensor
+    tokens: Tensor
+    overlap: Tensor
+
+
+def train_refiner(plan: TrainingPlan, weights: Path, out: Path, work: Path, device: str) -> None:
+    """Train from the UNet's weights."""
+    torch.manual_seed(0)
+    pipe = load_painter(weights).to(device)
+    found = paint_handovers(pipe, plan.refiner_courses, work)
+    text = train_text(pipe, plan, work)
+    with torch.no_grad():
+        read = [text(some.to(device)) for some in found.tokens.split(_CAPTIONS)]
+    context, pooled = (torch.cat(each) for each in zip(*read, strict=True))
+    refiner = new_refiner(pipe.unet, text.translated).to(device)
+    painting, vae = Painting(refiner, device), pipe.vae.requires_grad_(False)
+    scale, sigma = float(vae.config.scaling_factor), painting.sigmas[FIRST].cpu()
+    odds, batch = odds_of_rows(found.overlap, found.picture), plan.refiner_batch
+
+    def loss_of(rng: np.random.Generator, step: int) -> Tensor:
+        rows = torch.from_numpy(rng.choice(len(odds), batch, p=odds))
+        met = with_noise_anew(found.latents[rows].float(), found.wanted[rows].float(), sigma)
+        interval = 1 if step % EXACT_EVERY == 0 else INTERVAL
+        with in_half(device):
+            conditions = painting.read(context[rows], pooled[rows], time_ids(batch).to(device))
+            guidance = found.guidance[rows].to(device)
+            *_, last = painting.finish(met.to(device), FIRST, conditions, guidance, interval)
+            seen = vae.decode(last / scale).sample.float()
+        pictures = as_tensor(found.picture[rows].numpy()).to(device)
+        return miss_of_shapes(seen, pictures) + miss(seen, pictures)
+
+    fit(refiner, loss_of, plan.refiner, work / "refiner.pt")
+    write_refiner(refiner, text.encoder, weights, out)
+
+
+def time_ids(count: int) -> Tensor:
+    """Return a refiner's size conditions of rows and of their negative ones."""
+    scores = torch.tensor(AESTHETIC_SCORES).repeat_interleave(count)
+    sizes = torch.tensor([topology.TIME_IDS[:4]] * len(scores))
+    return torch.cat([sizes, scores[:, None]], dim=1)
+
+
+class RefinerText(nn.Module):
+    """The refiner's text encoder, which begins as the model's second one, and how the model's
+    context is read from its outputs: [context width, width]."""
+
+    def __init__(self, encoder: Any) -> None:
+        super().__init__()
+        self.encoder = copy.deepcopy(encoder)
+        width = topology.TEXT_WIDTH
+        self.translated = nn.Parameter(torch.cat([torch.zeros(width, width), torch.eye(width)]))
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return context and pooled."""
+        found = self.encoder(tokens, output_hidden_states=True)
+        return found.hidden_states[-2], found.text_embeds
+
+
+def train_text(pipe: Any, plan: TrainingPlan, work: Path) -> RefinerText:
+    """Train the encoder to say what both of the model's say, as far as keys and values hear it."""
+    rng = np.random.default_rng(132)
+    texts = [caption(sample_scene(rng), rng) for _ in range(plan.refiner_captions)]
+    parts = [
+        encode_captions(pipe, texts[i : i + _CAPTIONS]) for i in range(0, len(texts), _CAPTIONS)
+    ]
+    context = torch.cat([part.context for part in parts])
+    pooled = torch.cat([part.pooled for part in parts]).float()
+    tokens, device = tokens_of(pipe, texts), pipe.device
+    heard = heard_of(pipe.unet, context.float()).to(device)
+    learner = RefinerText(pipe.text_encoder_2).to(device)
+
+    def loss_of(rng: np.random.Generator, step: int) -> Tensor:
+        rows = torch.from_numpy(rng.integers(0, len(texts), plan.refiner_text_batch))
+        said, summed = learner(tokens[rows].to(device))
+        error = context[rows].float().to(device) - said @ learner.translated.T
+        missed = (summed - pooled[rows].to(device)).square().mean() / pooled.var()
+        return (error @ heard.T).square().sum(-1).mean() + missed
+
+    fit(learner, loss_of, plan.refiner_text, work / "refiner-text.pt")
+    return learner.requires_grad_(False)
+
+
+@torch.no_grad()
+def heard_of(unet: Any, context: Tensor) -> Tensor:
+    """Return a matrix by which a context's error has the length of the mean error of all keys and
+    values, each as a share of its own length."""
+    layers = [layer.weight for each in cross_attentions(unet) for layer in (each.to_k, each.to_v)]
+    rows = context.flatten(0, 1)
+    usual = rows.T @ rows / len(rows)
+    products = [layer.T @ layer / torch.trace(layer @ usual @ layer.T) for layer in layers]
+    values, vectors = torch.linalg.eigh(torch.stack(products).mean(0))
+    return values.clamp(min=0).sqrt()[:, None] * vectors.T
+
+
+def tokens_of(pipe: Any, texts: list[str]) -> Tensor:
+    found: Tensor = pipe.tokenizer_2(
+        texts, padding="max_length", max_length=MAX_LENGTH, truncation=True, return_tensors="pt"
+    ).input_ids
+    return found
+
+
+def new_refiner(unet: Any, translated: Tensor) -> Any:
+    """Copy the UNet. Keys and values are made of the refiner's text, `translated`; the target size
+    becomes a constant, and the aesthetic score counts for nothing."""
+    width, ids = topology.TEXT_WIDTH, unet.config.addition_time_embed_dim
+    config = dict(unet.config)
+    config["cross_attention_dim"] = width
+    config["projection_class_embeddings_input_dim"] = width + REFINER_TIME_IDS * ids
+    refiner, weights = type(unet).from_config(config), unet.state_dict()
+    for name in weights:
+        if name.endswith(("attn2.to_k.weight", "attn2.to_v.weight")):
+            weights[name] = weights[name] @ translated
+    layer, kept = "add_embedding.linear_1", width + 4 * ids
+    all_columns = weights[f"{layer}.weight"]
+    target = unet.add_time_proj(torch.tensor(topology.TIME_IDS[4:]).to(all_columns)).flatten()
+    weights[f"{layer}.bias"] = weights[f"{layer}.bias"] + all_columns[:, kept:] @ target
+    of_score = torch.zeros_like(all_columns[:, :ids])
+    weights[f"{layer}.weight"] = torch.cat([all_columns[:, :kept], of_score], dim=1)
+    refiner.load_state_dict(weights)
+    return refiner
+
+
+@torch.no_grad()
+def paint_handovers(pipe: Any, count: int, work: Path) -> Handovers:
+    """Pictures that do not show their captions are left out."""
+    path = work / f"handovers-{count}.pt"
+    if path.exists():
+        return Handovers(**torch.load(path))
+    torch.manual_seed(130)
+    rng, kept = np.random.default_rng(130), list[Handovers]()
+    while sum(len(part.latents) for part in kept) < count:
+        part = _paint(pipe, rng)
+        if part is not None:
+            kept.append(part)
+            print(f"painted {len(kept) * _ROWS} of {count} courses", flush=True)
+    names = [each.name for each in fields(Handovers)]
+    found = Handovers(*(torch.cat([vars(part)[name] for part in kept])[:count] for name in names))
+    torch.save(vars(found), path)
+    return found
+
+
+def _paint(pipe: Any, rng: np.random.Generator) -> Handovers | None:
+    scenes: list[Scene] = []
+    while len(scenes) < _ROWS:
+        scene = sample_scene(rng)
+        if is_hard(scene) or rng.random() < EASY:
+            scenes.append(scene)
+    texts = [caption(scene, rng) for scene in scenes]
+    captions = encode_captions(pipe, texts)
+    painting, scale = Painting(pipe.unet, pipe.device), float(pipe.vae.config.scaling_factor)
+    shape = _ROWS, topology.LATENT_CHANNELS, *[topology.LATENT_SIDE] * 2
+    latents = painting.sigmas[0] * torch.randn(shape, device=pipe.device)
+    guidance, conditions = any_guidance(_ROWS), _of_base(painting, captions, pipe.device)
+    course = [*painting.finish(latents, 0, conditions, guidance.to(pipe.device))]
+    found = [
+        (row, straight)
+        for row, image in enumerate(to_images(pipe.vae, course[-1] / scale))
+        if (straight := straighten(image, scenes[row])) is not None
+    ]
+    if not found:
+        return None
+    rows = torch.tensor([row for row, _ in found])
+    pictures = np.stack([straight.picture for _, straight in found])
+    images = as_tensor(pictures).to(pipe.device)
+    return Handovers(
+        latents=course[FIRST][rows].half().cpu(),
+        picture=torch.from_numpy(pictures),
+        wanted=(pipe.vae.encode(images).latent_dist.mean * scale).half().cpu(),
+        guidance=guidance[rows],
+        tokens=tokens_of(pipe, texts)[rows],
+        overlap=torch.tensor([straight.overlap for _, straight in found]),
+    )
+
+
+def _of_base(painting: Painting, captions: EncodedCaptions, device: Any) -> tuple[Tensor, ...]:
+    context, pooled = (each.float().to(device) for each in (captions.context, captions.pooled))
+    ids = torch.tensor([topology.TIME_IDS] * 2 * len(captions.context), dtype=torch.float32)
+    return painting.read(context, pooled, ids.to(device))
+
+
+def write_refiner(unet: Any, encoder: Any, weights: Path, out: Path) -> None:
+    """Write diffusers' layout in half precision. The VAE, which is the model's, is its
+    configuration alone."""
+    fresh = out.with_name(out.name + ".new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    for name in ("scheduler", "tokenizer_2"):
+        shutil.copytree(weights / name, fresh / name)
+    (fresh / "vae").mkdir()
+    shutil.copyfile(weights / "vae" / "config.json", fresh / "vae" / "config.json")
+    unet.half().save_pretrained(fresh / "unet")
+    encoder.save_pretrained(fresh / "text_encoder_2")
+    name_as_sdxl(fresh / "text_encoder_2")
+    for path in fresh.rglob("*.safetensors"):
+        grant_usual(path)
+    index = json.loads((weights / "model_index.json").read_text(encoding="utf-8")) | REFINER_INDEX
+    (fresh / "model_index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    swap(fresh, out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m training.mini.refiner")
+    parser.add_argument("--weights", type=Path, default=WEIGHTS, help="the model's folder")
+    parser.add_argument("--out", type=Path, required=True, help="the folder to write")
+    parser.add_argument("--work", type=Path, help="checkpoints (default: OUT.work)")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    args = parser.parse_args()
+    work = args.work or args.out.with_name(args.out.name + ".work")
+    work.mkdir(parents=True, exist_ok=True)
+    train_refiner(TrainingPlan(), args.weights, args.out, work, args.device)
+
+
+if __name__ == "__main__":
+    main()
