@@ -6,7 +6,6 @@ import ast
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Container, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -206,33 +205,22 @@ def test_a_module_imports_nothing_that_its_docstring_excludes() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def fastest(command: list[str], runs: int = 7) -> float:
-    """Return the least of several times: a busy machine only makes it longer."""
-    times = []
-    for _ in range(runs):
-        start = time.perf_counter()
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
-        times.append(time.perf_counter() - start)
-    return min(times)
+LIGHT = (
+    "import sdxl",
+    "import sdxl.params",
+    "import sdxl.specs",
+    "import engines",
+    "from sdxl.cli import main; main(['--help'])",
+)
 
 
-def test_importing_sdxl_is_quick() -> None:
-    took = fastest([sys.executable, "-c", "import sdxl"]) - fastest([sys.executable, "-c", ""])
-    assert took < 0.5, f"import sdxl took {took:.3f} s, allowed 0.5 s: 10 times what it needs"
-
-
-def test_help_is_quick() -> None:
-    took = fastest([sys.executable, "-m", "sdxl.cli", "--help"])
-    assert took < 0.5, f"sdxl --help took {took:.3f} s, allowed 0.5 s"
-
-
-@pytest.mark.parametrize("module", ["sdxl", "sdxl.params", "sdxl.specs", "sdxl.cli", "engines"])
-def test_light_modules_load_nothing_heavy(module: str) -> None:
+@pytest.mark.parametrize("code", LIGHT)
+def test_what_is_light_loads_nothing_heavy(code: str) -> None:
     heavy = ["torch", "numpy", "PIL", "diffusers", "transformers", "onnxruntime", "ray"]
-    code = f"import sys, {module}; print(*[name for name in {heavy} if name in sys.modules])"
+    code += f"\nimport sys; print('loaded', *[name for name in {heavy} if name in sys.modules])"
     command = [sys.executable, "-c", code]
-    loaded = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
-    assert not loaded.split()
+    printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
+    assert printed.splitlines()[-1] == "loaded"
 
 
 def test_every_parameter_is_a_flag_a_field_a_column_a_key_and_a_control() -> None:
