@@ -71,6 +71,7 @@ def test_the_router_beats_round_robin() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_clusters_on_several_cores_are_the_whole_fleet() -> None:
     own = bench()
     whole = own.flow(750).run(own.long_enough_s(750))
