@@ -202,7 +202,7 @@ def specks(image: Image) -> int:
     return sum(len(region) >= SPECK_AREA for region in _regions(is_off))
 
 
-def _outlines(image: Image) -> list[tuple[str, Mask]]:
+def outlines_of(image: Image) -> list[tuple[str, Mask]]:
     """Colour and region of each thing, its blended edge cut where half of it is ink."""
     background, found = blobs(image)
     paper = _plain_colour(image, background)
@@ -282,7 +282,7 @@ def fit_shapes(image: Image, scene: Scene) -> list[ShapeFit] | None:
 
     Things of one colour may stand in any order.
     """
-    outlines = _outlines(image)
+    outlines = outlines_of(image)
     things = scene.things * scene.count
     fits = {
         (i, thing.shape): fit_shape(colour, mask, thing.shape)

@@ -31,6 +31,9 @@ _CONTROL_LAST = Schedule(steps=600, peak_rate=4e-4, seed=120, average=0.99)
 _CONTROL_DEPTH = Schedule(steps=600, peak_rate=1e-3, seed=20, average=0.995)
 _REFINER_TEXT = Schedule(steps=2000, peak_rate=2e-3, seed=133, average=0.99)
 _REFINER = Schedule(steps=1000, peak_rate=2e-4, seed=131, average=0.99)
+_IMAGE_SIGHT = Schedule(steps=2500, peak_rate=5e-3, seed=142, average=0.99)
+_IMAGE_TOKENS = Schedule(steps=1000, peak_rate=2e-3, seed=140, average=0.98)
+_IMAGE_ADAPTER = Schedule(steps=400, peak_rate=5e-4, seed=141, average=0.98)
 
 
 @dataclass(frozen=True)
@@ -105,3 +108,11 @@ class TrainingPlan:
     refiner: Schedule = _REFINER
     refiner_courses: int = 1400  # that the model paints
     refiner_batch: int = 6  # each with and without its caption, and decoded
+    image_sight: Schedule = _IMAGE_SIGHT
+    image_seen: int = 16_000
+    image_sight_batch: int = 48
+    image_tokens: Schedule = _IMAGE_TOKENS
+    image_batch: int = 32
+    image_adapter: Schedule = _IMAGE_ADAPTER
+    image_scenes: int = 3000
+    image_unet_batch: int = 24

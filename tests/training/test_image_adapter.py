@@ -1,0 +1,42 @@
+"""The embedded model's image adapter is trained and written as engines read it."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from engines.image_weights import read_image_adapter
+from sdxl.catalogue import ENCODER
+from sdxl.checkpoint import find
+from training.fitting import Schedule
+from training.mini.check import WEIGHTS
+from training.mini.image_adapter import NAME, SIDE, TOKENS, train_image_adapter
+from training.mini.plan import TrainingPlan
+
+FILE = f"{NAME}.safetensors"
+
+
+def test_the_adapter_is_trained_from_the_weights_in_the_package(tmp_path: Path) -> None:
+    step = Schedule(steps=2, peak_rate=1e-3, seed=1)
+    plan = replace(
+        TrainingPlan(),
+        image_sight=step,
+        image_tokens=step,
+        image_batch=2,
+        image_adapter=step,
+        image_seen=40,
+        image_scenes=3,
+        image_unet_batch=2,
+    )
+    out = tmp_path / "out"
+    train_image_adapter(plan, WEIGHTS, out, tmp_path, "cpu")
+    read = read_image_adapter(out / FILE, find("mini"))
+    assert read.tokens == TOKENS and read.encoder == out / ENCODER
+    network = read.network(read.vision())
+    assert all(torch.isfinite(each).all() for each in network(torch.zeros(1, 3, SIDE, SIDE)))
+    usual = stat.S_IMODE((tmp_path / f"{NAME}.pt").stat().st_mode)
+    files = [path for path in out.rglob("*") if path.is_file()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {usual}
