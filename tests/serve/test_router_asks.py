@@ -97,7 +97,12 @@ async def test_of_many_replicas_a_few_are_asked_and_those_that_have_orders(
     assert router.running["7"].count > 0
     assert ASKED // 2 < sum(replica.count > 0 for replica in each) <= 4 * ASKED
     assert router._liveness.count == len(each)
-    answered = [each[place] for place in router._table.answered]
+    for _ in range(50):
+        answered = [each[place] for place in router._table.answered]
+        if len(answered) < len(each):
+            break
+        # On a stalled machine answers are too old to count, and all replicas do.
+        await passes(router, 1)
     assert 0 < len(answered) <= ASKED + 1 and all(replica.count for replica in answered)
 
 
