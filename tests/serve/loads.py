@@ -18,7 +18,7 @@ from tests.serve.servers import GENERATE
 from tests.serve.services import Service
 
 PROMPT = "a red circle on a blue background"
-PICTURE: dict[str, Any] = {"prompt": PROMPT, "steps": 4, "cache_interval": 2, "deadline_s": 60}
+PICTURE: dict[str, Any] = {"prompt": PROMPT, "steps": 4, "cache_interval": 2, "deadline_s": 300}
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Load:
 
     async def run(self, count: int) -> None:
         async with httpx.AsyncClient(
-            timeout=100, limits=httpx.Limits(max_connections=None)
+            timeout=300, limits=httpx.Limits(max_connections=None)
         ) as http:
             asked = []
             for seed in range(count):
