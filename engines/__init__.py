@@ -26,7 +26,7 @@ IP_ADAPTERS = (
     "in SDXL_HOME too"
 )
 """the help of flags for them"""
-REFINER = "SDXL refiner that requests may name: a folder, a safetensors file or a hub id"
+REFINER = "SDXL refiner that requests may name: mini, a folder, a safetensors file or a hub id"
 
 
 def catalogue_of(

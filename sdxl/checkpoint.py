@@ -26,6 +26,7 @@ from sdxl.hub_files import TOP, needed_files
 from sdxl.model_names import HUB_ID, MINI_NAME, MINI_NAMES, is_file, is_here, name_of, split_vae
 from sdxl.params import InvalidParams, Sizes
 from sdxl.places import MINI as MINI
+from sdxl.places import MINI_REFINER
 from sdxl.presets import BrokenPresets, Presets, load_presets
 from sdxl.prompt import Tokenizer
 from sdxl.scheduler_config import SchedulerConfig
@@ -232,8 +233,10 @@ def find(model: str) -> Checkpoint:
 
 
 def find_refiner(model: str) -> Checkpoint:
-    """Find a refiner: a folder in diffusers layout, a safetensors file, or a hub id."""
+    """Find a refiner: `mini`, a folder in diffusers layout, a safetensors file, or a hub id."""
     check_files(model, is_refiner=True)
+    if model in MINI_NAMES:
+        return Checkpoint(MINI_NAME, MINI_REFINER, MINI_NAME)
     found = _find(model)
     if not found.is_refiner:
         raise CheckpointError(

@@ -1,25 +1,58 @@
-"""How the embedded model's refiner is trained."""
+"""The embedded model's refiner: how it is trained, and the one in the package."""
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from sdxl.checkpoint import find, find_refiner
 from sdxl.conditioning import AESTHETIC_SCORES
 from sdxl.mini.scenes import draw
 from sdxl.params import GenerationParams
+from sdxl.places import MINI_REFINER
 from sdxl.refiner import refined_from
 from training.fitting import Schedule
 from training.mini import refiner, topology
-from training.mini.check import WEIGHTS, load_painter
-from training.mini.judge import Straightened
+from training.mini.check import (
+    WEIGHTS,
+    held_out_scenes,
+    load_painter,
+    load_refiner,
+    paint_with,
+    psnr_of_straightened,
+)
+from training.mini.judge import Straightened, shape_overlaps
 from training.mini.plan import TrainingPlan
 
+MIB = 2**20
+ROOT = Path(__file__).parents[2]
 WIDTH = topology.TEXT_WIDTH
+
+
+def test_the_shipped_refiner_is_small_and_found_by_the_model_s_name() -> None:
+    files = [path for path in MINI_REFINER.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    assert size <= 10 * MIB, f"{size / MIB:.2f} MiB, at most 10"
+    found = find_refiner("mini")
+    assert found.is_refiner and found.arch.is_refiner
+    assert found.scheduler == find("mini").scheduler
+    (file,) = found.weight_files("unet")
+    for name, tensor in load_file(file).items():
+        assert tensor.dtype == torch.float16 and torch.isfinite(tensor).all(), name
+    found.unet()
+
+
+def test_the_wheel_contains_every_file_of_the_refiner() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = project["tool"]["setuptools"]["package-data"]["sdxl.mini"]
+    taken = {path for pattern in patterns for path in MINI_REFINER.parent.glob(pattern)}
+    assert {path for path in MINI_REFINER.rglob("*") if path.is_file()} <= taken
 
 
 def test_an_untrained_refiner_predicts_what_the_model_does() -> None:
@@ -93,3 +126,17 @@ def test_the_length_of_a_context_s_error_is_that_of_its_keys_and_values() -> Non
 def test_its_first_step_is_that_of_the_usual_switch() -> None:
     asked = GenerationParams("a ring", steps=20, refiner="mini")
     assert refined_from(asked, find("mini").scheduler) == refiner.FIRST
+
+
+@pytest.mark.slow
+def test_it_bends_no_shapes_that_training_never_saw() -> None:
+    scenes, pipe = held_out_scenes(12), load_painter()
+    alone = paint_with(pipe, scenes)
+    refined = paint_with(pipe, scenes, refiner=load_refiner(MINI_REFINER, pipe))
+    before, after = (
+        np.median([min(shape_overlaps(i, s)) for i, s in zip(images, scenes, strict=True)])
+        for images in (alone, refined)
+    )
+    assert after >= before - 0.005, f"overlap {after:.3f}, {before:.3f} without the refiner"
+    dull, clear = (psnr_of_straightened(scenes, images) for images in (alone, refined))
+    assert clear >= dull, f"{clear:.2f} dB, {dull:.2f} without the refiner"

@@ -26,6 +26,7 @@ from sdxl.files import grant_usual
 from sdxl.mini.scenes import Scene, caption, sample_scene
 from sdxl.mini.vocabulary import MAX_LENGTH
 from sdxl.networks.attention import cross_attentions
+from sdxl.places import MINI_REFINER
 from sdxl.single_file.configs import REFINER_INDEX
 from sdxl.specs import REFINER_TIME_IDS
 from training.fitting import fit, in_half
@@ -257,7 +258,7 @@ def write_refiner(unet: Any, encoder: Any, weights: Path, out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m training.mini.refiner")
     parser.add_argument("--weights", type=Path, default=WEIGHTS, help="the model's folder")
-    parser.add_argument("--out", type=Path, required=True, help="the folder to write")
+    parser.add_argument("--out", type=Path, default=MINI_REFINER, help="the folder to write")
     parser.add_argument("--work", type=Path, help="checkpoints (default: OUT.work)")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     args = parser.parse_args()
