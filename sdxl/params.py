@@ -305,7 +305,8 @@ class GenerationParams:
     refiner: str | None = parameter(
         None,
         "Refiner",
-        "refiner that takes the last steps, by its name; it must be loaded",
+        "refiner that takes the last steps, by its name",
+        flag_help=": mini, a folder, a safetensors file or a hub id; a service's in /v1/models",
         high=MAX_NAME_CHARS,
         infotext="Refiner",
         is_stored_if_set=True,

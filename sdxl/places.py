@@ -8,6 +8,7 @@ from pathlib import Path
 MINI = Path(__file__).parent / "mini" / "weights"
 LORAS = MINI.with_name("loras")
 CONTROLNETS = MINI.with_name("controlnets")
+IP_ADAPTERS = MINI.with_name("ip_adapters")
 MINI_REFINER = MINI.with_name("refiner")
 HOME = "SDXL_HOME"
 

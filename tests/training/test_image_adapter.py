@@ -1,4 +1,4 @@
-"""The embedded model's image adapter is trained and written as engines read it."""
+"""The embedded model's image adapter: how it is trained, and the one in the package."""
 
 from __future__ import annotations
 
@@ -6,17 +6,50 @@ import stat
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
+from safetensors.torch import load_file
 
+from engines import load
 from engines.image_weights import read_image_adapter
 from sdxl.catalogue import ENCODER
 from sdxl.checkpoint import find
+from sdxl.places import IP_ADAPTERS
 from training.fitting import Schedule
 from training.mini.check import WEIGHTS
 from training.mini.image_adapter import NAME, SIDE, TOKENS, train_image_adapter
+from training.mini.image_check import (
+    paint_prompted,
+    share_right,
+    unseen_references,
+    verdicts,
+)
 from training.mini.plan import TrainingPlan
 
 FILE = f"{NAME}.safetensors"
+MIB = 2**20
+
+
+def test_the_shipped_adapter_is_small_and_read_by_engines() -> None:
+    files = [path for path in IP_ADAPTERS.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    assert size <= 3 * MIB, f"{size / MIB:.2f} MiB, at most 3"
+    for file in (path for path in files if path.suffix == ".safetensors"):
+        for name, tensor in load_file(file).items():
+            assert tensor.dtype == torch.float16 and torch.isfinite(tensor).all(), name
+    assert read_image_adapter(IP_ADAPTERS / FILE, find("mini")).tokens == TOKENS
+
+
+@pytest.mark.slow
+def test_pictures_show_what_references_show_that_training_never_saw() -> None:
+    scenes, pictures = unseen_references(20)
+    pipeline = load(backend="torch")
+    with_it, without = (
+        share_right(verdicts(paint_prompted(pipeline, pictures, strength), scenes))
+        for strength in (1.0, 0.0)
+    )
+    assert with_it >= 0.8, f"{with_it:.2f} with the adapter"
+    assert without <= 0.2, f"{without:.2f} without it"
 
 
 def test_the_adapter_is_trained_from_the_weights_in_the_package(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from diffusers import AutoencoderKL, StableDiffusionXLPipeline
 from torch import Tensor, nn
 
 from sdxl.mini.scenes import draw
+from sdxl.places import MINI
 from training.fitting import Schedule, load_latest, save_adopted
 from training.mini import endings, own_courses, topology
 from training.mini.autoencoder import adopt_vae, as_tensor, load_vae, misread, train_vae
@@ -23,6 +25,8 @@ from training.mini.painting import paint
 from training.mini.plan import TrainingPlan
 from training.mini.train import CONTROL_STAGES, LORA_STAGES, STAGES, adopt, train
 from training.mini.unet_training import UNetWithText
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -44,6 +48,15 @@ def _latents(vae: AutoencoderKL, pixels: Tensor) -> Tensor:
 def _shift(latents: Tensor, others: Tensor) -> float:
     """Return the difference as a share of the latents' deviation."""
     return float((latents - others).square().mean().sqrt() / latents.std())
+
+
+def test_the_wheel_contains_every_file_of_the_model_and_its_extras() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = project["tool"]["setuptools"]["package-data"]["sdxl.mini"]
+    taken = {path for pattern in patterns for path in MINI.parent.glob(pattern)}
+    kept = {path for path in MINI.parent.rglob("*") if path.is_file()}
+    left = {path for path in kept - taken if path.suffix not in {".py", ".pyc"}}
+    assert left == {MINI.with_name("README.md")}
 
 
 def test_no_norm_of_a_new_vae_has_fewer_than_four_channels_a_group() -> None:

@@ -29,6 +29,7 @@ from sdxl.files import grant_usual
 from sdxl.image_inputs import CLIP_DEVIATION, CLIP_MEAN
 from sdxl.mini.clip import Scorer, pixels_of
 from sdxl.mini.scenes import SHAPES, Image, Scene, caption, draw, sample_scene
+from sdxl.places import IP_ADAPTERS
 from training.fitting import fit
 from training.mini import topology
 from training.mini.check import WEIGHTS, load_painter
@@ -349,7 +350,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, prog="python -m training.mini.image_adapter"
     )
-    parser.add_argument("--out", type=Path, required=True, help="the folder to write")
+    parser.add_argument("--out", type=Path, default=IP_ADAPTERS, help="the folder to write")
     parser.add_argument("--work", type=Path, help="checkpoints (default: OUT.work)")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     args = parser.parse_args()

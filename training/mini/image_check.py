@@ -8,22 +8,29 @@ without the adapter too.
 from __future__ import annotations
 
 import argparse
+import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import PIL.Image
-import torch
 
+import engines
+from sdxl.image_prompts import ImagePrompt
+from sdxl.images import to_pixels
 from sdxl.mini.scenes import SHAPES, Image, Scene, draw
-from training.mini.check import GUIDANCE, STEPS, WEIGHTS, held_out_scenes, load_painter
+from sdxl.params import GenerationParams
+from sdxl.pipeline import Pipeline, WithPictures
+from sdxl.places import IP_ADAPTERS
+from training.mini.check import held_out_scenes
 from training.mini.control_check import make_sheet
 from training.mini.image_adapter import NAME
 from training.mini.judge import blobs, fit_shape, outlines_of
 
 FIRST_SEED = 20_000  # of the drawn pictures
 _COLUMNS = 12
+Verdicts = npt.NDArray[np.bool_]
 
 
 def unseen_references(count: int) -> tuple[list[Scene], list[Image]]:
@@ -32,29 +39,26 @@ def unseen_references(count: int) -> tuple[list[Scene], list[Image]]:
     return scenes, [draw(scene, FIRST_SEED + i) for i, scene in enumerate(scenes)]
 
 
-def load_adapted(folder: Path, weights: Path = WEIGHTS) -> Any:
-    """Load the model and the adapter in plain diffusers."""
-    pipe = load_painter(weights)
-    pipe.load_ip_adapter(str(folder), subfolder="", weight_name=f"{NAME}.safetensors")
-    return pipe
-
-
-def paint_prompted(pipe: Any, pictures: Sequence[Image], strength: float = 1.0) -> list[Image]:
-    """Paint one picture a reference, each from its own seeded noise. diffusers would show all
-    references of a call to each of its rows."""
-    pipe.set_ip_adapter_scale(strength)
-    images: list[Image] = []
+def paint_prompted(
+    pipeline: Pipeline, pictures: Sequence[Image], strength: float = 1.0
+) -> list[Image]:
+    """Paint one picture a reference, each from its own seeded noise."""
+    asked = []
     for seed, picture in enumerate(pictures):
-        (found,) = pipe(
-            "",
-            ip_adapter_image=PIL.Image.fromarray(picture),
-            generator=torch.Generator().manual_seed(seed),
-            num_inference_steps=STEPS,
-            guidance_scale=GUIDANCE,
-            output_type="np",
-        ).images
-        images.append((found * 255 + 0.5).astype(np.uint8))
+        prompts = (ImagePrompt(NAME, str(seed), strength),)
+        params = GenerationParams("", seed=seed, cache_interval=1, image_prompts=prompts)
+        asked.append(WithPictures(params, maps={str(seed): png(picture)}))
+    images = []
+    for result in pipeline.generate(asked):
+        assert result.image is not None, result.error
+        images.append(to_pixels(result.image))
     return images
+
+
+def png(picture: Image) -> bytes:
+    file = io.BytesIO()
+    PIL.Image.fromarray(picture).save(file, "PNG")
+    return file.getvalue()
 
 
 def verdict(image: Image, scene: Scene) -> tuple[bool, bool, bool]:
@@ -68,9 +72,17 @@ def verdict(image: Image, scene: Scene) -> tuple[bool, bool, bool]:
     return colour == thing.colour, shape == thing.shape, same_ground
 
 
-def report(title: str, images: Sequence[Image], scenes: Sequence[Scene]) -> None:
-    rights = np.array([verdict(*pair) for pair in zip(images, scenes, strict=True)])
-    both = float(rights[:, :2].all(1).mean())
+def verdicts(images: Sequence[Image], scenes: Sequence[Scene]) -> Verdicts:
+    return np.array([verdict(*pair) for pair in zip(images, scenes, strict=True)])
+
+
+def share_right(rights: Verdicts) -> float:
+    """Return the share of pictures whose thing has its colour and its shape."""
+    return float(rights[:, :2].all(1).mean())
+
+
+def report(title: str, rights: Verdicts) -> None:
+    both = share_right(rights)
     colour, shape, ground = rights.mean(0)
     print(
         f"{title:18} n={len(rights):3}  colour and shape {both:.2f}: colour {colour:.2f}, shape "
@@ -83,17 +95,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, prog="python -m training.mini.image_check"
     )
-    parser.add_argument("--adapter", type=Path, required=True, help="its folder")
+    parser.add_argument("--adapter", type=Path, default=IP_ADAPTERS, help="its folder")
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument(
         "--sheet", type=Path, help="write reference, with, without below each other (PNG)"
     )
     args = parser.parse_args()
     scenes, pictures = unseen_references(args.count)
-    pipe = load_adapted(args.adapter)
-    with_it, without = (paint_prompted(pipe, pictures, strength) for strength in (1.0, 0.0))
+    pipeline = engines.load(backend="torch", ip_adapters=str(args.adapter))
+    with_it, without = (paint_prompted(pipeline, pictures, strength) for strength in (1.0, 0.0))
     for title, images in (("drawn", pictures), ("with it", with_it), ("without it", without)):
-        report(title, images, scenes)
+        report(title, verdicts(images, scenes))
     if args.sheet:
         make_sheet(list(zip(pictures, with_it, without, strict=True))[:_COLUMNS]).save(args.sheet)
 
