@@ -33,7 +33,7 @@ MIB = 2**20
 def test_the_shipped_adapter_is_small_and_read_by_engines() -> None:
     files = [path for path in IP_ADAPTERS.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
-    assert size <= 3 * MIB, f"{size / MIB:.2f} MiB, at most 3"
+    assert size <= 4 * MIB, f"{size / MIB:.2f} MiB, at most 4"
     for file in (path for path in files if path.suffix == ".safetensors"):
         for name, tensor in load_file(file).items():
             assert tensor.dtype == torch.float16 and torch.isfinite(tensor).all(), name

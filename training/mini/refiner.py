@@ -1,10 +1,9 @@
 """Trains the refiner, a second UNet for the last steps: `python -m training.mini.refiner`.
 
 It begins as a copy of the model's UNet that reads one text encoder alone, which is trained first to
-say what the model's two say. Pictures are
-painted as they are served, and their latents are kept where the refiner takes over. Its steps from
-there shall lead to the same picture with straightened things; the loss is that of the decoded
-picture, through all of them.
+say what the model's two say. Pictures are painted as they are served, and their latents are kept
+where the refiner takes over. Its steps from there shall lead to the same picture with straightened
+things; the loss is that of the decoded picture, through all of them.
 """
 
 from __future__ import annotations

@@ -176,17 +176,14 @@ def test_sigterm_finishes_what_is_in_flight_and_leaves_no_process(ending: Servic
     nothing depends on the machine's speed."""
     children = ending.processes()
     with InFlight(ending.url) as asked:
-        began = time.monotonic()
         ending.process.send_signal(signal.SIGTERM)
         answer_to = told_meanwhile(ending.url, asked)
     assert ending.process.wait(GRACE_S) == 0
-    took = time.monotonic() - began
     assert asked.is_answered, f"what was in flight is lost: {asked.kinds[-3:]}"
     is_refused = [answer.status_code == 503 for answer in answer_to]
     assert {answer.status_code for answer in answer_to} <= {200, 503} and any(is_refused), answer_to
     asked_late = [answer for answer in answer_to if answer.request.method == "POST"]
     assert {error_of(answer)["code"] for answer in asked_late} == {"shutting_down"}, asked_late
-    assert took <= GRACE_S + 5, f"took {took:.1f} s, allowed {GRACE_S} and 5"
     left = [p.name() for p in children if is_alive(p)]
     assert len(children) > 3 and not left, f"left: {left}"
 
