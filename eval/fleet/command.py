@@ -30,7 +30,7 @@ from eval.fleet.flow import Flow
 from eval.fleet.fronts import OURS, POLICIES, Fronts, Shape
 from eval.fleet.gpus import SimulatedGpu
 from eval.fleet.outcome import Outcome
-from eval.fleet.scaling import ScaledFlow, by_busy, by_work
+from eval.fleet.scaling import ScaledFlow
 from eval.fleet.ticks import TickFleet
 from eval.fleet.traffic import LOADING_S, Level, Traffic, bursts, day, kinds, steady, zipf
 from eval.measuring.markdown import table_lines
@@ -45,7 +45,6 @@ PICTURES, LONGEST_S = 20_000, 600.0
 SECTIONS = ("check", "routers", "scale", "events", "models", "autoscaling", "decision")
 REALITY = "reality"
 HEAD = ("goodput", "mean s", "p50", "p99", "refused", "loads", "GPU-hours", "$ per 1000")
-NO_FILES: Any = np.zeros(0)
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,7 @@ class FleetBench:
     seconds: float
     price: float
     """dollars for a GPU's hour"""
+    plot: Path | None = None
 
     @cached_property
     def kinds(self) -> Any:
@@ -107,20 +107,20 @@ class FleetBench:
 
     # -- sections: the title of each table's first column, and its rows ------------------------
 
-    def check(self, sizes: Sequence[int], plot: Path | None) -> Iterator[list[str]]:
+    def check(self, sizes: Sequence[int]) -> Iterator[list[str]]:
         yield ["one trace, 8 replicas", *HEAD]
         flow = self.flow(8)
         ticks = TickFleet(self.gpu, flow.traffic, self.fronts(8))
         yield self.row("ticks", ticks.run(self.seconds, WARM_S))
         yield self.row("pictures", flow.run(self.seconds, WARM_S))
 
-    def reality(self, sizes: Sequence[int], plot: Path | None) -> Iterator[list[str]]:
+    def reality(self, sizes: Sequence[int]) -> Iterator[list[str]]:
         """Needs a quiet machine, and a quarter of an hour."""
         from eval.fleet.reality import rows
 
         return rows()
 
-    def routers(self, sizes: Sequence[int], plot: Path | None) -> Iterator[list[str]]:
+    def routers(self, sizes: Sequence[int]) -> Iterator[list[str]]:
         yield ["replicas, router", *HEAD]
         found: dict[str, list[Outcome]] = {policy: [] for policy in POLICIES}
         for replicas in sizes:
@@ -128,14 +128,14 @@ class FleetBench:
                 out = self.flow(replicas, policy).run(self.long_enough_s(replicas), WARM_S)
                 found[policy].append(out)
                 yield self.row(f"{replicas:,} {policy}", out)
-        if plot:
+        if self.plot:
             from eval.fleet.plot import plot_fleet
 
             title = f"{self.gpu.name}, {self.load:.0%} load"
-            name = f"{plot.stem}-{self.gpu.name.lower()}"
-            plot_fleet(title, sizes, found, plot.with_name(name))
+            name = f"{self.plot.stem}-{self.gpu.name.lower()}"
+            plot_fleet(title, sizes, found, self.plot.with_name(name))
 
-    def scale(self, sizes: Sequence[int], plot: Path | None) -> Iterator[list[str]]:
+    def scale(self, sizes: Sequence[int]) -> Iterator[list[str]]:
         yield ["replicas", *HEAD, "CPU s", "s"]
         for replicas in sizes:
             began_s, total, cpu_s = time.perf_counter(), Outcome(), 0.0
@@ -164,7 +164,7 @@ class FleetBench:
         out = self.flow(replicas, seed=seed).run(seconds, WARM_S)
         return out, time.process_time() - began_s
 
-    def events(self, sizes: Sequence[int], plot: Path | None) -> Iterator[list[str]]:
+    def events(self, sizes: Sequence[int]) -> Iterator[list[str]]:
         yield ["replicas, event", *HEAD]
         run_s = max(self.seconds, 600.0)
         for policy in (OURS, POLICIES[0]):
@@ -173,7 +173,7 @@ class FleetBench:
             out = self.flow(CLUSTER, policy, hours_to_failure=10.0).run(run_s, WARM_S)
             yield self.row(f"{CLUSTER}, each fails every 10 h, {policy}", out)
 
-    def models(self, sizes: Sequence[int], plot: Path | None) -> Iterator[list[str]]:
+    def models(self, sizes: Sequence[int]) -> Iterator[list[str]]:
         """Each model has its own replicas and routers, as in the service."""
         yield ["model, replicas", *HEAD]
         total = Outcome()
@@ -184,16 +184,14 @@ class FleetBench:
             yield self.row(f"{place}, {replicas}", out)
         yield self.row("all, 1,000", total)
 
-    def autoscaling(self, sizes: Sequence[int], plot: Path | None) -> Iterator[list[str]]:
+    def autoscaling(self, sizes: Sequence[int]) -> Iterator[list[str]]:
         yield ["a day's curve in 40 minutes, at most 64 replicas", *HEAD]
         length = 2400
-        for name, wanted in (("by busy rows and queue", by_busy), ("by arriving work", by_work)):
-            fronts = self.fronts(64)
-            traffic = Traffic(0.4 * 64 * self.pace.rate, day(length), self.kinds)
-            flow = Flow(self.gpu, self.pace, traffic, fronts)
-            yield self.row(name, ScaledFlow(flow, wanted, begin=16).run(length))
+        traffic = Traffic(0.4 * 64 * self.pace.rate, day(length), self.kinds)
+        flow = Flow(self.gpu, self.pace, traffic, self.fronts(64))
+        yield self.row("by arriving work", ScaledFlow(flow, begin=16).run(length))
 
-    def decision(self, sizes: Sequence[int], plot: Path | None) -> Iterator[list[str]]:
+    def decision(self, sizes: Sequence[int]) -> Iterator[list[str]]:
         yield ["one decision among 10,000 replicas", "µs"]
         loads, rng = Loads(10_000), np.random.default_rng(0)
         places = rng.integers(10_000, size=(1, ASKED))
@@ -229,12 +227,12 @@ def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
     for name in options.gpu:
         gpu = SimulatedGpu.named(name)
-        bench = FleetBench(gpu, options.load, options.seconds, options.price_per_hour)
+        bench = FleetBench(gpu, options.load, options.seconds, options.price_per_hour, options.plot)
         print(f"{gpu.name}: {gpu.source}")
         rate = f"{bench.pace.rate:.2f} pictures/s"
         print(f"a replica makes {rate} of this mix; load {options.load:.0%}")
         for section in options.sections:
-            head, *rows = getattr(bench, section)(options.replicas, options.plot)
+            head, *rows = getattr(bench, section)(options.replicas)
             print(f"\n{gpu.name}, {section}\n", *table_lines(head, rows), sep="\n", flush=True)
         print()
     return 0

@@ -1,11 +1,10 @@
-"""A cluster whose number of replicas follows the load: by the rule of serve/fleet/autoscaling.py,
-or by busy rows and the queue, as before. Its delays are those that Ray Serve is given there.
+"""A cluster whose number of replicas follows the load, by the rule of serve/fleet/autoscaling.py.
+Its delays are those that Ray Serve is given there.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
 import numpy as np
 
@@ -18,12 +17,10 @@ LOOK_S, UP_S, DOWN_S = 20, 10, 300
 TARGET_S = 2.0
 """the service's target_queue_s"""
 
-Wanted = Callable[["ScaledFlow"], float]
-
 
 class ScaledFlow:
-    def __init__(self, flow: Flow, wanted: Wanted, begin: int) -> None:
-        self.flow, self.wanted, self.active = flow, wanted, begin
+    def __init__(self, flow: Flow, begin: int) -> None:
+        self.flow, self.active = flow, begin
         self.work = deque[float](maxlen=LOOK_S)
         """seconds of a GPU that arrived in each second"""
         self.asked = deque[float](maxlen=DOWN_S)
@@ -37,7 +34,7 @@ class ScaledFlow:
             for _ in range(round(1 / STEP_S)):
                 flow.advance()
             self.work.append((flow.arrived_work - before) * flow.full_s)
-            self.asked.append(self.wanted(self))
+            self.asked.append(self._wanted())
             self._resize()
             draining = np.count_nonzero((flow.running + flow.waiting)[self.active :])
             flow.out.gpu_s += self.active + draining
@@ -58,16 +55,6 @@ class ScaledFlow:
             self.active = number
             self.flow.fronts.resize(number)
 
-
-def by_work(scaled: ScaledFlow) -> float:
-    flow = scaled.flow
-    arriving = sum(scaled.work) / len(scaled.work)
-    return replicas_needed([arriving], [float(flow.queued.sum()) * flow.full_s], TARGET_S)
-
-
-def by_busy(scaled: ScaledFlow) -> float:
-    """As before 2026-11-28: rows in use, and the queue in pictures of a row's share."""
-    flow = scaled.flow
-    busy = np.minimum(flow.running / flow.pace.usual, 1.0).sum()
-    queue_s = flow.waiting.sum() * flow.pace.picture_s[1] / flow.pace.usual
-    return float(busy + queue_s / TARGET_S)
+    def _wanted(self) -> float:
+        flow, arriving = self.flow, sum(self.work) / len(self.work)
+        return replicas_needed([arriving], [float(flow.queued.sum()) * flow.full_s], TARGET_S)

@@ -82,8 +82,9 @@ def day(length_s: float) -> Level:
     return lambda at_s: 1 - 2 / 3 * math.cos(2 * math.pi * at_s / length_s)
 
 
-def bursts(length_s: float = 20.0, every_s: float = 180.0, height: float = 1.5) -> Level:
+def bursts() -> Level:
     """Half as much again for 20 s, every three minutes on average."""
+    length_s, every_s, height = 20.0, 180.0, 1.5
     begins = np.random.default_rng(5).exponential(every_s, 10_000).cumsum()
     share = 1 - math.exp(-length_s / every_s)
     usual = 1 / (1 + (height - 1) * share)

@@ -38,6 +38,8 @@ from sdxl.params import GenerationParams
 from sdxl.specs import PAGE_RANK, VARIANTS
 
 TERA = 1e12
+SIDE = 1024
+"""of the estimated pictures, in pixels"""
 USUAL_ROWS = 16
 """of the call in the table of groups"""
 DEEP, _ = UNETS
@@ -150,16 +152,20 @@ def seconds_by_group(works: Iterable[KernelWork], gpu: EstimatedGpu) -> dict[str
     return {**dict(sorted(seconds.items())), GAPS: gaps_s}
 
 
+def call_s(works: Iterable[KernelWork], gpu: EstimatedGpu) -> float:
+    return sum(seconds_by_group(works, gpu).values())
+
+
 @cache
-def works_of(network: str, precision: str, rows: int, side: int = 1024) -> tuple[KernelWork, ...]:
-    module, inputs = unets(precision)[network], inputs_of(network, rows, side)
+def works_of(network: str, precision: str, rows: int) -> tuple[KernelWork, ...]:
+    module, inputs = unets(precision)[network], inputs_of(network, rows, SIDE)
     return tuple(work_of(module, lambda: module(*inputs)))
 
 
 @cache
-def works_with_loras(precision: str, rows: int, side: int = 1024) -> tuple[KernelWork, ...]:
+def works_with_loras(precision: str, rows: int) -> tuple[KernelWork, ...]:
     """The work of a deep call whose rows have LoRAs of LORA_RANK of the transformers."""
-    module, inputs = unets(precision)[DEEP], inputs_of(DEEP, rows, side)
+    module, inputs = unets(precision)[DEEP], inputs_of(DEEP, rows, SIDE)
     pages, scales = torch.zeros(2, rows, LORA_RANK // PAGE_RANK, device="meta")
     own = bank_of(VARIANTS["lora"][DEEP], module, bank())
 
@@ -171,37 +177,33 @@ def works_with_loras(precision: str, rows: int, side: int = 1024) -> tuple[Kerne
 
 
 @cache
-def works_of_a_net(precision: str, rows: int, side: int = 1024) -> tuple[KernelWork, ...]:
+def works_of_a_net(precision: str, rows: int) -> tuple[KernelWork, ...]:
     """The work of a ControlNet's call."""
-    net, inputs = control_net(precision), inputs_of(CONTROL, rows, side)
+    net, inputs = control_net(precision), inputs_of(CONTROL, rows, SIDE)
     module = control_networks(net)[CONTROL]
     return tuple(work_of(module, lambda: module(*inputs)))
 
 
 def additions(gpu: EstimatedGpu, precision: str, rows: int) -> dict[str, float]:
     """The time of a picture with LoRAs and with a ControlNet over that of a plain one."""
-
-    def seconds(works: Iterable[KernelWork]) -> float:
-        return sum(seconds_by_group(works, gpu).values())
-
-    deep, shallow = (seconds(works_of(name, precision, rows)) for name in UNETS)
-    decoding = (rows // 2) * (seconds(works_of_a_picture(precision)) + OTHER_S)
+    deep, shallow = (call_s(works_of(name, precision, rows), gpu) for name in UNETS)
+    decoding = (rows // 2) * (call_s(works_of_a_picture(precision), gpu) + OTHER_S)
     made = {}
     for interval in (1, 2):
         steps = GenerationParams().steps
         count = ceil(steps / interval)
         plain = count * deep + (steps - count) * shallow + decoding
-        adapted_s = seconds(works_with_loras(precision, rows)) - deep
-        net_s = seconds(works_of_a_net(precision, rows))
+        adapted_s = call_s(works_with_loras(precision, rows), gpu) - deep
+        net_s = call_s(works_of_a_net(precision, rows), gpu)
         for name, added in (("LoRAs", adapted_s), ("a ControlNet", net_s)):
             made[f"{precision}, {name}, interval {interval}"] = 1 + count * added / plain
     return made
 
 
 @cache
-def works_of_a_picture(precision: str, side: int = 1024) -> tuple[KernelWork, ...]:
+def works_of_a_picture(precision: str) -> tuple[KernelWork, ...]:
     """The work of decoding one picture."""
-    module, latents = decoder(precision), latents_of(1, side // 8)
+    module, latents = decoder(precision), latents_of(1, SIDE // 8)
     return tuple(work_of(module, lambda: module(latents)))
 
 
@@ -211,11 +213,11 @@ def images_per_second(
     """The rate of pictures with these steps and guidance, with `rows` rows always in flight."""
     calls = dict(zip(UNETS, (deep, shallow), strict=True))
     ticks = sum(
-        count * sum(seconds_by_group(works_of(name, precision, rows), gpu).values())
+        count * call_s(works_of(name, precision, rows), gpu)
         for name, count in calls.items()
         if count
     )
-    decoding = sum(seconds_by_group(works_of_a_picture(precision), gpu).values())
+    decoding = call_s(works_of_a_picture(precision), gpu)
     return 1 / (ticks / (rows // 2) + decoding + OTHER_S)
 
 

@@ -13,7 +13,7 @@ from eval.fleet.flow import places_in_run
 from eval.fleet.fronts import OURS, ROUND_ROBIN
 from eval.fleet.gpus import SimulatedGpu
 from eval.fleet.outcome import Outcome
-from eval.fleet.scaling import ScaledFlow, by_work
+from eval.fleet.scaling import ScaledFlow
 from eval.fleet.ticks import TickFleet
 from eval.fleet.traffic import DEADLINE_S, kinds, steady
 
@@ -87,7 +87,7 @@ def test_clusters_on_several_cores_are_the_whole_fleet() -> None:
 def test_replicas_follow_the_load() -> None:
     own = bench()
     flow = own.flow(64, cold_s=5.0)
-    scaled = ScaledFlow(flow, by_work, begin=8)
+    scaled = ScaledFlow(flow, begin=8)
     scaled.run(60)
     assert 48 <= scaled.active <= 64
 
