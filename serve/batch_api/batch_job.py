@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from sdxl.flight import Priority
-from sdxl.work import standard_images
 from serve.batch.driver import Driver, Stopped
 from serve.batch.intake import Intake
 from serve.batch.lock import locked
@@ -29,6 +28,7 @@ from serve.batch.store import Store, token
 from serve.batch.workers import thread_workers
 from serve.batch_api.records import BatchRecord, Records
 from serve.errors import Problem
+from serve.front.generations import work_of
 from serve.front.keys import ApiKey, RateLimiter
 from serve.models import ImageModel
 from serve.orders import ImageBackend, ImageOrder, ModelCard, Update
@@ -98,13 +98,7 @@ class BackendRenderer:
     async def _wait_for_rate(self, order: ImageOrder) -> None:
         if self._key is None:
             return
-        card = await self.card()
-        work = standard_images(
-            order.params,
-            card.sizes,
-            embeds_guidance=card.embeds_guidance,
-            pasted=order.pasted_pixels,
-        )
+        work = work_of([order], await self.card())
         while wait_s := self._limiter.take(self._key, 1, work)[1]:
             await asyncio.sleep(wait_s)
 

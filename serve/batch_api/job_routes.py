@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,11 +17,10 @@ from fastapi import FastAPI, Query, Request
 from starlette.responses import Response
 
 from sdxl.params import DRAWN_SEEDS
-from serve.batch_api.listing import After, owner_in, page_of, with_room
+from serve.batch_api.listing import After, facts_of, owner_in, page_of, with_room
 from serve.batch_api.records import DATA, ImageJobRecord, Records, id_of
 from serve.batch_api.wire import Page, same_fields
 from serve.errors import Problem, invalid
-from serve.front.access import client_of
 from serve.front.api import JOBS_PATH
 from serve.front.edits import EditBody
 from serve.front.openai_images import ErrorDetail, ImageRequest, ImagesResponse, Reply
@@ -93,12 +91,7 @@ class ImageJobApi:
         asked.orders(seed, float("inf"), {})
         job = ImageJobRecord(
             id=id_,
-            owner=owner,
-            client=client_of(request, self.settings.client_header)[0],
-            secret=secrets.token_hex(24),
-            origin=(self.settings.public_url or str(request.base_url)).rstrip("/"),
-            created_at=int(self.clock()),
-            arrived_s=self.clock(),
+            **facts_of(request, self.settings, self.clock()),
             model=asked.model.id,
             seed=seed,
             lives_s=int(self.settings.results_ttl_s),

@@ -1,7 +1,9 @@
-"""What routes of files, batches and jobs share: their owner, pages of a list, and a full store."""
+"""What routes of files, batches and jobs share: the facts of a request, pages of a list, and a full
+store."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -10,12 +12,26 @@ from fastapi import Query, Request
 from sdxl.files import OutputError
 from serve.batch_api.records import R, owner_of
 from serve.errors import Problem, invalid
+from serve.front.access import client_of, origin_of
+from serve.settings import ServeSettings
 
 After = Annotated[str | None, Query(max_length=64)]
 
 
 def owner_in(request: Request) -> str:
     return owner_of(getattr(request.state, "key", None))
+
+
+def facts_of(request: Request, settings: ServeSettings, now_s: float) -> dict[str, Any]:
+    """Return what a new record of a batch or job says of its request."""
+    return {
+        "owner": owner_in(request),
+        "client": client_of(request, settings.client_header)[0],
+        "secret": secrets.token_hex(24),
+        "origin": origin_of(request, settings.public_url),
+        "created_at": int(now_s),
+        "arrived_s": now_s,
+    }
 
 
 def page_of(

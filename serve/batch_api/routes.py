@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from starlette.responses import Response, StreamingResponse
 from serve.batch_api import answers
 from serve.batch_api.batch_job import input_file
 from serve.batch_api.job_routes import ImageJobApi, add_job_routes
-from serve.batch_api.listing import After, owner_in, page_of, with_room
+from serve.batch_api.listing import After, facts_of, owner_in, page_of, with_room
 from serve.batch_api.records import BatchRecord, FileRecord, ImageJobRecord, Records, id_of
 from serve.batch_api.wire import (
     ENDPOINT,
@@ -37,7 +36,6 @@ from serve.batch_api.wire import (
     window_s,
 )
 from serve.errors import Problem, invalid
-from serve.front.access import client_of
 from serve.front.api import BATCHES_PATH, FILES_PATH
 from serve.front.edits import form_in
 from serve.front.openai_images import MEDIA
@@ -137,8 +135,8 @@ class BatchApi:
         if asked.endpoint != ENDPOINT:
             message = f"endpoint must be {ENDPOINT}, got {asked.endpoint[:100]!r}"
             raise invalid("endpoint", message)
-        owner, now = owner_in(request), self.now
-        expires_at = now + window_s(asked.completion_window)
+        owner = owner_in(request)
+        expires_at = self.now + window_s(asked.completion_window)
         file = self._file(owner, asked.input_file_id)
         if file is None:
             message = f"input_file_id: there is no file {asked.input_file_id[:80]!r}"
@@ -155,15 +153,10 @@ class BatchApi:
         after = asked.output_expires_after
         batch = BatchRecord(
             id=id_,
-            owner=owner,
-            client=client_of(request, self.settings.client_header)[0],
-            secret=secrets.token_hex(24),
-            origin=(self.settings.public_url or str(request.base_url)).rstrip("/"),
+            **facts_of(request, self.settings, self.clock()),
             input_file_id=asked.input_file_id,
             endpoint=asked.endpoint,
             completion_window=asked.completion_window,
-            created_at=now,
-            arrived_s=self.clock(),
             expires_at=expires_at,
             files_live_s=after.seconds if after else int(self.settings.batches_ttl_s),
             metadata=asked.metadata,

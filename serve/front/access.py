@@ -92,6 +92,11 @@ def client_of(request: Request, header: str) -> tuple[str, float]:
     return f"address {network_of(stated[0] if stated else peer)}", 1.0
 
 
+def origin_of(request: Request, public_url: str) -> str:
+    """The start of this service's URLs: the setting, or else as the client reached it."""
+    return (public_url or str(request.base_url)).rstrip("/")
+
+
 def network_of(address: str) -> str:
     try:
         parsed = ip_address(address.strip())

@@ -19,7 +19,7 @@ from sdxl.params import DRAWN_SEEDS
 from sdxl.work import standard_images
 from serve import errors
 from serve.front import events
-from serve.front.access import client_of
+from serve.front.access import client_of, origin_of
 from serve.front.answering import deadline_of, fan_out, stream, take_rate
 from serve.front.keys import RateLimiter
 from serve.front.openai_images import MEDIA, ImageData, ImageRequest, ImagesResponse, Usage
@@ -76,7 +76,7 @@ class Generations:
         if asked.response_format != "url":
             reply = reply_of(asked, done)
             return PicturesResponse(text_of(reply), [picture.image for picture in done])
-        origin = (self.settings.public_url or str(request.base_url)).rstrip("/")
+        origin = origin_of(request, self.settings.public_url)
         names = [await asyncio.to_thread(self.store.put, each.image, asked.format) for each in done]
         urls = [f"{origin}/v1/results/{name}" for name in names]
         return Response(text_of(reply_of(asked, done, urls)), media_type="application/json")
