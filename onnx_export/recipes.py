@@ -18,7 +18,7 @@ Statistic = Literal["max", "min-mean"]
 
 @dataclass(frozen=True)
 class Rule:
-    """The layers whose whole name matches, and what becomes of them."""
+    """The layers whose whole name matches, and how they are quantised."""
 
     pattern: str
     is_quantised: bool

@@ -374,7 +374,7 @@ def _files_of(repo: str, revision: str | None) -> list[str] | None:
             raise
         return None
     except Exception:
-        # Of which kind, depends on the library's version; whoever asks next tells it.
+        # Its type depends on the library's version; the download that follows reports the error.
         return None
     names = [file.rfilename for file in info.siblings or ()]
     return [glob.escape(name) for name in needed_files(names, WEIGHT_NAMES)]

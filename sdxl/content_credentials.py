@@ -31,7 +31,7 @@ SELF_MADE = "sdxl-deepcache, self-made certificate"
 """The name in a self-made certificate."""
 VALID = timedelta(days=3650)
 SETTINGS = {
-    # A thumbnail is as large as the picture, and tells nothing that it doesn't.
+    # A thumbnail would be as large as the picture and show nothing more.
     "builder": {"thumbnail": {"enabled": False}},
     "verify": {"remote_manifest_fetch": False, "ocsp_fetch": False},
 }
@@ -66,7 +66,7 @@ def signer_of(
     else:
         chain, key = self_made()
         log.warning(
-            "c2pa: signed with a certificate that was made here; nobody vouches for it, and "
+            "c2pa: signed with a certificate that was made here; no authority vouches for it, and "
             "verifiers will call it untrusted. --certificate and --private-key name your own"
         )
     info = c2pa.C2paSignerInfo(

@@ -50,7 +50,7 @@ def remembered_digest(paths: list[Path], compute: Callable[[], str]) -> str:
 
 
 def stamps(paths: Iterable[Path]) -> list[Stamp]:
-    """What changes whenever a file's bytes do."""
+    """Facts of the files that change when their bytes do."""
     return [
         (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         for status in map(os.stat, paths)

@@ -57,7 +57,7 @@ class VirtualTime:
         self._left_at[account(gone)] = at
         for known, time in list(self._left_at.items()):
             if known[0] == gone.priority and (now is None or time <= now):
-                # Whoever comes begins at the present anyway.
+                # A client that returns later begins at the present anyway.
                 del self._left_at[known]
 
 

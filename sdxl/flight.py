@@ -145,7 +145,7 @@ class Flight:
     request_id: str = ""
     """Images of one request are promised together."""
     variant: Variant = PLAIN
-    """What its rows need, but for image prompts."""
+    """What its rows need of a call, except image prompts."""
     rides: bool = False
     """True if its rows share calls with rows of other variants."""
     windows: tuple[Window, ...] = ()

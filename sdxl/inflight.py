@@ -76,7 +76,7 @@ class Request:
 
     @property
     def variant(self) -> Variant:
-        """What its rows need, but for image prompts."""
+        """What its rows need of a call, except image prompts."""
         own = self.conditioning.adapters.variant
         return own._replace(is_controlled=bool(self.controls))
 

@@ -316,7 +316,7 @@ def _text_of(nodes: Mapping[str, Any], link: object) -> str:
 
 
 def _side(link: object) -> str:
-    """Return the input that goes on to an output of ControlNetApplyAdvanced."""
+    """Return the input that an output of ControlNetApplyAdvanced passes on."""
     return "negative" if isinstance(link, list) and link[1:] == [1] else "positive"
 
 

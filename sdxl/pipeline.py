@@ -244,7 +244,7 @@ class Pipeline:
         return delay_s + (engines.image_prompts.delay_s(images) if engines.image_prompts else 0.0)
 
     def variant(self, uses: Sequence[Use]) -> Variant:
-        """Predict what they need of the UNet, but for image prompts."""
+        """Predict what they need of the UNet, except for image prompts."""
         in_bank, nets, _ = _parted(uses)
         own = self.engines.adapters.variant(in_bank) if self.engines.adapters else PLAIN
         return own._replace(is_controlled=bool(nets))

@@ -107,7 +107,7 @@ class GivenImage:
     """An image and its mask as the client sent them, decoded and upright."""
 
     picture: Image.Image
-    """RGBA if a part is transparent: colours are spread into that part, whatever the mask"""
+    """RGBA if a part is transparent: colours are spread into that part even without a mask"""
     mask: Image.Image | None
     digests: Mapping[str, str]
     """digests of the files, by their keys in a result's metadata"""

@@ -6,7 +6,7 @@ frequencies, of equal height and with phases from a hash, so that it looks like 
 Finding it: even out the picture's own contrast, lay all tiles over each other, keep of each wave in
 the band its phase alone, and compare with the pattern's phases at every shift. In a picture
 without the mark these differences are random whatever it shows, so a score tells how likely chance
-is. The pattern is public: who has this file can find the mark, put it into other pictures, and
+is. The pattern is public: with this file anyone can find the mark, put it into other pictures, and
 remove it.
 """
 
@@ -38,10 +38,10 @@ GAIN = 0.15
 MOST = 2.4
 """Root mean square over the whole picture: 40.5 dB"""
 STEP = 1 / 64
-"""The pattern is rounded to it: the last digits of a Fourier transform are not alike everywhere."""
+"""The pattern is rounded to it: the last digits of a Fourier transform differ between machines."""
 
 ZOOMS = (1.0, 2.0, 4 / 3, 3 / 2, 2 / 3, 1 / 2)
-"""What a scaled picture is brought back by."""
+"""factors by which a scaled picture is scaled back"""
 WINDOW = 1024
 """Pixels a side, in the middle, that are searched; more says nothing new"""
 SMALLEST = 32

@@ -39,19 +39,19 @@ RAY_ENVIRONMENT = {
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "2",
     # On a busy machine one needs more than 5 s to start.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
-    # One that hangs has no more to say; the controller waits for it meanwhile.
+    # A hanging proxy answers nothing more, and the controller waits for it.
     "RAY_SERVE_PROXY_GRACEFUL_SHUTDOWN_TIMEOUT_S": "2",
     # A replica that does not answer is killed: the next one may need its GPU.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     # From process to process as gRPC, not as Ray tasks: a third less time.
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
-    # A replica says itself what takes long while it starts.
+    # A replica itself logs what takes long at its start.
     "RAY_SERVE_SLOW_STARTUP_WARNING_PERIOD_S": "600",
     # Every process passes its counts on so often, idle or not, where Ray has 100; Ray itself then
     # publishes them every 10 s.
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
     # 1 GiB, above any answer: ten pictures of 2048² that no PNG makes smaller are 170 MB as base64.
-    # Ray's own 4 MiB ends every answer with two of 1024². What comes in has limits of its own.
+    # Ray's own 4 MiB ends every answer with two of 1024². Requests have limits of their own.
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": "1073741824",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve.front.connection:bound",
 }

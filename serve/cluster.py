@@ -111,11 +111,11 @@ def controllers() -> list[int]:
 
 
 class Controller:
-    """Ray Serve's, as it is asked."""
+    """Ray Serve's controller, asked whether it still answers."""
 
     def __init__(self) -> None:
         self._actor: Any = None
-        """kept, for it stays the same when its process is replaced"""
+        """kept: the handle stays valid when the process is replaced"""
 
     def answers(self) -> bool | None:
         """None: there is none, and Ray knows it."""

@@ -1,8 +1,8 @@
 """What export.json and manifest.json have in common: the model, its networks' tensors, and files
 that lie beside them.
 
-The JSON may be anybody's: its types are checked before use, and a file that it names must lie in
-the folder as it was written. It does not know what the files hold.
+The JSON may come from anywhere: its types are checked before use, and a file that it names must lie
+in the folder unchanged. It does not know what the files hold.
 """
 
 from __future__ import annotations

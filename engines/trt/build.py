@@ -168,7 +168,7 @@ def build(
 
 
 def _is_made(order: BuildSpec, kept: dict[str, EnginePlan], published: EngineFolder) -> bool:
-    """Whether the order's engines are published, whatever their proof found."""
+    """Whether the order's engines are published, even if their proof failed."""
     proof = Proof(published.parity, published.costs, published.device_bytes)
     is_whole = set(kept) == set(order.specs)
     return is_whole and order.manifest(kept, proof).as_dict() == published.as_dict()

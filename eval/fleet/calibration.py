@@ -18,14 +18,14 @@ PICTURES = 300
 
 @dataclass(frozen=True)
 class Pace:
-    """A unit of work is a mean picture's."""
+    """Work is counted in mean pictures."""
 
     work: Any
     """of each kind"""
     picture_s: Any
     """seconds of a unit by the number of pictures in flight"""
     usual: int
-    """pictures in flight, but for `most` when many wait"""
+    """pictures in flight, unless many wait: then `most`"""
     most: int
 
     @property

@@ -1,4 +1,4 @@
-"""What became of the simulated pictures."""
+"""Counts and latencies of simulated pictures."""
 
 from __future__ import annotations
 

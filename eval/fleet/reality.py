@@ -1,9 +1,9 @@
 """The simulation beside a service of the embedded model on this machine, with the same requests.
 
-Replicas share the cores, so a call takes as long as the others let it: the mean seconds of calls,
-encoding and decoding and the median that HTTP and Ray add are those of the compared run; what the
-loop adds to its calls is measured in a closed loop before. Who waits, joins, is refused and when
-each is done is simulated.
+Replicas share the cores, so calls slow each other down. The mean seconds of calls, encoding and
+decoding, and the median that HTTP and Ray add, are those of the compared run; what the loop adds to
+its calls is measured in a closed loop before. The simulation decides which requests wait, join and
+are refused, and when each is done.
 """
 
 from __future__ import annotations

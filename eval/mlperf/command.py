@@ -38,8 +38,8 @@ SHARES = {"Offline": 1.2, "Server": 0.6}
 """of the measured rate, without --target-qps. LoadGen derives Offline's sample count from it, and a
 run that takes under ten minutes is INVALID."""
 PROBE_WAVES = 2
-"""A probe makes this many times the pictures that are in flight at once; of one wave too large a
-part is its end, when fewer and fewer are in flight."""
+"""A probe makes this many times the pictures in flight: at a wave's end fewer are in flight, and in
+a single wave that end weighs too much."""
 RATE = "images/s"
 """the unit of scores that are rates"""
 LOADED: dict[str, Any] = {

@@ -213,10 +213,10 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
         except Exception as error:
             log.debug("%s does not answer: %s", name, type(error).__name__)
             if id_ in self.curr_replicas:
-                # Whatever it is instead: no order would fare better.
+                # Whatever the cause, an order would fail there, too.
                 self._liveness.lost(name)
             else:
-                # It has left, or takes no more questions.
+                # It has left, or answers no more queries.
                 self._known.pop(id_, None)
         else:
             self._table.report(id_, now, report, included)

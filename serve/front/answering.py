@@ -72,7 +72,7 @@ def deadline_of(
 
 
 def take_rate(limiter: RateLimiter, request: Request, count: int, work: float = 0.0) -> None:
-    """Count pictures or answers, which weigh alike, against the key. `work`: standard images."""
+    """Count pictures or answers, one each, against the key. `work`: standard images."""
     key: ApiKey | None = getattr(request.state, "key", None)
     if key is None:
         return

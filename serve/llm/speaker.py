@@ -1,4 +1,4 @@
-"""One language model's worth of the service: asks in, text out, whatever engine is behind it.
+"""One language model of the service: asks in, text out, over any engine.
 
 It renders prompts, keeps limits, deadlines and stop strings, and counts. It knows no Ray and no
 HTTP. Whatever goes wrong is a Problem.
@@ -130,8 +130,8 @@ class Speaker:
 
 
 class Stops:
-    """Finds stop strings in a text that comes in pieces; no part of one is ever sent, wherever the
-    pieces end."""
+    """Finds stop strings in a text that comes in pieces. No part of one is ever sent, even if it
+    spans two pieces."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.stops = tuple(stops)
@@ -149,7 +149,7 @@ class Stops:
         return self._release(len(self._held) - keep)
 
     def rest(self) -> str:
-        """The text held back, once no more comes."""
+        """The text held back, after the last piece."""
         return "" if self.is_over else self._release(len(self._held))
 
     def _release(self, count: int) -> str:

@@ -31,10 +31,10 @@ from sdxl.parameter import FEW_STEPS
 from sdxl.params import DRAWN_SEEDS, PICTURED, GenerationParams, InvalidParams
 from sdxl.presets import preset_named
 from sdxl.provenance import Provenance
-from sdxl.source import DIGESTS
+from sdxl.source import DIGESTS, GivenImage
 from serve.render import attached_pictures, terminal
 from serve.render.destination import STDOUT, SUFFIXES, Destination, format_of
-from serve.render.editing import ImageToEdit, content
+from serve.render.editing import content, read_image
 from serve.render.progress_display import RenderDisplay
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class RenderSpec(ModelFlags):
     destination: Destination
     sheet: Path | None
     is_json: bool
-    image: ImageToEdit | None = None
+    image: GivenImage | None = None
     preview: str = terminal.AUTO
     files: Mapping[str, Any] = field(default_factory=dict)
     """what the picture to make again is made with, by keys of its metadata"""
@@ -87,7 +87,7 @@ class RenderSpec(ModelFlags):
 
 def main(argv: Sequence[str]) -> int:
     order = read_order(build_parser().parse_args(argv))
-    # The terminal is asked while no other thread is there, for whom an interrupt might be meant.
+    # The terminal is asked before another thread starts: an interrupt must reach the question.
     shows = terminal.find(order.preview, order.is_json or not sys.stdout.isatty())
     # Here and not above: loading PyTorch takes seconds, and a typo in a flag need not wait.
     from sdxl.deepcache import spoils
@@ -98,7 +98,9 @@ def main(argv: Sequence[str]) -> int:
     pipeline = order.load(refiner=order.requests[0].refiner)
     order = replace(order, model=pipeline.checkpoint.origin or order.model)
     image = order.image
-    sized = [image.sized(each, pipeline) for each in order.requests] if image else order.requests
+    sized = (
+        [image.sized(each, pipeline.sizes) for each in order.requests] if image else order.requests
+    )
     requests = [pipeline.check(request) for request in sized]
     print_changed_files(order, [file for each in requests for file, *_ in pipeline.uses(each)])
     for request in requests:
@@ -145,7 +147,7 @@ def with_pictures(
     from sdxl.pipeline import WithPictures
     from sdxl.prompt_pictures import check_pictures
 
-    source = order.image.given.source(requests[0]) if order.image else None
+    source = order.image.source(requests[0]) if order.image else None
     for leg in requests[0].legs:
         check_pictures(leg, order.maps, source)
     if source is None and not order.maps:
@@ -193,7 +195,7 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
     stored = stored_params(options.source) if options.source else {}
     stored_model = stored.pop("model", None)
     files = {key: stored.pop(key, None) for key in FILE_KEYS.values()}
-    image = ImageToEdit.read(options.image, options.mask)
+    image = read_image(options.image, options.mask)
     check_image(options.source, [stored.pop(name, None) for name in DIGESTS], image)
     if options.format not in (None, *SUFFIXES):
         raise InvalidParams.unknown("format", options.format, SUFFIXES)
@@ -206,7 +208,7 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
     if not 1 <= options.n <= MAX_IMAGES // len(prompts):
         most = f"must be 1 to {MAX_IMAGES // len(prompts)} for {len(prompts)} prompts"
         raise InvalidParams("n", options.n, most)
-    strength = stored.get("strength", image.given.edit_strength if image else None)
+    strength = stored.get("strength", image.edit_strength if image else None)
     is_edit, maps = image is not None, dict[str, bytes]()
     lists = {name: read_list(name, options, stored, maps, is_edit=is_edit) for name in PICTURED}
     given_values = with_quality(options, stored_model, strength)
@@ -250,7 +252,7 @@ def named_model(options: argparse.Namespace, stored_model: str | None) -> str:
     return model_with(named, options.vae)
 
 
-def check_image(source: str | None, digests: Sequence[object], image: ImageToEdit | None) -> None:
+def check_image(source: str | None, digests: Sequence[object], image: GivenImage | None) -> None:
     """Refuse to repeat an edit without its image."""
     if any(digests) and image is None:
         needed = f"needs --image, which the picture was made from ({DIGESTS[0]} {digests[0]})"
@@ -288,10 +290,10 @@ def read_list(
     return attached_pictures.filled(entries, kept)
 
 
-def params_for(values: dict[str, Any], image: ImageToEdit | None) -> GenerationParams:
+def params_for(values: dict[str, Any], image: GivenImage | None) -> GenerationParams:
     params = GenerationParams.from_dict(values)
     if image is not None:
-        image.check(params)
+        params.for_edit(has_mask=image.mask is not None)
     else:
         params.check_plain()
     return params
@@ -404,7 +406,7 @@ def report(result: Result, path: Path, order: RenderSpec) -> None:
         # Images that are made together take the same time; the last line has their rate.
         took = f"  {result.timings['denoise_s']:.2f} s" if len(order.requests) == 1 else ""
         line = f"{path}  seed {result.params.seed}{took}"
-    # Steps aside for the progress bar, and writes to stdout all the same.
+    # tqdm clears its bar first, then writes to stdout.
     tqdm.write(line, file=lines_to(order))
 
 

@@ -86,11 +86,11 @@ class PictureArea:
         screen = self._screen = self.terminal.screen
         rows = min(MOST_ROWS, screen.rows - ROWS_LEFT)
         if rows >= FEWEST_ROWS and screen.columns > 1:
-            # The number: pictures of earlier commands are on the screen, too.
+            # A random number: pictures of earlier commands may be on the screen with theirs.
             number = 1 + secrets.randbelow(2**31 - 1)
             size, columns = (width, height), screen.columns - 1
             frame = frame_for(size, columns, rows, screen.cell, number)
-            # Saved at once: wherever a picture is cut off, there is a place to come back to.
+            # Saved at once, so that the cursor can return even if a picture is cut off.
             self.terminal.write(b"\n" * frame.rows + SAVE)
             self.frame = frame
 

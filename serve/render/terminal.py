@@ -48,7 +48,7 @@ LAST = b"\x1b[c"
 QUESTIONS = b"\x1b[>0q\x1b[16t" + LAST
 KITTY_QUESTION = b"\x1b_Gi=31,s=1,v=1,a=q,t=d,f=24;AAAA\x1b\\" + LAST
 COLOURS_QUESTION = b"\x1b[?1;1;0S" + LAST
-# What prints a question, all the same, printed it after this place.
+# A terminal that prints a question instead of answering printed it after this place.
 HERE, BACK = b"\x1b7", b"\x1b8\x1b[K"
 
 NAME = re.compile(rb"\x1bP>\|([^\x1b\x07]*)")

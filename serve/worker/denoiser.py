@@ -113,7 +113,7 @@ class Denoiser:
     @property
     def here(self) -> tuple[Flight, ...]:
         """All admitted, unfinished images in order of arrival."""
-        # What comes is read first: between the two, one may pass from there to here.
+        # `_coming` is read first: between the two reads an image may move from there to here.
         coming = list(self._coming.values())
         flights = self.flights
         known = {flight.id for flight in flights}

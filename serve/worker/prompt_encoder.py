@@ -93,7 +93,7 @@ class PromptEncoder:
                 job.failed(error)
             return
         made = list(zip(jobs, conditionings, strict=True))
-        # Who has no image need not wait for those of others.
+        # A job without an image need not wait for the images of others.
         for job, conditioning in sorted(made, key=lambda each: each[0].order.source is not None):
             self._hand_over(job, conditioning)
 

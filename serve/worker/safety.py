@@ -39,7 +39,7 @@ class Unsafe(Exception):
 
 @dataclass(frozen=True)
 class Shown:
-    """A picture as it may be shown."""
+    """A picture after the check, blurred if it was flagged."""
 
     pixels: Pixels
     is_flagged: bool = False
