@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from engines.folders.export_folder import PRECISIONS
 from engines.folders.targets import LOCAL, TARGETS, named_target
 from engines.run_built import pictures_of, run_built
 from engines.trt.flavours import FLAVOURS
-from sdxl.arguments import MODEL, Parser, whole
+from sdxl.arguments import MODEL, Parser, add_lora_flag, add_option, whole
 from sdxl.params import InvalidParams
 
 if TYPE_CHECKING:
@@ -55,46 +56,25 @@ def main(argv: Sequence[str]) -> int:
 
 def build_parser() -> Parser:
     parser = Parser(prog="sdxl build", description="Build TensorRT engines from an export.")
-    add = parser.add_argument
-    add("--onnx", metavar="DIR", help="a folder of `sdxl export` (default: the model's own place)")
-    add("--model", help=f"{MODEL}: to find its export, and to run what is built beside it")
-    add(
-        "--lora",
-        action="append",
-        default=[],
-        metavar="LORA[:SCALE]",
-        help="one that the export was made with, to run what is built beside the model with it; "
-        "may be given again",
-    )
-    add("--precision", help=f"of the export, where --onnx is not given: {', '.join(PRECISIONS)}")
-    add("--gpu", default=LOCAL, help=f"{', '.join(TARGETS)}, {LOCAL} (default %(default)s)")
-    add("--backend", default="tensorrt", help=f"{', '.join(FLAVOURS)} (default %(default)s)")
-    add("--max-batch", type=whole, metavar="N", help="images in one call (default: the GPU's)")
-    add(
-        "--request-loras",
-        action="store_true",
-        help="also build networks that apply the LoRAs of requests: plans of about twice the size",
-    )
-    add(
-        "--request-controlnets",
-        action="store_true",
-        help="also build UNets that add the results of requests' ControlNets: plans of about twice "
-        "the size",
-    )
-    add(
-        "--request-image-prompts",
-        action="store_true",
-        help="also build UNets that attend to requests' image prompts: plans of about twice the "
-        "size",
-    )
-    add("--sparse", action="store_true", help="use kernels for 2:4 sparse weights where they are")
-    add("--out", metavar="DIR", help="where to put them (default: where `auto` looks for them)")
-    add(
-        "--unchecked",
-        action="store_true",
-        help="keep the plans without running them beside the model; serving them takes "
-        "--unchecked too",
-    )
+    add = partial(add_option, parser)
+    add("--onnx", None, "a folder of `sdxl export` (default: the model's own place)", "DIR")
+    add("--model", None, f"{MODEL}: to find its export, and to run what is built beside it")
+    text = "one that the export was made with, to run what is built beside the model with it"
+    add_lora_flag(parser, text)
+    add("--precision", None, f"of the export, where --onnx is not given: {', '.join(PRECISIONS)}")
+    add("--gpu", LOCAL, f"{', '.join(TARGETS)}, {LOCAL}")
+    add("--backend", "tensorrt", ", ".join(FLAVOURS))
+    add("--max-batch", None, "images in one call (default: the GPU's)", "N", type=whole)
+    text = "also build networks that apply the LoRAs of requests: plans of about twice the size"
+    add("--request-loras", False, text)
+    text = "also build UNets that add the results of requests' ControlNets: plans of about twice "
+    add("--request-controlnets", False, text + "the size")
+    text = "also build UNets that attend to requests' image prompts: plans of about twice the size"
+    add("--request-image-prompts", False, text)
+    add("--sparse", False, "use kernels for 2:4 sparse weights where they are")
+    add("--out", None, "where to put them (default: where `auto` looks for them)", "DIR")
+    text = "keep the plans without running them beside the model; serving them takes --unchecked "
+    add("--unchecked", False, text + "too")
     return parser
 
 

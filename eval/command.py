@@ -11,9 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eval.measuring.options import add_option
 from eval.quality.inputs import EXACT, add_benchmark_files
-from sdxl.arguments import MODEL, Parser, add_generation_flags, whole
+from sdxl.arguments import MODEL, Parser, add_generation_flags, add_option, whole
 from sdxl.params import InvalidParams
 
 if TYPE_CHECKING:

@@ -20,7 +20,16 @@ from onnx_export.export_spec import (
     usual_settings,
 )
 from onnx_export.recipes import RECIPES
-from sdxl.arguments import MODEL, VAE, Parser, model_with, number, whole
+from sdxl.arguments import (
+    MODEL,
+    VAE,
+    Parser,
+    add_lora_flag,
+    add_option,
+    model_with,
+    number,
+    whole,
+)
 from sdxl.files import prepare_folder
 from sdxl.params import MAX_STEPS, InvalidParams
 from sdxl.specs import CUTS
@@ -71,62 +80,32 @@ def main(argv: Sequence[str]) -> int:
 
 def build_parser() -> Parser:
     parser = Parser(prog="sdxl export", description="Export a model to ONNX graphs.")
-    add = parser.add_argument
-    add("--model", default="mini", help=f"{MODEL} (default %(default)s)")
-    add("--vae", metavar="FILE", help=VAE)
-    add("--precision", default="fp32", help=f"{', '.join(PRECISIONS)} (default %(default)s)")
-    add("--cut", default=CUTS[0], help=f"what is cached: {', '.join(CUTS)} (default %(default)s)")
-    add("--out", metavar="DIR", help="where to put it (default: where engines look for it)")
-    add(
-        "--lora",
-        action="append",
-        default=[],
-        metavar="LORA[:SCALE]",
-        help="fuse this LoRA into the weights first: a file, its folder, or one of the embedded "
-        "model's by name; may be given again",
-    )
-    add(
-        "--calibration",
-        metavar="FILE",
-        help="for int8 and fp8: a prompt a line, or MLPerf's list (default: prompts of our own)",
-    )
-    add("--annotations", metavar="FILE", help="COCO's, where --calibration is a list of ids")
-    add("--calibration-count", type=whole, metavar="N", help="prompts (default: the recipe's 32)")
-    add("--calibration-guidance", type=number, metavar="X", help=f"(default {GUIDANCE:g})")
-    add(
-        "--calibration-negative",
-        metavar="TEXT",
-        help="negative prompt (default: that of MLPerf's task)",
-    )
-    add(
-        "--calibration-interval",
-        type=whole,
-        metavar="N",
-        help=f"cache interval of the pictures that will be served (default {CACHE_INTERVAL})",
-    )
-    add("--calibration-size", type=whole, metavar="PIXELS", help="(default: the model's own)")
-    add("--force", action="store_true", help="export what has not changed too")
-    add(
-        "--unchecked",
-        action="store_true",
-        help="publish without the check; serving it takes --unchecked too",
-    )
-    add("--check-prompts", type=whole, metavar="N", help="pictures that the check paints")
-    add("--check-steps", type=whole, metavar="N", help="of each of them")
-    add(
-        "--check-size",
-        type=whole,
-        metavar="PIXELS",
-        help="(default: half of the model's own, which up to 512 is whole)",
-    )
-    add(
-        "--check-minutes",
-        type=number,
-        metavar="N",
-        default=MINUTES,
-        help="where it would take longer, fewer are painted, never none (default %(default)s)",
-    )
-    add("--check", metavar="DIR", help="export nothing; check this export of the model again")
+    add = partial(add_option, parser)
+    add("--model", "mini", MODEL)
+    add("--vae", None, VAE, "FILE")
+    add("--precision", "fp32", ", ".join(PRECISIONS))
+    add("--cut", CUTS[0], f"what is cached: {', '.join(CUTS)}")
+    add("--out", None, "where to put it (default: where engines look for it)", "DIR")
+    text = "fuse this LoRA into the weights first: a file, its folder, or one of the embedded "
+    add_lora_flag(parser, text + "model's by name")
+    text = "for int8 and fp8: a prompt a line, or MLPerf's list (default: prompts of our own)"
+    add("--calibration", None, text, "FILE")
+    add("--annotations", None, "COCO's, where --calibration is a list of ids", "FILE")
+    add("--calibration-count", None, "prompts (default: the recipe's 32)", "N", type=whole)
+    add("--calibration-guidance", None, f"(default {GUIDANCE:g})", "X", type=number)
+    add("--calibration-negative", None, "negative prompt (default: that of MLPerf's task)", "TEXT")
+    text = f"cache interval of the pictures that will be served (default {CACHE_INTERVAL})"
+    add("--calibration-interval", None, text, "N", type=whole)
+    add("--calibration-size", None, "(default: the model's own)", "PIXELS", type=whole)
+    add("--force", False, "export what has not changed too")
+    add("--unchecked", False, "publish without the check; serving it takes --unchecked too")
+    add("--check-prompts", None, "pictures that the check paints", "N", type=whole)
+    add("--check-steps", None, "of each of them", "N", type=whole)
+    text = "(default: half of the model's own, which up to 512 is whole)"
+    add("--check-size", None, text, "PIXELS", type=whole)
+    text = "time limit of the check, in minutes; at least one picture is painted"
+    add("--check-minutes", MINUTES, text, "N")
+    add("--check", None, "export nothing; check this export of the model again", "DIR")
     return parser
 
 

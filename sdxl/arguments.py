@@ -160,6 +160,38 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def add_option(
+    place: argparse._ActionsContainer,
+    flag: str,
+    default: Any,
+    help: str,
+    metavar: str | None = None,
+    **more: Any,
+) -> None:
+    """Add a flag to a parser or group. Its type follows from the default: a list takes one value or
+    more, False makes a switch. The help ends with the default."""
+    if default is False:
+        place.add_argument(flag, action="store_true", help=help, **more)
+        return
+    first, shown = default, str(default)
+    if isinstance(default, list | tuple):
+        first, shown = (default[0] if default else ""), ", ".join(map(str, default))
+        more.setdefault("nargs", "+")
+    kind = type(first)
+    if default is not None:
+        more.setdefault("type", {int: whole, float: number}.get(kind, kind))
+    if "choices" not in more:
+        more["metavar"] = metavar or (METAVARS[kind] if kind in (int, float) else None)
+    text = f"{help} (default {shown})" if default and help != argparse.SUPPRESS else help
+    place.add_argument(flag, default=default, help=text, **more)
+
+
+def add_lora_flag(parser: argparse.ArgumentParser, text: str) -> None:
+    """Add the flag for LoRAs that are fused into an export's weights."""
+    facts: dict[str, Any] = {"action": "append", "default": [], "metavar": "LORA[:SCALE]"}
+    parser.add_argument("--lora", help=f"{text}; may be given again", **facts)
+
+
 def add_count_flag(flags: argparse._ActionsContainer, unit: str) -> None:
     facts: dict[str, Any] = {"type": whole, "default": 1, "metavar": "N", "dest": "n"}
     flags.add_argument("-n", "--n", help=f"{unit} (default %(default)s)", **facts)

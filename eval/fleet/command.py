@@ -34,8 +34,7 @@ from eval.fleet.scaling import ScaledFlow
 from eval.fleet.ticks import TickFleet
 from eval.fleet.traffic import LOADING_S, Level, Traffic, bursts, day, kinds, steady, zipf
 from eval.measuring.markdown import table_lines
-from eval.measuring.options import add_option
-from sdxl.arguments import Parser, number, whole
+from sdxl.arguments import Parser, add_option, number, whole
 from sdxl.fleet import ASKED, Loads, homes
 
 CLUSTER, FRONT_RATE, FEWEST_FRONTS = 250, 250.0, 2

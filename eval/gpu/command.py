@@ -19,8 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eval.measuring.options import add_option
-from sdxl.arguments import Parser
+from sdxl.arguments import Parser, add_option
 from sdxl.files import prepare_folder, write_json
 from sdxl.params import InvalidParams
 

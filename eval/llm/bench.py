@@ -28,11 +28,10 @@ from eval.llm.client import (
     limits_named,
     read_prompts,
 )
-from eval.measuring.options import add_option
 from eval.measuring.timing import quantile
 from eval.service.client import KEY_VARIABLE, energy_meter, local_service
 from eval.service.traffic import closed_loop, open_loop
-from sdxl.arguments import Parser, check_positive, number
+from sdxl.arguments import Parser, add_option, check_positive, number
 from sdxl.params import InvalidParams
 
 SCENARIOS = ("Offline", "Server")

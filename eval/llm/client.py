@@ -15,9 +15,8 @@ from typing import Any
 
 import httpx
 
-from eval.measuring.options import add_option
 from eval.service.client import auth_headers, metric_values, metrics_page, unlimited_client
-from sdxl.arguments import Parser
+from sdxl.arguments import Parser, add_option
 from sdxl.params import InvalidParams
 
 AT_ONCE = 128

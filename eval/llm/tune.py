@@ -33,9 +33,8 @@ from eval.llm.client import (
     read_prompts,
     wait_until_loaded,
 )
-from eval.measuring.options import add_option
 from eval.service.client import local_service
-from sdxl.arguments import Parser, check_positive
+from sdxl.arguments import Parser, add_option, check_positive
 from sdxl.digests import sha256_of
 from sdxl.files import prepare_folder, write_atomic, write_json
 from sdxl.params import InvalidParams

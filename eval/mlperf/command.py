@@ -19,9 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eval.measuring.options import add_option
 from eval.measuring.timing import wall_s
-from sdxl.arguments import MODEL, Parser, add_generation_flags, given_params, number
+from sdxl.arguments import MODEL, Parser, add_generation_flags, add_option, given_params, number
 from sdxl.params import GenerationParams, InvalidParams
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from eval.measuring.options import add_option
-from sdxl.arguments import Parser
+from sdxl.arguments import Parser, add_option
 from sdxl.files import prepare_folder, write_atomic
 from sdxl.params import InvalidParams
 

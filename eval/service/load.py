@@ -22,11 +22,10 @@ from functools import partial
 import httpx
 import psutil
 
-from eval.measuring.options import add_option
 from eval.measuring.timing import quantile
 from eval.service.client import local_service, unlimited_client
 from eval.service.traffic import closed_loop, open_loop
-from sdxl.arguments import Parser
+from sdxl.arguments import Parser, add_option
 from sdxl.params import InvalidParams
 
 GENERATE = "/v1/images/generations"

@@ -13,9 +13,8 @@ from functools import partial
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from eval.measuring.options import add_option
 from eval.service.client import KEY_VARIABLE, metrics_page
-from sdxl.arguments import Parser
+from sdxl.arguments import Parser, add_option
 from sdxl.specs import CHUNK, SDXL_1_0, Architecture, TensorSpec, network_specs
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8}

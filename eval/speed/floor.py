@@ -14,8 +14,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from eval.measuring.options import add_option
-from sdxl.arguments import Parser, whole
+from sdxl.arguments import Parser, add_option, whole
 from sdxl.params import GenerationParams, InvalidParams
 
 if TYPE_CHECKING:

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 from eval.measuring.energy import open_meter
-from eval.measuring.options import add_option
 from eval.measuring.system_description import describe_system
 from eval.measuring.timing import Run, Spread, cuda_s, ratio, take_turns, wall_s
 from eval.speed import variants
@@ -38,7 +37,7 @@ from eval.speed.variants import (
     variant_name,
 )
 from sdxl import memory
-from sdxl.arguments import Parser, number, whole
+from sdxl.arguments import Parser, add_option, number, whole
 from sdxl.files import prepare_folder, write_atomic, write_json
 
 FULL_SIZE = Path("out/full-size/model")

@@ -14,9 +14,8 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from eval.measuring.options import add_option
 from eval.quality.inputs import add_benchmark_files
-from sdxl.arguments import MODEL, Parser, number
+from sdxl.arguments import MODEL, Parser, add_option, number
 from sdxl.params import PARAMETERS, InvalidParams
 from sdxl.presets import MEASURED
 

@@ -9,20 +9,19 @@ import argparse
 import json
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Any
 
 from engines.flags import add_engine_flags
 from sdxl.arguments import (
     Parser,
     add_count_flag,
+    add_option,
     add_picture_flags,
     given_params,
     given_provenance,
     model_with,
-    number,
     whole,
 )
 from sdxl.params import GenerationParams, InvalidParams
@@ -86,46 +85,37 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="sdxl batch", description="Make pictures of every row of a file.", common=COMMON_FLAGS
     )
-    add: Callable[..., Any] = parser.add_argument
-    flag = partial(add, action="store_true")
-    add("inputs", nargs="*", metavar="INPUT", help=".txt, .jsonl, .csv or .parquet, or a pattern")
-    add("-o", "--out", metavar="DIR", help="a folder, or an fsspec URL such as s3://bucket/job")
+    add = partial(add_option, parser)
+    text = ".txt, .jsonl, .csv or .parquet, or a pattern"
+    parser.add_argument("inputs", nargs="*", metavar="INPUT", help=text)
+    text = "a folder, or an fsspec URL such as s3://bucket/job"
+    parser.add_argument("-o", "--out", metavar="DIR", help=text)
     add_count_flag(parser, "pictures a row")
-    add("--format", default="png", help=f"{', '.join(SUFFIXES)} (default %(default)s)")
-    flag("--tar", dest="is_tarred", help="write a WebDataset tar a shard, not single files")
-    add("--shard-size", type=whole, default=DEFAULT_SHARD, metavar="N", help="rows (%(default)s)")
-    flag("--retry-dead", dest="retries_dead", help="retry the dead letters of earlier runs")
-    flag("--read-back", dest="reads_back", help="check every finished picture, not a sample")
+    add("--format", "png", ", ".join(SUFFIXES))
+    add("--tar", False, "write a WebDataset tar a shard, not single files", dest="is_tarred")
+    add("--shard-size", DEFAULT_SHARD, "rows")
+    add("--retry-dead", False, "retry the dead letters of earlier runs", dest="retries_dead")
+    text = "check every finished picture, not a sample"
+    add("--read-back", False, text, dest="reads_back")
     group = parser.add_argument_group("workers")
-    add = group.add_argument
-    flag = partial(add, action="store_true")
+    add = partial(add_option, group)
     add_engine_flags(group, "(mini); with --through one of the service's (its first)")
-    add("--workers", type=whole, default=0, metavar="N", help="default: one a GPU, or one")
-    flag("--mixed-gpus", dest="is_mixed", help="allow GPUs of several kinds")
-    add("--address", metavar="HOST:PORT", help="a running Ray cluster (default: start one)")
-    add(
-        "--through", metavar="URL", help=f"use a running service, at low priority; key in {API_KEY}"
-    )
-    add(
+    add("--workers", 0, "default: one a GPU, or one")
+    add("--mixed-gpus", False, "allow GPUs of several kinds", dest="is_mixed")
+    add("--address", None, "a running Ray cluster (default: start one)", "HOST:PORT")
+    add("--through", None, f"use a running service, at low priority; key in {API_KEY}", "URL")
+    group.add_argument(
         "--deterministic",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="the same bytes whatever else is rendered (default)",
     )
-    add(
-        "--stall-s",
-        type=number,
-        default=120.0,
-        metavar="S",
-        help="replace a worker without progress",
-    )
-    group = parser.add_argument_group("monitoring")
-    add = group.add_argument
-    flag = partial(add, action="store_true")
-    flag("--quiet", dest="is_quiet", help="JSON lines on stdout instead of a display")
-    add("--metrics-port", type=whole, metavar="PORT", help="for Prometheus, on loopback")
-    add("--status", metavar="DIR", help="print the progress of a job and exit")
-    add("--verify", metavar="DIR", help="check the output of a job and exit")
+    add("--stall-s", 120.0, "replace a worker without progress for so many seconds", "S")
+    add = partial(add_option, parser.add_argument_group("monitoring"))
+    add("--quiet", False, "JSON lines on stdout instead of a display", dest="is_quiet")
+    add("--metrics-port", None, "for Prometheus, on loopback", "PORT", type=whole)
+    add("--status", None, "print the progress of a job and exit", "DIR")
+    add("--verify", None, "check the output of a job and exit", "DIR")
     add_picture_flags(parser)
     return parser
 

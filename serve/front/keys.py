@@ -15,9 +15,10 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from sdxl.arguments import Parser, whole
+from sdxl.arguments import Parser, add_option, number, whole
 from sdxl.files import OutputError
 from sdxl.params import InvalidParams
 
@@ -68,13 +69,13 @@ class Keyring:
                 "keys", str(path), f"must be a readable file of keys ({cause})"
             ) from error
         keys = []
-        for number, line in enumerate(lines, 1):
+        for count, line in enumerate(lines, 1):
             text = line.partition("#")[0].strip()
             if not text:
                 continue
             match = LINE.fullmatch(text)
             # Not the line itself: it may hold a key in clear text.
-            place = f"{path}, line {number}"
+            place = f"{path}, line {count}"
             if match is None:
                 raise InvalidParams("keys", place, NEEDED)
             rate, work, weight = (match[name] for name in ("rate", "work", "weight"))
@@ -141,29 +142,14 @@ def main(argv: Sequence[str]) -> int:
     """`sdxl key`"""
     parser = Parser(prog="sdxl key", description="Make an API key. It is shown once.")
     parser.add_argument("name", help="name of the key's owner; it appears in the log")
-    parser.add_argument(
-        "--file", default="keys.txt", help="file to append its hash to (%(default)s)"
-    )
-    parser.add_argument(
-        "--rate", type=whole, metavar="N", help="images a minute; unlimited unless given"
-    )
-    parser.add_argument(
-        "--work",
-        type=float,
-        metavar="N",
-        help="standard images a minute; unlimited unless given. One is an image of the model's own "
-        "size, default steps and guidance; twice the pixels or twice the steps count as two",
-    )
-    parser.add_argument(
-        "--weight",
-        type=float,
-        default=1.0,
-        metavar="W",
-        help="weight of its share while others wait: 2 gets twice what 1 gets (%(default)s)",
-    )
-    parser.add_argument(
-        "--operator", action="store_true", help="let the key load and unload models"
-    )
+    add = partial(add_option, parser)
+    add("--file", "keys.txt", "file to append its hash to")
+    add("--rate", None, "images a minute; unlimited unless given", "N", type=whole)
+    text = "standard images a minute; unlimited unless given. One is an image of the model's own "
+    text += "size, default steps and guidance; twice the pixels or twice the steps count as two"
+    add("--work", None, text, "N", type=number)
+    add("--weight", 1.0, "weight of its share while others wait: 2 gets twice what 1 gets", "W")
+    add("--operator", False, "let the key load and unload models")
     options = parser.parse_args(argv)
     if not NAME.fullmatch(options.name):
         raise InvalidParams(
