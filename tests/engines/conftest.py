@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,10 @@ import torch
 from engines import choice
 from engines.choice import EngineRequest
 from engines.folders.export_folder import ExportFolder
+from engines.folders.shipped import open_mini
 from sdxl.checkpoint import Checkpoint
 from sdxl.engine import Engines
+from sdxl.specs import ModelSpec, variants_of, with_loras
 from tests.engines.tiny_export import DIGEST, write_export
 from tests.fakes import fake_engines
 
@@ -36,6 +38,19 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def tiny(tmp_path: Path) -> ExportFolder:
     return write_export(tmp_path / "tiny")
+
+
+@pytest.fixture(scope="module")
+def export() -> ExportFolder:
+    """The embedded model's graphs."""
+    return open_mini()
+
+
+@pytest.fixture(scope="module")
+def specs(export: ExportFolder) -> Mapping[str, ModelSpec]:
+    """Of the embedded model's networks, with every variant for requests."""
+    own = export.specs | with_loras(export.specs)
+    return own | variants_of(own, export.arch)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import torch
 
 from engines.control_graphs import ControlGraphError, add_residuals
 from engines.folders.export_folder import ExportFolder
-from engines.folders.shipped import open_mini
 from engines.lora_graphs import add_loras
 from engines.low_rank import bank_of
 from engines.onnxruntime_engine import OnnxRuntimeEngine, open_session
@@ -23,7 +22,6 @@ from sdxl.specs import (
     VARIANTS,
     ModelSpec,
     plain_name,
-    with_loras,
     with_residuals,
 )
 from tests.engines.tiny_export import write_export
@@ -35,17 +33,6 @@ ADAPTED = [
     VARIANTS["locon"]["unet_shallow"],
     pytest.param(VARIANTS["locon"]["unet_deep"], marks=pytest.mark.slow),
 ]
-
-
-@pytest.fixture(scope="module")
-def export() -> ExportFolder:
-    return open_mini()
-
-
-@pytest.fixture(scope="module")
-def specs(export: ExportFolder) -> Mapping[str, ModelSpec]:
-    plain = export.specs | with_loras(export.specs)
-    return plain | with_residuals(plain, export.arch)
 
 
 @pytest.mark.parametrize("name", CONTROLLED)

@@ -13,29 +13,17 @@ import torch
 
 from engines.control_graphs import variant_graph
 from engines.folders.export_folder import ExportFolder
-from engines.folders.shipped import open_mini
 from engines.image_graphs import ImageGraphError, add_images
 from engines.low_rank import bank_of
 from engines.onnxruntime_engine import OnnxRuntimeEngine, open_session
 from engines.pytorch.torch_engine import TorchEngine
 from sdxl.networks.parts import networks_of
-from sdxl.specs import ModelSpec, variants_of, with_images, with_loras
+from sdxl.specs import ModelSpec, with_images
 from tests.engines.tiny_export import write_export
 from tests.engines.variant_graphs import MOST, check_equal, computed, drawn, drawn_bank
 from tests.sdxl.control_nets import mini_unet
 
 PLAIN = "unet_deep"
-
-
-@pytest.fixture(scope="module")
-def export() -> ExportFolder:
-    return open_mini()
-
-
-@pytest.fixture(scope="module")
-def specs(export: ExportFolder) -> Mapping[str, ModelSpec]:
-    own = export.specs | with_loras(export.specs)
-    return own | variants_of(own, export.arch)
 
 
 @pytest.mark.parametrize("ending", ["", "+control"])

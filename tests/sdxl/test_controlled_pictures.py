@@ -16,7 +16,6 @@ from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from PIL import Image
 from torch import Tensor
 
-from engines import load
 from sdxl.adapters import NoRoom
 from sdxl.attachments import Lora
 from sdxl.catalogue import Catalogue
@@ -33,7 +32,12 @@ from tests.sdxl.flights import launched_groups
 from tests.sdxl.test_editing import drawing, edit, params_of
 from tests.sdxl.test_pipeline import set_scheduler
 from tests.sdxl.their_schedulers import asked_of
-from tests.sdxl.together import assert_as_plain_loop, assert_deterministic, assert_rides
+from tests.sdxl.together import (
+    assert_as_in_onnxruntime,
+    assert_as_plain_loop,
+    assert_deterministic,
+    assert_rides,
+)
 
 SIZE = (128, 96)
 NETS = {"first": lambda: random_control(1), "second": lambda: random_control(2)}
@@ -272,8 +276,4 @@ def test_onnxruntime_makes_the_same_pictures(model: Pipeline) -> None:
         asked(SECOND, cache_interval=2, loras=locon),
     )
     catalogue = replace(model.catalogue, folders=[LORAS])
-    theirs = replace(model, catalogue=catalogue)
-    ours = replace(theirs, engines=load("mini", "onnxruntime").engines)
-    for found, expected in zip(ours.generate(given), theirs.generate(given), strict=True):
-        assert expected.image is not None, expected.error
-        assert_picture(found, expected.image.clamp(-1, 1))
+    assert_as_in_onnxruntime(replace(model, catalogue=catalogue), given)

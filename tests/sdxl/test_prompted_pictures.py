@@ -18,7 +18,6 @@ from PIL import Image
 from torch import Tensor
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from engines import load
 from sdxl.adapters import NoRoom
 from sdxl.attachments import Lora
 from sdxl.catalogue import Catalogue
@@ -36,7 +35,12 @@ from tests.sdxl.image_adapters import PLAIN, PLUS, SIDE, write_adapters
 from tests.sdxl.test_editing import edit, params_of
 from tests.sdxl.test_pipeline import set_scheduler
 from tests.sdxl.their_schedulers import asked_of
-from tests.sdxl.together import assert_as_plain_loop, assert_deterministic, assert_rides
+from tests.sdxl.together import (
+    assert_as_in_onnxruntime,
+    assert_as_plain_loop,
+    assert_deterministic,
+    assert_rides,
+)
 
 SIZE = (128, 96)
 ONE, OTHER = ImagePrompt(PLAIN, "a"), ImagePrompt(PLUS, "b")
@@ -273,7 +277,4 @@ def test_a_picture_of_several_requests_is_encoded_once(model: Pipeline) -> None:
 
 def test_onnxruntime_makes_the_same_pictures(model: Pipeline) -> None:
     """With LoRAs and ControlNets, too."""
-    ours = replace(model, engines=load("mini", "onnxruntime").engines)
-    for found, expected in zip(ours.generate(MIXED), model.generate(MIXED), strict=True):
-        assert expected.image is not None, expected.error
-        assert_picture(found, expected.image.clamp(-1, 1))
+    assert_as_in_onnxruntime(model, MIXED)

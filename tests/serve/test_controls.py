@@ -88,15 +88,25 @@ def edit(worker: Worker, files: Any, **fields: Any) -> httpx.Response:
     return call(worker, "POST", EDIT, data=usual, files=files)
 
 
-def test_forms_and_json_mean_the_same(controlled: Worker) -> None:
-    image, entries = png(), [{**EDGES, "strength": 0.5}, {"name": "edges", "end": 0.5}]
+def assert_as_form(
+    worker: Worker, image: bytes, field: str, file_field: str, entries: Any
+) -> bytes:
+    """Assert that an edit is the same as JSON and as a form, which has OTHER of the second entry as
+    a file; return its picture."""
+    first, second = entries
     body = {"prompt": "a red circle", "steps": 4, "seed": 7}
     body |= {"images": [{"image_url": data_url(image)}]}
-    whole = [entries[0], {**entries[1], "image": data_url(OTHER)}]
-    expected = picture_in(post(controlled, {**body, "controls": whole}, EDIT))
-    for name in ("control_image", "control_image[]"):
+    whole = [first, {**second, "image": data_url(OTHER)}]
+    expected = picture_in(post(worker, {**body, field: whole}, EDIT))
+    for name in (file_field, f"{file_field}[]"):
         files = [("image", image), (name, OTHER)]
-        assert_same(picture_in(edit(controlled, files, controls=json.dumps(entries))), expected)
+        assert_same(picture_in(edit(worker, files, **{field: json.dumps(entries)})), expected)
+    return expected
+
+
+def test_forms_and_json_mean_the_same(controlled: Worker) -> None:
+    image, entries = png(), [{**EDGES, "strength": 0.5}, {"name": "edges", "end": 0.5}]
+    expected = assert_as_form(controlled, image, "controls", "control_image", entries)
     bare = json.dumps([{"name": "edges", "strength": 0.5}, {"name": "edges", "end": 0.5}])
     files = [("image", image), ("control_image", MAP), ("control_image", OTHER)]
     assert_same(picture_in(edit(controlled, files, controls=bare)), expected)

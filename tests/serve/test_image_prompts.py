@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -32,8 +31,8 @@ from tests.serve import workers
 from tests.serve.batch.drawers import dead_letters, jsonl, make, pictures
 from tests.serve.servers import call, error_of, post
 from tests.serve.test_batch_api import batch_api, line
-from tests.serve.test_controls import MAP, QUICK, assert_same, digest, edit, plain
-from tests.serve.test_edits import EDIT, data_url, picture_in, pixels, png
+from tests.serve.test_controls import MAP, QUICK, assert_as_form, assert_same, digest, plain
+from tests.serve.test_edits import data_url, picture_in, pixels, png
 
 OTHER = saved(Image.linear_gradient("L").convert("RGB"))
 ONE: dict[str, Any] = {"name": PLAIN, "image": data_url(MAP)}
@@ -85,15 +84,8 @@ def test_models_are_listed_with_their_ip_adapters(prompted: Worker) -> None:
 
 
 def test_forms_and_json_mean_the_same(prompted: Worker) -> None:
-    image, entries = png(), [{**ONE, "strength": 0.5}, {"name": PLUS, "mode": "style"}]
-    body = {"prompt": "a red circle", "steps": 4, "seed": 7}
-    body |= {"images": [{"image_url": data_url(image)}]}
-    whole = [entries[0], {**entries[1], "image": data_url(OTHER)}]
-    expected = picture_in(post(prompted, {**body, "image_prompts": whole}, EDIT))
-    for name in ("prompt_image", "prompt_image[]"):
-        files = [("image", image), (name, OTHER)]
-        found = edit(prompted, files, image_prompts=json.dumps(entries))
-        assert_same(picture_in(found), expected)
+    entries = [{**ONE, "strength": 0.5}, {"name": PLUS, "mode": "style"}]
+    assert_as_form(prompted, png(), "image_prompts", "prompt_image", entries)
 
 
 @pytest.mark.parametrize(

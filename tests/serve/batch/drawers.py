@@ -22,10 +22,13 @@ from sdxl.params import Sizes
 from sdxl.picture_files import file_of
 from serve.batch.batch_spec import BatchSpec
 from serve.batch.command import build_parser, read_order
+from serve.batch.driver import Driver
 from serve.batch.job import BatchJob
+from serve.batch.progress import BatchProgress
 from serve.batch.rows import ShardPiece
 from serve.batch.running import WorkerPool, on_ray, run
 from serve.batch.shard_worker import BatchTask, Tally, TurnReport
+from serve.batch.store import FolderStore
 from serve.batch.workers import StartWorker, thread_workers
 from serve.orders import Done, ImageOrder, ModelCard, Update
 
@@ -105,6 +108,26 @@ class IdleWorker:
 
     def end(self) -> None:
         pass
+
+
+def lost_workers(
+    start: StartWorker, folder: Path, clock: Callable[[], float], stall_s: float = 120.0
+) -> int:
+    """Drive two workers until the 51st look finds all shards packed; count the workers lost."""
+    progress, beats = BatchProgress(0, 0.0), iter([False] * 50 + [True])
+    driver = Driver(
+        start,
+        2,
+        BatchTask(FolderStore(folder, "run"), "run", "png"),
+        progress,
+        on_card=lambda card: None,
+        show=lambda progress: None,
+        is_packed=lambda: next(beats),
+        stall_s=stall_s,
+        clock=clock,
+    )
+    driver.run(iter([]))
+    return progress.lost_workers
 
 
 def draw(order: ImageOrder) -> bytes:

@@ -13,13 +13,12 @@ import pytest
 
 from sdxl.params import GenerationParams
 from serve.batch import shard_worker
-from serve.batch.driver import LOAD_S, LOADS, Driver
-from serve.batch.progress import BatchProgress
+from serve.batch.driver import LOAD_S, LOADS
 from serve.batch.rows import BatchRow, ShardPiece
 from serve.batch.shard_worker import BatchTask, ShardWorker
 from serve.batch.store import FolderStore
 from serve.orders import ModelCard
-from tests.serve.batch.drawers import Drawer, IdleWorker
+from tests.serve.batch.drawers import Drawer, IdleWorker, lost_workers
 
 
 @dataclass
@@ -75,16 +74,5 @@ class HalfCluster(IdleWorker):
 
 def test_a_lost_gpu_does_not_end_a_job_that_others_do(tmp_path: Path) -> None:
     """Each look at the clock is half of the time that a worker has to load."""
-    progress, beats = BatchProgress(0, 0.0), iter([False] * 50 + [True])
-    driver = Driver(
-        HalfCluster,
-        2,
-        BatchTask(FolderStore(tmp_path, "run"), "run", "png"),
-        progress,
-        on_card=lambda card: None,
-        show=lambda progress: None,
-        is_packed=lambda: next(beats),
-        clock=(LOAD_S / 2 * i for i in itertools.count()).__next__,
-    )
-    driver.run(iter([]))
-    assert progress.lost_workers > LOADS
+    clock = (LOAD_S / 2 * i for i in itertools.count()).__next__
+    assert lost_workers(HalfCluster, tmp_path, clock) > LOADS

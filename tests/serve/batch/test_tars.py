@@ -16,10 +16,7 @@ import pytest
 from sdxl.files import OutputError
 from sdxl.handover import in_threads
 from serve.batch import command, ledger, running
-from serve.batch.driver import Driver
 from serve.batch.ledger import Entry
-from serve.batch.progress import BatchProgress
-from serve.batch.shard_worker import BatchTask
 from serve.batch.store import FolderStore
 from serve.batch.tars import LOOSE, Packer, pack, reader
 from tests.serve.batch.drawers import (
@@ -28,6 +25,7 @@ from tests.serve.batch.drawers import (
     IdleWorker,
     jsonl,
     lines_of,
+    lost_workers,
     make,
     pictures,
     prompts,
@@ -145,20 +143,8 @@ def test_while_one_shard_is_packed_all_others_are_made(
 
 def test_idle_workers_are_not_replaced_while_the_last_shard_is_packed(tmp_path: Path) -> None:
     """Each look at the clock is a minute after the last."""
-    progress, beats = BatchProgress(0, 0.0), iter([False] * 50 + [True])
-    driver = Driver(
-        IdleWorker,
-        2,
-        BatchTask(FolderStore(tmp_path, "run"), "run", "png"),
-        progress,
-        on_card=lambda card: None,
-        show=lambda progress: None,
-        is_packed=lambda: next(beats),
-        stall_s=1.0,
-        clock=map(float, itertools.count(0, 60)).__next__,
-    )
-    driver.run(iter([]))
-    assert progress.lost_workers == 0
+    clock = map(float, itertools.count(0, 60)).__next__
+    assert lost_workers(IdleWorker, tmp_path, clock, stall_s=1.0) == 0
 
 
 class FullDisk(FolderStore):
