@@ -95,27 +95,26 @@ class WebuiApi:
         given = await self.checked(asked.override_settings or {}, request)
         return await self.with_loaded({**own, **given}, request)
 
-    async def make(self, asked: wire.TextToImage, request: Request) -> dict[str, Any]:
-        state = self.state_of(request)
+    async def _settled(
+        self, asked: wire.TextToImage, request: Request
+    ) -> tuple[dict[str, Any], ServedModel, ModelCard]:
+        """The options that hold for a request, its model and the model's card."""
         chosen = await self.chosen(asked, request)
         model = wire.model_in(chosen, self.models.all)
-        card = await model.backend.card()
+        return chosen, model, await model.backend.card()
+
+    async def make(self, asked: wire.TextToImage, request: Request) -> dict[str, Any]:
+        chosen, model, card = await self._settled(asked, request)
         wanted = wire.request_of(asked, chosen)
         lists, maps = controlnet.lists_of(asked, card)
         if lists:
             wanted = wanted.model_copy(update=lists)
             await self.decoding.run(partial(check, wanted, maps, card, model.settings))
-        orders = self._orders(wanted, model, card, request, maps=maps)
-        take_rate(self.limiter, request, len(orders), work_of(orders, card))
-        return await self._answer(controlnet.without_pictures(asked), orders, model, state)
+        return await self._answer(asked, request, wanted, model, card, maps=maps)
 
     async def edit(self, asked: editing.ImageToImage, request: Request) -> dict[str, Any]:
-        state = self.state_of(request)
-        chosen = await self.chosen(asked, request)
-        model = wire.model_in(chosen, self.models.all)
-        card = await model.backend.card()
+        chosen, model, card = await self._settled(asked, request)
         check_can_edit(card)
-
         lists, maps = controlnet.lists_of(asked, card)
 
         def source() -> tuple[ImageRequest, SourceImage]:
@@ -127,42 +126,35 @@ class WebuiApi:
                 raise of_params(error) from None
 
         wanted, image = await self.decoding.run(source)
-        orders = self._orders(wanted, model, card, request, source=image, maps=maps)
-        take_rate(self.limiter, request, len(orders), work_of(orders, card))
         # The answer does not repeat the images.
-        echo = controlnet.without_pictures(asked)
-        echo = echo.model_copy(update={"init_images": [], "mask": None})
-        return await self._answer(echo, orders, model, state)
+        echo = asked.model_copy(update={"init_images": [], "mask": None})
+        return await self._answer(echo, request, wanted, model, card, source=image, maps=maps)
 
     async def _answer(
         self,
         asked: wire.TextToImage,
-        orders: list[ImageOrder],
-        model: ServedModel,
-        state: ClientState,
-    ) -> dict[str, Any]:
-        run = WebuiRun(len(orders), orders[0].params.all_steps)
-        state.runs.append(run)
-        try:
-            done = await self._run(orders, run, model.backend)
-        finally:
-            state.runs.remove(run)
-        texts = [infotext_of(each.image) for each in done]
-        return wire.answer_of(asked, done, texts, model)
-
-    def _orders(
-        self,
+        request: Request,
         wanted: ImageRequest,
         model: ServedModel,
         card: ModelCard,
-        request: Request,
         **pictures: Any,
-    ) -> list[ImageOrder]:
+    ) -> dict[str, Any]:
+        """Make the pictures. `asked` is repeated in the answer, `wanted` is the same for /v1."""
         deadline_s = deadline_of(None, request, self.settings)
-        seed = secrets.randbelow(DRAWN_SEEDS)
-        orders = orders_of(wanted, card, model.settings, seed, deadline_s)
-        marks = marks_of(request, model)
-        return [replace(each, wants_progress=True, **marks, **pictures) for each in orders]
+        seed, marks = secrets.randbelow(DRAWN_SEEDS), marks_of(request, model)
+        orders = [
+            replace(each, wants_progress=True, **marks, **pictures)
+            for each in orders_of(wanted, card, model.settings, seed, deadline_s)
+        ]
+        take_rate(self.limiter, request, len(orders), work_of(orders, card))
+        run, runs = WebuiRun(len(orders), orders[0].params.all_steps), self.state_of(request).runs
+        runs.append(run)
+        try:
+            done = await self._run(orders, run, model.backend)
+        finally:
+            runs.remove(run)
+        texts = [infotext_of(each.image) for each in done]
+        return wire.answer_of(controlnet.without_pictures(asked), done, texts, model)
 
     async def _run(
         self, orders: Sequence[ImageOrder], run: WebuiRun, backend: ImageBackend
