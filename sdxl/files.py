@@ -1,4 +1,4 @@
-"""Writes files atomically."""
+"""Writes files atomically, and reads TOML."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import fcntl
 import json
 import os
 import secrets
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from sdxl.parameter import InvalidParams
 
 
 class OutputError(OSError):
@@ -24,6 +27,15 @@ class OutputError(OSError):
 
     def __reduce__(self) -> Any:
         return OutputError, self._arguments
+
+
+def read_toml(field: str, file: Path | str) -> dict[str, Any]:
+    """Read the file that a field names, or raise InvalidParams."""
+    try:
+        return tomllib.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        cause = getattr(error, "strerror", None) or error
+        raise InvalidParams(field, str(file), f"must be a TOML file ({cause})") from error
 
 
 def write_atomic(path: Path, data: bytes, scratch: Path | None = None) -> None:

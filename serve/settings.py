@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from ipaddress import ip_address
@@ -27,6 +26,7 @@ from engines import (
     check_backend,
 )
 from sdxl.arguments import MODEL, UNCHECKED, VAE, flag_of, model_with
+from sdxl.files import read_toml
 from sdxl.params import MAX_PROMPT_CHARS, InvalidParams
 from sdxl.provenance import CERTIFICATE, HELP, METADATA, PRIVATE_KEY, Provenance
 from sdxl.suggestions import did_you_mean
@@ -312,11 +312,7 @@ def read(
 
 
 def from_file(path: Path) -> dict[str, Any]:
-    try:
-        stored = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        cause = getattr(error, "strerror", None) or error
-        raise InvalidParams("settings", str(path), f"must be a TOML file ({cause})") from error
+    stored = read_toml("settings", path)
     for key in stored:
         known(key, stored[key])
     return stored

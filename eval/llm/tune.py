@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import json
 import math
-import tomllib
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -36,7 +35,7 @@ from eval.llm.client import (
 from eval.service.client import local_service
 from sdxl.arguments import Parser, add_option, check_positive
 from sdxl.digests import sha256_of
-from sdxl.files import prepare_folder, write_atomic, write_json
+from sdxl.files import prepare_folder, read_toml, write_atomic, write_json
 from sdxl.params import InvalidParams
 
 Options = dict[str, Any]
@@ -272,12 +271,6 @@ def check(options: Any) -> tuple[TokenLimits, Options]:
         values = getattr(options, name)
         if sorted(set(values)) != values or values[0] < 1:
             raise InvalidParams(name, values, "must be whole numbers from 1, each larger")
-    return limits_named(options.limits), read_base(options.options)
-
-
-def read_base(file: str) -> Options:
-    """Names are not checked: `sdxl serve` refuses unknown ones at the first trial."""
-    try:
-        return tomllib.loads(Path(file).read_text(encoding="utf-8")) if file else {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidParams("options", file, f"must be a TOML file ({error})") from error
+    # Names are not checked: `sdxl serve` refuses unknown ones at the first trial.
+    base = read_toml("options", options.options) if options.options else {}
+    return limits_named(options.limits), base

@@ -138,19 +138,16 @@ def read_order(options: argparse.Namespace) -> BatchSpec:
         raise InvalidParams(
             "address", options.address, "cannot be used with --through, which needs no cluster"
         )
-    if options.through and options.vae:
-        raise InvalidParams(
-            "vae", options.vae, "cannot be used with --through: the service has its own"
-        )
-    folders = {
+    files = {
+        "vae": options.vae,
         "loras": options.lora_folder,
         "controlnets": options.control_folder,
         "ip-adapters": options.image_folder,
     }
-    for name, folder in folders.items():
-        if options.through and folder:
+    for name, file in files.items():
+        if options.through and file:
             needed = "cannot be used with --through: the service has its own"
-            raise InvalidParams(name, folder, needed)
+            raise InvalidParams(name, file, needed)
     provenance = given_provenance(options)
     if provenance.is_signed and options.deterministic and not options.through:
         kinds = ", ".join(kind for kind in PROVENANCES if not Provenance(kind).is_signed)
@@ -185,12 +182,8 @@ def verify(place: str) -> int:
     result = audit(store, need_job(store, place))
     for problem in result.problems:
         report(problem)
-    counts = (
-        ("row", result.rows),
-        ("picture", result.images),
-        ("dead letter", result.dead_letters),
-    )
-    rows, images, dead = (counted(count, noun) for noun, count in counts)
+    rows, images = counted(result.rows, "row"), counted(result.images, "picture")
+    dead = counted(result.dead_letters, "dead letter")
     problems = counted(len(result.problems), "problem") if result.problems else "no problems"
     print(f"{rows}: {images}, {dead}, {problems}")
     if not result.problems:

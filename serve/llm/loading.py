@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from serve.llm import options as options_
+from serve.llm.engine import LlmEngine
 from serve.llm.names import folder_of, id_of
 from serve.llm.prompts import Prompts
 from serve.llm.speaker import Speaker
@@ -18,9 +19,9 @@ def load(settings: ServeSettings) -> Speaker:
         from serve.llm import transformers_engine
 
         rows, context = options.get("max_batch_size"), options.get("max_seq_len")
-        engine = transformers_engine.load(folder, prompts.tokenizer, rows, context)
-        return Speaker(id_of(settings.llm), prompts, engine, settings.queue)
-    from serve.llm import trtllm_engine
+        engine: LlmEngine = transformers_engine.load(folder, prompts.tokenizer, rows, context)
+    else:
+        from serve.llm import trtllm_engine
 
-    started = trtllm_engine.load(folder, options, settings.llm_start_s)
-    return Speaker(id_of(settings.llm), prompts, started, settings.queue)
+        engine = trtllm_engine.load(folder, options, settings.llm_start_s)
+    return Speaker(id_of(settings.llm), prompts, engine, settings.queue)

@@ -6,11 +6,10 @@ have, is an error that names it.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
+from sdxl.files import read_toml
 from sdxl.params import InvalidParams
 from serve.llm import trtllm_api
 
@@ -34,11 +33,7 @@ COUNTS = ("tensor_parallel_size", "pipeline_parallel_size", "max_batch_size", "m
 def read(file: str, backend: str) -> dict[str, Any]:
     if not file:
         return {}
-    try:
-        values = tomllib.loads(Path(file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        cause = getattr(error, "strerror", None) or error
-        raise InvalidParams("llm_options", file, f"must be a TOML file ({cause})") from error
+    values = read_toml("llm_options", file)
     check(values, backend)
     return values
 
