@@ -54,6 +54,13 @@ def diffusers_mini() -> Any:
     return pipe
 
 
+@pytest.fixture(scope="session")
+def small_refiner(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.sdxl.refiners import write_refiner
+
+    return write_refiner(tmp_path_factory.mktemp("refiner") / "small")
+
+
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Return a function that runs a command, which must fail with this code and one line."""

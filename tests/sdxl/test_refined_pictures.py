@@ -25,7 +25,6 @@ from sdxl.pipeline import Pipeline, WithPictures
 from sdxl.refiner import Refiner
 from tests.conftest import assert_as_alone, assert_picture, psnr
 from tests.sdxl.flights import launched_groups
-from tests.sdxl.refiners import write_refiner
 from tests.sdxl.test_editing import drawing, edit
 from tests.sdxl.test_pipeline import set_scheduler
 from tests.sdxl.their_schedulers import asked_of
@@ -40,24 +39,19 @@ def refined(**fields: Any) -> GenerationParams:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_refiner(tmp_path_factory.mktemp("refiner") / "small")
-
-
-@pytest.fixture(scope="module")
-def model(mini: Pipeline, folder: Path) -> Pipeline:
-    checkpoint = find_refiner(str(folder))
+def model(mini: Pipeline, small_refiner: Path) -> Pipeline:
+    checkpoint = find_refiner(str(small_refiner))
     refiner = Refiner(checkpoint, load_torch(checkpoint, device="cpu"))
     return Pipeline(mini.checkpoint, mini.engines, mini.catalogue, refiner=refiner)
 
 
 @pytest.fixture(scope="module")
-def pipes(diffusers_mini: Any, folder: Path) -> Any:
+def pipes(diffusers_mini: Any, small_refiner: Path) -> Any:
     from diffusers import StableDiffusionXLImg2ImgPipeline
 
     scheduler = diffusers_mini.scheduler
     refining = StableDiffusionXLImg2ImgPipeline.from_pretrained(
-        str(folder), torch_dtype=torch.float32
+        str(small_refiner), torch_dtype=torch.float32
     )
     refining.set_progress_bar_config(disable=True)
     yield diffusers_mini, refining

@@ -21,13 +21,8 @@ from tests.sdxl.refiners import random_unet, write_refiner
 from tests.sdxl.single_files import write_refiner_file, write_single_file
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_refiner(tmp_path_factory.mktemp("refiner") / "small")
-
-
-def test_its_architecture_is_that_of_its_configs(folder: Path) -> None:
-    arch = find_refiner(str(folder)).arch
+def test_its_architecture_is_that_of_its_configs(small_refiner: Path) -> None:
+    arch = find_refiner(str(small_refiner)).arch
     assert arch.is_refiner and arch.context_width == 64
     widths = tuple(layer.to_k.out_features for layer in cross_attentions(random_unet()))
     assert arch.attention_widths == widths
@@ -36,8 +31,8 @@ def test_its_architecture_is_that_of_its_configs(folder: Path) -> None:
     assert specs["unet_prompt"].inputs[2].dims == ("rows", 5)
 
 
-def test_deep_and_shallow_equal_diffusers(folder: Path) -> None:
-    engines = load_torch(find_refiner(str(folder)), device="cpu")
+def test_deep_and_shallow_equal_diffusers(small_refiner: Path) -> None:
+    engines = load_torch(find_refiner(str(small_refiner)), device="cpu")
     draw = torch.Generator().manual_seed(1)
     sample, context, pooled = (
         torch.randn(shape, generator=draw) for shape in ((2, 4, 18, 22), (2, 77, 64), (2, 64))
@@ -63,17 +58,17 @@ def test_deep_and_shallow_equal_diffusers(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def file(folder: Path) -> Path:
-    return write_refiner_file(folder, folder.with_suffix(".safetensors"))
+def file(small_refiner: Path) -> Path:
+    return write_refiner_file(small_refiner, small_refiner.with_suffix(".safetensors"))
 
 
 def test_a_single_file_equals_the_folder_it_was_made_from(
-    folder: Path, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_refiner: Path, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SDXL_HOME", str(tmp_path))
     # A file of the embedded model's widths has its configuration.
-    monkeypatch.setattr("sdxl.checkpoint.MINI", folder)
-    found, whole = find_refiner(str(file)), find_refiner(str(folder))
+    monkeypatch.setattr("sdxl.checkpoint.MINI", small_refiner)
+    found, whole = find_refiner(str(file)), find_refiner(str(small_refiner))
     assert (found.name, found.arch, found.scheduler) == ("small", whole.arch, whole.scheduler)
     assert found.tokenizers[1].encode("a ring") == whole.tokenizers[1].encode("a ring")
     for part in found.parts:
@@ -91,7 +86,7 @@ def test_a_file_of_the_original_s_widths_has_its_configs() -> None:
     assert Architecture.from_configs(unet, vae, None, clip_g).is_refiner
 
 
-@pytest.mark.parametrize("kind", ["folder", "file"])
+@pytest.mark.parametrize("kind", ["small_refiner", "file"])
 def test_it_is_refused_as_a_model(kind: str, request: pytest.FixtureRequest) -> None:
     place = request.getfixturevalue(kind)
     with pytest.raises(CheckpointError, match=r"is the SDXL refiner; expected .* as --refiner"):

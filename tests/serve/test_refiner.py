@@ -19,7 +19,6 @@ from sdxl.infotext import parameters_text, read_text
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
 from serve.worker.worker import Worker
-from tests.sdxl.refiners import write_refiner
 from tests.serve import workers
 from tests.serve.servers import call, error_of, post
 from tests.serve.test_controls import QUICK
@@ -29,13 +28,8 @@ FIELDS: dict[str, Any] = {"steps": 4, "seed": 7, "refiner": "small", "refiner_sw
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_refiner(tmp_path_factory.mktemp("refiner") / "small")
-
-
-@pytest.fixture(scope="module")
-def model(folder: Path) -> Pipeline:
-    return engines.load("mini", "torch", refiner=str(folder))
+def model(small_refiner: Path) -> Pipeline:
+    return engines.load("mini", "torch", refiner=str(small_refiner))
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +97,9 @@ def test_the_parameters_text_is_read_back() -> None:
     assert found.params.items() >= FIELDS.items() and not found.unread
 
 
-def test_render_loads_the_refiner_that_it_names(folder: Path, tmp_path: Path) -> None:
-    flags = ["--refiner", str(folder), "--refiner-switch-at", "0.5", "--steps", "4", "--seed", "7"]
+def test_render_loads_the_refiner_that_it_names(small_refiner: Path, tmp_path: Path) -> None:
+    flags = ["--refiner", str(small_refiner), "--refiner-switch-at", "0.5"]
+    flags += ["--steps", "4", "--seed", "7"]
     size = ["--width", "128", "--height", "128", "--backend", "torch"]
     out = tmp_path / "a.png"
     assert cli.main(["render", "a red circle", *flags, *size, "--out", str(out)]) == 0
