@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from engines.embeddings import Embedding, read_embedding
-from engines.file_loading import reading
+from engines.file_loading import reading, weighed
 from engines.lora_weights import MAX_RANK, LowRank, read_lora
 from engines.low_rank import TRANSFORMERS, VECTORS, Bank
 from sdxl.adapters import Adapters, NoRoom, Pages, Use
@@ -41,8 +41,6 @@ START_S = 2.0
 """seconds to prepare the networks with LoRAs"""
 FIRST_BYTES_S = 1 / 2**29
 """seconds to load a byte, until it is measured"""
-LEAST_BYTES = 2**20
-"""A smaller file takes as long as this one."""
 UNET = "unet."
 TEXT_PARTS = ("text_encoder", "text_encoder_2")
 TEXT_LAYER = re.compile(r"(?P<before>text_encoder\..*layers\.)(?P<number>\d+)(?P<after>\..*)")
@@ -162,7 +160,7 @@ class BankShelf:
         return min(PAGE_COUNTS[-1], _pages_in(self.bank))
 
     def delay_s(self, uses: Sequence[Use]) -> float:
-        missing = {f: _weighed(f) for f, *_ in uses if f not in self._slots[f.kind].loaded}
+        missing = {f: weighed(f) for f, *_ in uses if f not in self._slots[f.kind].loaded}
         start_s = 0.0 if "bank" in vars(self) else START_S
         return bool(uses) * start_s + self.byte_s * sum(missing.values())
 
@@ -187,7 +185,7 @@ class BankShelf:
         if file not in loaded:
             began = time.perf_counter()
             loaded[file] = self._load(file)
-            byte_s = (time.perf_counter() - began) / _weighed(file)
+            byte_s = (time.perf_counter() - began) / weighed(file)
             self.byte_s = smoothed(self.byte_s if self.loads else None, byte_s)
             self.loads += 1
         loaded.move_to_end(file)
@@ -235,10 +233,6 @@ class BankShelf:
                 kernel = rows.unflatten(1, (-1, down.shape[1])).mT if down.dim() == 3 else rows
                 down[: len(rows)] = kernel.to(down.dtype)
                 up[: len(rows)] = columns.t().to(up.dtype)
-
-
-def _weighed(file: AdapterFile) -> int:
-    return max(file.bytes, LEAST_BYTES)
 
 
 class _Lease:

@@ -1,4 +1,4 @@
-"""Reads a file that a request names."""
+"""Reads a file that a request names, and weighs it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from contextlib import contextmanager
 from engines.lora_weights import LoraError
 from sdxl.catalogue import FIELDS, AdapterFile
 from sdxl.params import InvalidParams
+
+LEAST_BYTES = 2**20
+"""A smaller file takes as long to load as this one."""
+
+
+def weighed(file: AdapterFile) -> int:
+    """Return the bytes by which the time to load a file is predicted."""
+    return max(file.bytes, LEAST_BYTES)
 
 
 @contextmanager

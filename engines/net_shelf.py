@@ -17,8 +17,8 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from engines.bank_shelf import FIRST_BYTES_S, LEAST_BYTES, START_S
-from engines.file_loading import reading
+from engines.bank_shelf import FIRST_BYTES_S, START_S
+from engines.file_loading import reading, weighed
 from sdxl.adapters import LoadedFile, NoRoom
 from sdxl.catalogue import FIELDS, AdapterFile
 from sdxl.checkpoint import Checkpoint
@@ -88,7 +88,7 @@ class NetShelf(Generic[R, T]):
 
     def delay_s(self, files: Sequence[AdapterFile]) -> float:
         start_s = START_S if files and not self.loads else 0.0
-        return start_s + self.byte_s * sum(_weighed(file) for file in {*files} - {*self._loaded})
+        return start_s + self.byte_s * sum(weighed(file) for file in {*files} - {*self._loaded})
 
     def lease(self, files: Sequence[AdapterFile]) -> dict[str, T]:
         with self._lock:
@@ -98,7 +98,7 @@ class NetShelf(Generic[R, T]):
         if file not in self._loaded:
             began = time.perf_counter()
             self._loaded[file] = self._load(file, together)
-            byte_s = (time.perf_counter() - began) / _weighed(file)
+            byte_s = (time.perf_counter() - began) / weighed(file)
             self.byte_s = smoothed(self.byte_s if self.loads else None, byte_s)
             self.loads += 1
         self._loaded.move_to_end(file)
@@ -131,7 +131,3 @@ class NetShelf(Generic[R, T]):
                 raise NoRoom(f"other requests leave no room for {file.name!r}; try again")
             self.synchronize()
             del self._loaded[unused]
-
-
-def _weighed(file: AdapterFile) -> int:
-    return max(file.bytes, LEAST_BYTES)

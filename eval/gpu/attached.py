@@ -23,7 +23,7 @@ from engines.low_rank import TRANSFORMERS
 from eval.gpu.bench import BATCH, Bench
 from eval.gpu.mixed import counted, synchronized_s
 from eval.speed.peers import prompts_for
-from eval.speed.variants import INTERVALS, requests_of
+from eval.speed.variants import INTERVALS, generate, requests_of
 from sdxl.attachments import Lora
 from sdxl.catalogue import Catalogue
 from sdxl.controls import CANNY, Control
@@ -77,8 +77,8 @@ def compared(bench: Bench, asked: Asked) -> Figures:
         plain = [WithPictures(each) for each in requests_of(bench.setting, interval, prompts)]
         for count in dict.fromkeys((len(plain), 1)):
             added = [asked(each, number) for number, each in enumerate(plain[:count])]
-            run_plain = partial(whole, pipeline, plain[:count])
-            run_added = partial(whole, pipeline, added)
+            run_plain = partial(generate, pipeline, plain[:count])
+            run_added = partial(generate, pipeline, added)
             with counted(pipeline.engines) as work:
                 first_s = synchronized_s(run_added)
             synchronized_s(run_plain)
@@ -95,12 +95,6 @@ def compared(bench: Bench, asked: Asked) -> Figures:
                     "pairs": pairs,
                 },
             )
-
-
-def whole(pipeline: Pipeline, asked: list[WithPictures]) -> None:
-    """Make the pictures; a broken one is an error."""
-    if errors := [result.error for result in pipeline.generate(asked) if result.error]:
-        raise errors[0]
 
 
 def write_loras(pipeline: Pipeline, folder: Path) -> None:

@@ -4,7 +4,7 @@ precision and interval. Each goes from prompts to image tensors. It times nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from sdxl.inflight import Failed, Request
 from sdxl.params import GenerationParams, InvalidParams
 
 if TYPE_CHECKING:
-    from sdxl.pipeline import Pipeline
+    from sdxl.pipeline import Pipeline, WithPictures
 
 STEPS = 20
 INTERVALS = (1, 2)
@@ -109,7 +109,12 @@ def _ours(setting: BenchSetting, each: str) -> Pipeline:
 def paint(
     pipeline: Pipeline, setting: BenchSetting, interval: int, prompts: Sequence[str]
 ) -> object:
-    results = pipeline.generate(requests_of(setting, interval, prompts))
+    return generate(pipeline, requests_of(setting, interval, prompts))
+
+
+def generate(pipeline: Pipeline, asked: Iterable[GenerationParams | WithPictures]) -> object:
+    """Make the pictures; a broken one is an error."""
+    results = pipeline.generate(asked)
     if errors := [result.error for result in results if result.error]:
         raise errors[0]
     return results

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -17,31 +18,22 @@ TOKEN_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 class LlmMeters:
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.first = Histogram(
-            "sdxl_llm_first_token_seconds",
-            "from an ask to its first token",
-            buckets=FIRST_BUCKETS,
-            registry=registry,
-        )
-        self.each = Histogram(
-            "sdxl_llm_output_token_seconds",
-            "from token to token, the mean of an answer",
-            buckets=TOKEN_BUCKETS,
-            registry=registry,
-        )
-        kinds = ("kind",)
-        self.tokens = Counter("sdxl_llm_tokens", "prompt, completion", kinds, registry=registry)
-        self.answers = Counter(
-            "sdxl_llm_answers", "by how they ended", ("outcome",), registry=registry
-        )
-        self.running = Gauge("sdxl_llm_running", "asks being answered", registry=registry)
-        self.waiting = Gauge("sdxl_llm_waiting", "asks that wait", registry=registry)
-        self.at_once = Gauge(
-            "sdxl_llm_at_once", "asks that it takes at once; more are refused", registry=registry
-        )
-        GpuMeter(registry, work="llm")
-        self.kv = Gauge("sdxl_llm_kv_cache_share", "of the KV cache, in use", registry=registry)
+        self.registry = CollectorRegistry()
+        counter = partial(Counter, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        text = "from an ask to its first token"
+        self.first = histogram("sdxl_llm_first_token_seconds", text, buckets=FIRST_BUCKETS)
+        text = "from token to token, the mean of an answer"
+        self.each = histogram("sdxl_llm_output_token_seconds", text, buckets=TOKEN_BUCKETS)
+        self.tokens = counter("sdxl_llm_tokens", "prompt, completion", ("kind",))
+        self.answers = counter("sdxl_llm_answers", "by how they ended", ("outcome",))
+        self.running = gauge("sdxl_llm_running", "asks being answered")
+        self.waiting = gauge("sdxl_llm_waiting", "asks that wait")
+        text = "asks that it takes at once; more are refused"
+        self.at_once = gauge("sdxl_llm_at_once", text)
+        GpuMeter(self.registry, work="llm")
+        self.kv = gauge("sdxl_llm_kv_cache_share", "of the KV cache, in use")
 
     def collect(self, occupancy: Occupancy, at_once: int) -> list[Any]:
         self.at_once.set(at_once)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -22,59 +23,34 @@ STAGE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 
 class WorkerMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        registry = self.registry
+        counter = partial(Counter, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
         call = ("network", "bucket")
-        self.ticks = Histogram(
-            "sdxl_tick_seconds", "UNet calls", call, buckets=TICK_BUCKETS, registry=registry
+        self.ticks = histogram("sdxl_tick_seconds", "UNet calls", call, buckets=TICK_BUCKETS)
+        text = "images in UNet calls; over the count of calls: occupancy"
+        self.images_in_ticks = counter("sdxl_tick_images", text, call)
+        self.steps = counter("sdxl_steps", "denoising steps, by kind", ("kind",))
+        self.images = counter("sdxl_images", "orders, by how they ended", ("outcome",))
+        self.stages = histogram(
+            "sdxl_stage_seconds", "stages of an image", ("stage",), buckets=STAGE_BUCKETS
         )
-        self.images_in_ticks = Counter(
-            "sdxl_tick_images",
-            "images in UNet calls; over the count of calls: occupancy",
-            call,
-            registry=registry,
-        )
-        self.steps = Counter("sdxl_steps", "denoising steps, by kind", ("kind",), registry=registry)
-        self.images = Counter(
-            "sdxl_images", "orders, by how they ended", ("outcome",), registry=registry
-        )
-        self.stages = Histogram(
-            "sdxl_stage_seconds",
-            "stages of an image",
-            ("stage",),
-            buckets=STAGE_BUCKETS,
-            registry=registry,
-        )
-        self.refusals = Counter(
-            "sdxl_refusals", "orders refused at once, by why", ("reason",), registry=registry
-        )
+        text = "orders refused at once, by why"
+        self.refusals = counter("sdxl_refusals", text, ("reason",))
         for reason in get_args(Reason):
             self.refusals.labels(reason)
-        self.waiting_s = Gauge(
-            "sdxl_waiting_work_seconds",
-            "seconds of the device that waiting images will take",
-            ("priority",),
-            registry=registry,
-        )
-        self.queued = Gauge("sdxl_images_queued", "images that wait", registry=registry)
-        self.running = Gauge("sdxl_images_running", "images in flight", registry=registry)
-        self.failed_captures = Counter(
-            "sdxl_failed_captures",
-            "CUDA graphs that could not be captured; their work runs uncaptured, and slower",
-            registry=registry,
-        )
-        self.compiled_kernels = Counter(
-            "sdxl_compiled_kernels",
-            "kernels compiled after the start, which delays requests",
-            registry=registry,
-        )
+        text = "seconds of the device that waiting images will take"
+        self.waiting_s = gauge("sdxl_waiting_work_seconds", text, ("priority",))
+        self.queued = gauge("sdxl_images_queued", "images that wait")
+        self.running = gauge("sdxl_images_running", "images in flight")
+        text = "CUDA graphs that could not be captured; their work runs uncaptured, and slower"
+        self.failed_captures = counter("sdxl_failed_captures", text)
+        text = "kernels compiled after the start, which delays requests"
+        self.compiled_kernels = counter("sdxl_compiled_kernels", text)
         self._seen: dict[Counter, int] = {}
         self._at_start = 0
-        self.engines = Gauge(
-            "sdxl_engines_info",
-            "what computes; `slower` is 1 where it took TensorRT's place on a GPU",
-            ("backend", "precision", "slower"),
-            registry=registry,
-        )
+        text = "what computes; `slower` is 1 where it took TensorRT's place on a GPU"
+        self.engines = gauge("sdxl_engines_info", text, ("backend", "precision", "slower"))
         GpuMeter(self.registry, work="images")
 
     def starts(self, engines: Engines) -> None:
