@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from sdxl.catalogue import Catalogue
 from sdxl.images import read_parameters
@@ -17,9 +17,10 @@ from sdxl.pipeline import Pipeline
 from tests.sdxl.control_nets import random_control
 from tests.sdxl.test_editing import drawing
 from tests.serve.servers import listening
-from tests.serve.service.browsers import View, Visit, visit
+from tests.serve.service.browsers import Visit
 
 MAP: Any = {"name": "drawing.png", "mimeType": "image/png", "buffer": file_of(drawing(128, 128))}
+LIST = "ControlNets"
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +33,8 @@ def address(mini: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield url
 
 
-@pytest.fixture
-def guided(browser: Browser, address: str, view: View) -> Iterator[Visit]:
-    with visit(browser, address, view) as found:
-        expect(found.page.get_by_label("ControlNets")).to_be_visible()
-        yield found
-
-
 def add(web: Visit, name: str) -> None:
-    web.page.get_by_label("ControlNets").select_option(name)
+    web.page.get_by_label(LIST).select_option(name)
     with web.page.expect_file_chooser() as chooser:
         web.page.get_by_role("button", name="Add map…").click()
     chooser.value.set_files(MAP)
@@ -49,10 +43,10 @@ def add(web: Visit, name: str) -> None:
 
 @pytest.mark.phone
 def test_picked_maps_are_in_the_picture_and_come_back_with_it(
-    guided: Visit, tmp_path: Path
+    listed: Visit, tmp_path: Path
 ) -> None:
-    page = guided.page
-    add(guided, "edges")
+    page = listed.page
+    add(listed, "edges")
     page.get_by_label("Strength of edges", exact=True).fill("0.7")
     page.get_by_text("Details").click()
     before = page.get_by_alt_text("The map of edges").get_attribute("src")
@@ -62,30 +56,30 @@ def test_picked_maps_are_in_the_picture_and_come_back_with_it(
     page.get_by_label("End", exact=True).fill("0.5")
     page.get_by_label("End", exact=True).press("Tab")
     expected = [{"name": "edges", "image": "", "strength": 0.7, "preprocess": "canny", "end": 0.5}]
-    assert guided.holds_pictures("controls") == expected
+    assert listed.holds_pictures("controls") == expected
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert not guided.violations()
-    guided.reload()
-    assert guided.holds_pictures("controls") == expected
-    guided.generate("a red circle", steps="2")
-    guided.wait_for_pictures()
-    (stored,) = read_parameters(guided.download())["controls"]
+    assert not listed.violations()
+    listed.reload()
+    assert listed.holds_pictures("controls") == expected
+    listed.generate("a red circle", steps="2")
+    listed.wait_for_pictures()
+    (stored,) = read_parameters(listed.download())["controls"]
     assert (stored["name"], stored["strength"], stored["preprocess"]) == ("edges", 0.7, "canny")
     page.click("#reset")
-    assert guided.holds_pictures("controls") == []
+    assert listed.holds_pictures("controls") == []
     page.locator("#thumbs button").first.click()
     expect(page.locator("#viewer-facts")).to_contain_text("edges 0.7")
     page.click("#viewer [data-do=use]")
     expect(page.get_by_alt_text("The map of edges")).to_be_visible()
-    assert {"name": "edges", "preprocess": "canny"}.items() <= guided.holds_pictures("controls")[
+    assert {"name": "edges", "preprocess": "canny"}.items() <= listed.holds_pictures("controls")[
         0
     ].items()
 
 
-def test_a_map_of_other_proportions_is_refused_at_the_list(guided: Visit) -> None:
-    add(guided, "depth")
-    guided.expected = ("400",)
-    guided.generate("a ring", steps="2", size="152x104")
-    expect(guided.page.get_by_role("alert")).to_contain_text("its map is 128x128")
-    guided.page.get_by_role("button", name="Remove depth").click()
-    expect(guided.page.get_by_role("alert")).to_have_count(0)
+def test_a_map_of_other_proportions_is_refused_at_the_list(listed: Visit) -> None:
+    add(listed, "depth")
+    listed.expected = ("400",)
+    listed.generate("a ring", steps="2", size="152x104")
+    expect(listed.page.get_by_role("alert")).to_contain_text("its map is 128x128")
+    listed.page.get_by_role("button", name="Remove depth").click()
+    expect(listed.page.get_by_role("alert")).to_have_count(0)
