@@ -246,13 +246,13 @@ def project(
 
 def all_ready_s(flights: Sequence[Flight], limits: Limits, costs: Costs, now: float) -> float:
     """An upper bound of `project` for all flights, in any order: each row counts at the most that
-    it can cost. It takes a twentieth of the time, and is infinite if a cost is unknown, an image is
-    held, has ControlNets, image prompts or a refiner, or has LoRAs and shares calls."""
+    it can cost. It takes a twentieth of the time. It is infinite if a cost is unknown, or an image
+    has ControlNets, image prompts or a refiner, or has LoRAs and shares calls."""
     work_s, after_s, pasting_s = 0.0, 0.0, costs.pasting_s
     row_s: dict[CallKey, float] = {}
     for flight in flights:
         has_windows = flight.windows or flight.image_windows
-        if flight.is_held or has_windows or (flight.rides and flight.variant != PLAIN):
+        if has_windows or (flight.rides and flight.variant != PLAIN):
             # A row that rides with others makes theirs dearer.
             return math.inf
         later = flight.later

@@ -128,8 +128,6 @@ class Flight:
     priority: Priority = Priority.INTERACTIVE
     deadline_s: float = math.inf
     state: State = State.QUEUED
-    is_held: bool = False
-    """Paused by its owner."""
     client: str = ""
     """Clients share the device."""
     weight: float = 1.0

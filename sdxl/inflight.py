@@ -205,12 +205,6 @@ class InFlight:
         be late."""
         self._drop(id_)
 
-    def pause(self, id_: int) -> None:
-        self._flights[id_] = replace(self._flights[id_], is_held=True)
-
-    def resume(self, id_: int) -> None:
-        self._flights[id_] = replace(self._flights[id_], is_held=False)
-
     # -- what a caller asks -----------------------------------------------------------------
 
     @property
@@ -263,9 +257,9 @@ class InFlight:
         return events
 
     def drain(self) -> list[Event]:
-        """Tick until nothing can run."""
+        """Tick until nothing is left."""
         events: list[Event] = []
-        while any(not f.is_held for f in self._flights.values()) or self._launched:
+        while self._flights or self._launched:
             events += self.tick()
         return events
 

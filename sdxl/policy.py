@@ -117,14 +117,14 @@ def plan_tick(flights: Sequence[Flight], limits: Limits, now: float) -> TickPlan
     alive = [f for f in flights if f.deadline_s >= now] if expired else list(flights)
     active = _active_class(alive)
     kept, halted = _kept_and_paused(alive, active, limits)
-    wanting = [f for f in alive if not f.is_held and f.priority == active]
+    wanting = [f for f in alive if f.priority == active]
     limits = limits.while_wanted(sum(f.rows for f in wanting))
     shares = Shares.of(wanting, limits)
     paused = [f for f in alive if f.state is State.PAUSED and f.priority == active]
     change = _join(wanting, kept, paused, shares, limits)
     left = {f.id for f in change.yielding}
     running = [*(f for f in kept if f.id not in left), *change.joining]
-    unwanted = any(f.is_held or f.priority != active for f in kept)
+    unwanted = any(f.priority != active for f in kept)
     return TickPlan(
         groups=tuple(groups_of(stepping(running), limits)),
         admitted=tuple(f.id for f in change.joining if f.state is State.QUEUED),
@@ -145,7 +145,7 @@ def foremost(flights: Iterable[Flight], limits: Limits) -> list[Flight]:
     for flight in flights:
         if flight.state is State.QUEUED:
             left = room.get(flight.client, limits.most_rows)
-            if left <= 0 or flight.is_held or flight.priority != active:
+            if left <= 0 or flight.priority != active:
                 continue
             room[flight.client] = left - flight.rows
         chosen.append(flight)
@@ -204,13 +204,13 @@ def line(flights: Iterable[Flight], limits: Limits) -> list[Flight]:
 
 def _active_class(flights: Iterable[Flight]) -> Priority | None:
     """The most urgent class that wants to run."""
-    return min((f.priority for f in flights if not f.is_held), default=None)
+    return min((f.priority for f in flights), default=None)
 
 
 def _kept_and_paused(
     flights: Sequence[Flight], active: Priority | None, limits: Limits
 ) -> tuple[list[Flight], list[Flight]]:
-    """Running images that keep running, and those that pause: held by their owner, or less urgent.
+    """Running images that keep running, and less urgent ones, which pause.
 
     If too many caches are in memory already, an image with a cache runs on to its next deep step,
     where it needs no cache, and pauses there.
@@ -220,8 +220,7 @@ def _kept_and_paused(
     for flight in flights:
         if flight.state is not State.RUNNING:
             continue
-        is_wanted = not flight.is_held and flight.priority == active
-        if is_wanted or not _can_pause(flight, waiting, limits):
+        if flight.priority == active or not _can_pause(flight, waiting, limits):
             kept.append(flight)
         else:
             waiting += _cache_rows(flight)

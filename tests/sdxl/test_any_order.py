@@ -29,7 +29,7 @@ STEPS = st.integers(1, 6)
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Admit, cancel, pause, resume, fail and tick in any order."""
+    """Admit, cancel, fail and tick in any order; urgent images pause others."""
 
     @initialize(
         cap=st.sampled_from([0, 2, 16]),
@@ -40,7 +40,6 @@ class AnyOrder(RuleBasedStateMachine):
         self.flight = loop(rows=rows, paused_cache_rows=cap, arch=arch)
         self.open: dict[int, Request] = {}
         self.closed: set[int] = set()
-        self.held: set[int] = set()
         self.seeds = itertools.count()
 
     @rule(
@@ -71,20 +70,6 @@ class AnyOrder(RuleBasedStateMachine):
         self.flight.cancel(id_)
         self.close(id_)
 
-    @precondition(lambda self: self.open)
-    @rule(data=st.data())
-    def pause(self, data: st.DataObject) -> None:
-        id_ = data.draw(st.sampled_from(sorted(self.open)))
-        self.flight.pause(id_)
-        self.held.add(id_)
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def resume(self, data: st.DataObject) -> None:
-        id_ = data.draw(st.sampled_from(sorted(self.held)))
-        self.flight.resume(id_)
-        self.held.discard(id_)
-
     @rule(network=st.sampled_from(["unet_deep", "unet_shallow"]))
     def fail(self, network: str) -> None:
         broken = engine(self.flight, network)
@@ -108,7 +93,6 @@ class AnyOrder(RuleBasedStateMachine):
     def close(self, id_: int) -> None:
         assert id_ not in self.closed, f"image {id_} ended twice"
         self.closed.add(id_)
-        self.held.discard(id_)
         del self.open[id_]
 
     @invariant()
@@ -123,17 +107,11 @@ class AnyOrder(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "flight"):
             return
-        for id_ in list(self.held):
-            self.resume_one(id_)
         bound = sum(len(r.plan) * 5 for r in self.open.values()) + 5
         for _ in range(bound):
             self.collect(self.flight.tick())
         assert not self.open, f"starved: {sorted(self.open)}"
         assert self.flight.is_idle
-
-    def resume_one(self, id_: int) -> None:
-        self.flight.resume(id_)
-        self.held.discard(id_)
 
 
 TestAnyOrder = AnyOrder.TestCase

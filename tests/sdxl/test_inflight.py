@@ -88,26 +88,25 @@ def test_a_cancelled_image_leaves_and_the_others_are_unchanged() -> None:
 
 def test_a_paused_image_goes_on_where_it_stopped() -> None:
     flight = loop()
-    a, b = flight.submit(MIX[7]), flight.submit(MIX[0])
+    paused = flight.submit(replace(MIX[7], priority=Priority.BATCH))
+    for _ in range(3):
+        flight.tick()
+    urgent = flight.submit(MIX[0])
     flight.tick()
-    flight.tick()
-    flight.tick()
-    flight.pause(a)
+    assert {f.id: f.state for f in flight.flights}[paused] is State.PAUSED
     found = latents_of(flight.drain())
-    assert set(found) == {b}
-    flight.resume(a)
-    found |= latents_of(flight.drain())
-    assert_same(found[a], denoise(flight.engines, MIX[7]))
+    assert [*found] == [urgent, paused]
+    assert_same(found[paused], denoise(flight.engines, MIX[7]))
 
 
 def test_above_the_cache_cap_an_image_pauses_just_before_a_deep_step() -> None:
     flight = loop(paused_cache_rows=0)
-    id_ = flight.submit(request(1, steps=6, interval=3))
+    id_ = flight.submit(request(1, steps=6, interval=3, priority=Priority.BATCH))
     flight.tick()
-    flight.pause(id_)
+    flight.submit(request(2, steps=6))
     for _ in range(5):
         flight.tick()
-    (state,) = flight.flights
+    state, _ = flight.flights
     assert (state.step, state.next_is_deep, state.state) == (3, True, State.PAUSED)
     tensors = flight._tensors(id_)
     assert not tensors.keeps_cache and not tensors.cache

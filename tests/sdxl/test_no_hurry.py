@@ -117,8 +117,3 @@ def test_orders_are_projected_only_where_one_may_be_late(
     case = Admission([alike(1), alike(2)], Limits(BUCKETS, rows=8), costs, now=0.0)
     case.admit(newcomer, VirtualTime())
     assert bool(looked) == looks
-
-
-def test_an_order_that_is_held_has_no_bound() -> None:
-    held = replace(alike(1), is_held=True)
-    assert all_ready_s([held], Limits(BUCKETS, rows=8), measured(), 0.0) == math.inf

@@ -105,9 +105,9 @@ def test_batch_pauses_for_interactive_and_resumes_before_new_batch_work() -> Non
 
 @pytest.mark.parametrize(("cap", "paused"), [(0, ()), (2, (0,)), (4, (0, 1))])
 def test_caches_that_wait_are_capped(cap: int, paused: tuple[int, ...]) -> None:
-    held = [flight(i, 1, state=RUNNING, is_held=True) for i in range(2)]
+    batch = [flight(i, 1, state=RUNNING, priority=Priority.BATCH) for i in range(2)]
     limits = Limits(buckets=(8,), rows=8, paused_cache_rows=cap)
-    assert plan_tick(held, limits, 0.0).paused == paused
+    assert plan_tick([*batch, flight(2)], limits, 0.0).paused == paused
 
 
 def test_images_do_not_wait_for_an_expired_one() -> None:
@@ -183,12 +183,6 @@ def test_one_slow_tick_does_not_spoil_the_mean() -> None:
     assert smoothed(1.0, 100.0) == pytest.approx(1.2)
 
 
-def test_a_held_image_is_never_promised() -> None:
-    found = project([flight(0, is_held=True), flight(1)], LIMITS, costs({2: 1.0}), 10.0)
-    assert found[0] == math.inf
-    assert found[1] == pytest.approx(10.0 + 3 * 1.0 + 3 * SHALLOW_SHARE)
-
-
 def tick_by_tick(
     flights: list[Flight], limits: Limits, known: Costs, now: float
 ) -> dict[int, float]:
@@ -227,7 +221,6 @@ def any_flight(draw: st.DrawFn) -> Flight:
         step=0 if state is State.QUEUED else draw(st.integers(0, len(made) - 1)),
         priority=draw(st.sampled_from(Priority)),
         state=state,
-        is_held=draw(st.integers(0, 5)) == 0,
         later=draw(st.sampled_from((None, later))),
     )
 
