@@ -287,7 +287,7 @@ def test_an_upgrade_loses_no_request(running: list[Host]) -> None:
     before = replicas(running[0])
 
     def upgrade() -> None:
-        apply(running[0], replicas=3, backend="pytorch")
+        apply(running[0], replicas=3, backend="torch")
         for host in running:
             wait_until(lambda: is_new(replicas(host)), 300, 0.5, lambda: host.log)  # noqa: B023
 
@@ -297,7 +297,7 @@ def test_an_upgrade_loses_no_request(running: list[Host]) -> None:
     check(load_on(running[1], 120, (BEFORE_S, upgrade)))
     with running[0].inside():
         ready = httpx.get(f"{URL}/readyz", timeout=10).json()
-    assert ready["backend"] == "pytorch", ready
+    assert ready["backend"] == "torch", ready
 
 
 @pytest.mark.long
@@ -313,7 +313,7 @@ def test_a_host_that_was_cut_off_loses_only_what_its_proxy_held(running: list[Ho
     load = load_on(victim, 60, (BEFORE_S, victim.cut), (BEFORE_S + APART_S, mend))
     assert set(load.statuses) <= {"200", *CONNECTION_LOST}, load.statuses
     assert all(failed_s > mended_s[0] for failed_s in load.failed_s), "lost while it was apart"
-    check_gap(load)
+    assert max(load.answered_s) > max(load.failed_s, default=0), "its proxy did not come back"
 
 
 @pytest.mark.long
