@@ -6,6 +6,7 @@ ingress.py do the work.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,12 +44,15 @@ def application(settings: ServeSettings) -> Application:
     gpus = int(ray.cluster_resources().get("GPU", 0))
     # A cluster that grows may have none yet.
     is_gpu = settings.device == "gpu" or (settings.device == "auto" and gpus > 0)
+    nodes = sum(node["Alive"] for node in ray.nodes())
     taken, bound_llm = place(settings, gpus)
     models = image_models(settings)
     replicas = bind_replicas(models, is_gpu, gpus - taken)
     front = ray_serve.ingress()(ImageIngress)
     ingress = ray_serve.deployment(name="ImageIngress")(front).options(
         num_replicas=settings.ingresses,
+        # Ray might place all of them on one node, and lose them with it.
+        max_replicas_per_node=math.ceil(settings.ingresses / nodes) if nodes > 1 else None,
         max_ongoing_requests=MAX_HTTP_REQUESTS,
         graceful_shutdown_timeout_s=settings.shutdown_s,
         graceful_shutdown_wait_loop_s=0.1,

@@ -38,6 +38,7 @@ WRITES = 4
 """of a slow disk, a second"""
 BATCH = (sys.executable, "-m", "sdxl.cli", "batch")
 LLM = "ServeReplica:sdxl:LlmReplica"
+FRONT = "ServeReplica:sdxl:ImageIngress"
 CHAT: dict[str, Any] = {
     "path": "/v1/chat/completions",
     "body": {"messages": [{"role": "user", "content": "a red circle"}], "max_tokens": 40},
@@ -230,13 +231,16 @@ def ledger_lines(out: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_a_lost_host_costs_no_picture(running: list[Host]) -> None:
-    head, victim, _ = running
+    head, *workers = running
+    assert max(len(host.named(FRONT)) for host in running) == 1, "two front ends share a host"
+    victim = next(host for host in workers if host.named(FRONT))
     check_answers(load_on(head, 30, (BEFORE_S, victim.lose)))
 
 
 @pytest.mark.long
 def test_a_lost_host_leaves_no_gap(running: list[Host]) -> None:
-    head, victim, _ = running
+    head, *workers = running
+    victim = next(host for host in workers if host.named(FRONT))
     check(load_on(head, 30, (BEFORE_S, victim.lose)))
 
 
