@@ -331,9 +331,9 @@ def test_chats_outlive_other_hosts_and_come_back_after_their_own(cluster: list[H
     other.boot()
     start_node(other, f"{head.address}:6379")
     wait_until_whole(head)
-    load = load_on(head, 60, (BEFORE_S, carrier.lose), **CHAT)
-    # The only replica is gone, and a client is told when to try again.
-    assert set(load.statuses) == {"200", "503"}, load.statuses
+    # The only replica is gone until Ray calls its host dead, after a minute, and starts another.
+    load = load_on(head, 180, (BEFORE_S, carrier.lose), **CHAT)
+    assert set(load.statuses) <= {"200", "408", "503"}, load.statuses
     assert max(load.answered_s) > max(load.failed_s), "no chat was answered again"
 
 
