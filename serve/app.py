@@ -52,7 +52,7 @@ def application(settings: ServeSettings) -> Application:
     ingress = ray_serve.deployment(name="ImageIngress")(front).options(
         num_replicas=settings.ingresses,
         # Ray might place all of them on one node, and lose them with it.
-        max_replicas_per_node=math.ceil(settings.ingresses / nodes) if nodes > 1 else None,
+        max_replicas_per_node=math.ceil(settings.ingresses / nodes),
         max_ongoing_requests=MAX_HTTP_REQUESTS,
         graceful_shutdown_timeout_s=settings.shutdown_s,
         graceful_shutdown_wait_loop_s=0.1,
