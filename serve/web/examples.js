@@ -6,11 +6,14 @@ import { writeForm } from "./form.js";
 import { examples } from "./service.js";
 
 const FEW = 3;
+let chosen;
 
 export async function offerExamples(model) {
+  chosen = model;
   byId("toy")?.toggleAttribute("hidden", model !== "sdxl-mini");
   const all = await examples(model).catch(() => []);
   await released();
+  if (model !== chosen) return;
   const prompts = all.filter((each) => !each.b64_json).map(({ prompt }) => prompt);
   const surprise = () => writeForm({ prompt: prompts[Math.floor(Math.random() * prompts.length)] });
   byId("examples").replaceChildren(...prompts.length > FEW

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from sdxl.checkpoint import MINI, Checkpoint
 from sdxl.images import read_parameters
@@ -76,6 +76,20 @@ def test_a_model_is_chosen_and_makes_the_picture(two: Visit) -> None:
     two.drop("made.png", made)
     expect(page.locator("#notices")).to_contain_text("Generate makes the same picture.")
     expect(page.locator("#service")).to_have_text("other")
+
+
+def test_examples_that_come_late_are_not_those_of_another_model(two: Visit) -> None:
+    page = two.page
+    late: list[Route] = []
+    page.route("**/v1/images/examples?model=sdxl-mini", lambda route: late.append(route))
+    two.reload()
+    page.get_by_label("Model", exact=True).select_option("other")
+    expect(page.locator("#examples button")).to_have_count(3)
+    (held,) = late
+    with page.expect_response("**/v1/images/examples?model=sdxl-mini"):
+        held.continue_()
+    page.evaluate("() => new Promise((done) => setTimeout(done, 200))")
+    expect(page.locator("#shown button")).to_have_count(0)
 
 
 def test_one_model_is_no_choice(web: Visit) -> None:
