@@ -19,7 +19,8 @@ from sdxl.image_prompts import ImageWindow
 from sdxl.policy import Group, Limits, foremost, groups_of, plan_tick, stepping
 
 SMOOTHING = 0.2
-"""Share of a new measurement in the running mean. An outlier counts at most twice the mean."""
+"""Share of a new measurement in the running mean. An outlier counts at most twice the mean, the
+first one at most twice the estimate."""
 KNEE_TOLERANCE = 0.03
 """A bucket is on the knee if its cost per row is within this share of the best."""
 SHALLOW_SHARE, CONTROL_SHARE = 0.034, 0.45
@@ -42,6 +43,11 @@ NETWORKS: tuple[Network, Network] = ("unet_deep", "unet_shallow")
 class CostKey(NamedTuple):
     call: CallKey
     bucket: int
+
+    @property
+    def kind(self) -> tuple[Network, str, bool, str]:
+        """What matters more to its cost than its size."""
+        return self.call.network, self.call.net, self.call.is_refined, self.call.variant.name
 
     @property
     def size(self) -> int:
@@ -74,7 +80,12 @@ class Costs:
         if not is_usual:
             return
         key = CostKey(group.call, group.bucket)
-        self.ticks[key] = smoothed(self.ticks.get(key), seconds)
+        mean_s = self.ticks.get(key)
+        if mean_s is None:
+            nearest = self._nearest(key)
+            if nearest is not None and nearest.kind == key.kind:
+                seconds = min(seconds, 2 * self._estimate(key))
+        self.ticks[key] = smoothed(mean_s, seconds)
         if len(self.ticks) > MOST_TICKS:
             # Drop the oldest; it is measured again when it occurs again.
             oldest = next((each for each in self.ticks if each not in self.lasting), key)
@@ -91,23 +102,23 @@ class Costs:
         return known if known is not None else self._estimate(key)
 
     def _estimate(self, key: CostKey) -> float:
-        network, variant = key.call.network, key.call.variant.name
+        nearest = self._nearest(key)
+        if nearest is None:
+            return 0.0
+        ratio = key.size / nearest.size
+        ratio *= VARIANT_SHARES[key.call.variant.name] / VARIANT_SHARES[nearest.call.variant.name]
+        ratio *= NETWORK_SHARES[key.call.network] / NETWORK_SHARES[nearest.call.network]
+        return self.ticks[nearest] * ratio
 
-        def distance(k: CostKey) -> tuple[bool, bool, bool, bool, float]:
-            is_other, is_other_net = k.call.variant.name != variant, k.call.net != key.call.net
-            size = abs(math.log(k.size / key.size))
-            is_other_model = k.call.is_refined != key.call.is_refined
-            return k.call.network != network, is_other_net, is_other_model, is_other, size
+    def _nearest(self, key: CostKey) -> CostKey | None:
+        """The measured call that differs least: in its kind, then in its size."""
+
+        def distance(other: CostKey) -> tuple[list[bool], float]:
+            differs = [a != b for a, b in zip(key.kind, other.kind, strict=True)]
+            return differs, abs(math.log(other.size / key.size))
 
         # A copy: the loop's thread learns and forgets meanwhile.
-        known = self.ticks.copy()
-        if not known:
-            return 0.0
-        nearest = min(known, key=distance)
-        ratio = key.size / nearest.size
-        ratio *= VARIANT_SHARES[variant] / VARIANT_SHARES[nearest.call.variant.name]
-        ratio *= NETWORK_SHARES[network] / NETWORK_SHARES[nearest.call.network]
-        return known[nearest] * ratio
+        return min(self.ticks.copy(), key=distance, default=None)
 
     def knee(self, image: Flight, buckets: Sequence[int], tolerance: float = KNEE_TOLERANCE) -> int:
         """The smallest bucket whose measured cost per row is near the best: more rows in flight

@@ -49,11 +49,10 @@ class Outlook:
     """seconds of the device for each further one"""
 
     @classmethod
-    def of(cls, admission: Admission, standard: Flight, waiting_s: float = 0.0) -> Outlook:
-        """`waiting_s`: before its first step, besides the admission's delay."""
+    def of(cls, admission: Admission, standard: Flight) -> Outlook:
         limits, costs = admission.limits, admission.costs
         alone_s = project([standard], limits, costs, 0.0)[standard.id]
-        ready_s = admission.ready_s(standard) - admission.now + waiting_s
+        ready_s = admission.ready_s(standard) - admission.now
         return cls(ready_s, alone_s, costs.work_s(standard, limits))
 
 

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from sdxl.admission import Admission
-from sdxl.cost import MEASURED, CostKey, Costs
+from sdxl.cost import MEASURED, CostKey, Costs, project
 from sdxl.flight import Flight, State
 from sdxl.inflight import DeadlineExceeded, Event, Failed, InFlight, Request
 from sdxl.policy import Group, line
@@ -25,8 +25,9 @@ from serve.worker.stalls import STALL_S, Unhealthy, patience_s
 
 T = TypeVar("T")
 
-ETA_PERIOD_S = 0.1
-"""How often completion times are recomputed for progress events."""
+ETA_PERIOD_S, ETA_SHARE = 0.1, 0.02
+"""Completion times for progress events are recomputed after this period, or later if that would
+take more than this share of the loop's time."""
 
 
 class Watcher(Protocol):
@@ -68,7 +69,8 @@ class Denoiser:
         self._watched: dict[int, _Watched] = {}
         self._ids: dict[int, int] = {}
         self._ready_s: dict[int, float] = {}
-        self._ready_from_s = -math.inf
+        self._ready_until_s = -math.inf
+        """when they are recomputed"""
         self._thread = LoopThread("denoiser", self, loop.clock)
 
     # -- from any thread --------------------------------------------------------------------
@@ -108,7 +110,14 @@ class Denoiser:
         # A copy: the loop learns new costs meanwhile.
         others = {name: getattr(known, name) for name in (*MEASURED, "pasting_s")}
         costs = Costs(dict(known.ticks), **others)
-        return Admission(self.here, self.loop.limits, costs, now, costs.encode_s)
+        return Admission(self.here, self.loop.limits, costs, now, self.encoding_s + costs.encode_s)
+
+    @property
+    def encoding_s(self) -> float:
+        """Predicted seconds until the prompts of all admitted images are encoded."""
+        coming = list(self._coming)
+        # Later legs of submitted images are encoded.
+        return self.loop.costs.encode_s * sum(id_ not in self._watched for id_ in coming)
 
     @property
     def here(self) -> tuple[Flight, ...]:
@@ -201,7 +210,6 @@ class Denoiser:
                 self._watched[id_] = _Watched(watcher)
                 self._ids[id(watcher)] = id_
                 self.flights = self.loop.flights
-                self._ready_from_s = -math.inf
         except Exception as error:
             watcher.failed(error)
         finally:
@@ -263,8 +271,11 @@ class Denoiser:
 
     def _ready(self, id_: int) -> float:
         now = self.loop.clock()
-        if now - self._ready_from_s >= ETA_PERIOD_S or id_ not in self._ready_s:
-            self._ready_s, self._ready_from_s = self.loop.finish_times(), now
+        if now >= self._ready_until_s or id_ not in self._ready_s:
+            begin_s = now + self.encoding_s
+            self._ready_s = project(self.here, self.loop.limits, self.loop.costs, begin_s)
+            took_s = self.loop.clock() - now
+            self._ready_until_s = now + max(ETA_PERIOD_S, took_s / ETA_SHARE)
         return self._ready_s[id_]
 
 

@@ -46,10 +46,6 @@ class PromptEncoder:
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "encode")
 
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
     def submit(self, job: ImageJob) -> None:
         with self._lock:
             self._waiting.append(job)

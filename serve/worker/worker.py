@@ -226,9 +226,7 @@ class Worker:
 
     def outlook(self) -> Outlook:
         """Predict for a typical picture that arrives now."""
-        denoiser, encoder = self._started().denoiser, self._started().encoder
-        waiting_s = encoder.waiting * denoiser.loop.costs.encode_s
-        return Outlook.of(denoiser.admission(), warmup.standard(self.pipeline), waiting_s)
+        return Outlook.of(self._started().denoiser.admission(), warmup.standard(self.pipeline))
 
     def demand(self) -> dict[str, float]:
         """Seconds of the device: that arrived in each second since the last call, refused ones
