@@ -14,14 +14,28 @@ import torch
 
 from engines.cuda.device import CudaDevice
 from engines.cuda.recordings import Ticks
+from sdxl.cost import Costs
+from sdxl.inflight import InFlight
 from sdxl.pipeline import Pipeline
+from sdxl.policy import Limits
 from sdxl.warmup import NotReady
 from serve.errors import Problem
+from serve.worker.denoiser import Denoiser
 from serve.worker.stalls import Unhealthy
 from serve.worker.worker import Worker
 from tests.engines.cuda_double import BEGIN, FakeCuda
-from tests.fakes import FakeClock
+from tests.fakes import FakeClock, fake_engines
+from tests.sdxl.sharing import STANDARD
 from tests.serve.workers import fake, fake_pipeline, order, picture_of, running
+
+
+def test_promises_include_admitted_prompts_that_wait_to_be_encoded() -> None:
+    costs = Costs(encode_s=0.5)
+    denoiser = Denoiser(InFlight(fake_engines(), lambda: 0.0, Limits((1, 2), 2), costs))
+    promised = [denoiser.admit(replace(STANDARD, id=i)) for i in range(3)]
+    assert denoiser.admission().delay_s == pytest.approx(3 * 0.5 + 0.5)
+    denoiser.forget(promised[0])
+    assert denoiser.admission().delay_s == pytest.approx(2 * 0.5 + 0.5)
 
 
 def test_a_network_runs_on_its_own_thread_from_the_warm_up_on() -> None:
