@@ -19,8 +19,8 @@ from sdxl.image_prompts import ImageWindow
 from sdxl.policy import Group, Limits, foremost, groups_of, plan_tick, stepping
 
 SMOOTHING = 0.2
-"""Share of a new measurement in the running mean. An outlier counts at most twice the mean, the
-first one at most twice the estimate."""
+"""Share of a new measurement in the running mean. An outlier counts at most twice the mean. The
+first mean is halfway between measurement and estimate."""
 KNEE_TOLERANCE = 0.03
 """A bucket is on the knee if its cost per row is within this share of the best."""
 SHALLOW_SHARE, CONTROL_SHARE = 0.034, 0.45
@@ -34,7 +34,7 @@ VARIANT_SHARES: Mapping[str, float] = {"": 1.0, "lora": 1.3, "locon": 1.8}
 """Cost of a call with LoRAs over a plain one's, until it is measured."""
 MOST_TICKS = 1000
 """The most costs kept: each picture size adds some, and each estimate reads all."""
-MEASURED = ("encode_s", "image_s", "decode_s", "paste_s")
+MEASURED = ("between_s", "encode_s", "image_s", "decode_s", "paste_s")
 """Costs other than those of UNet calls."""
 NETWORKS: tuple[Network, Network] = ("unet_deep", "unet_shallow")
 """the UNet's"""
@@ -61,6 +61,8 @@ class Costs:
     """Seconds of UNet calls by call key and bucket, and of encoding and decoding."""
 
     ticks: dict[CostKey, float] = field(default_factory=dict)
+    between_s: float = 0.0
+    """From the end of a call to the start of the next one: planning, first steps, ETAs."""
     encode_s: float = 0.0
     """To encode the prompts of one picture."""
     image_s: float = 0.0
@@ -75,16 +77,20 @@ class Costs:
     lasting: frozenset[CostKey] = frozenset()
     """Costs from the warm-up, which are never dropped."""
 
-    def observe(self, group: Group, seconds: float, *, is_usual: bool = True) -> None:
-        """Learn from a call, unless its time was that of a first run."""
+    def observe(
+        self, group: Group, seconds: float, between_s: float = 0.0, *, is_usual: bool = True
+    ) -> None:
+        """Learn from a call and the time before it, unless it was a first run."""
         if not is_usual:
             return
+        self.between_s = smoothed(self.between_s or None, between_s)
         key = CostKey(group.call, group.bucket)
         mean_s = self.ticks.get(key)
         if mean_s is None:
             nearest = self._nearest(key)
             if nearest is not None and nearest.kind == key.kind:
-                seconds = min(seconds, 2 * self._estimate(key))
+                estimate_s = self._estimate(key)
+                seconds = (estimate_s + min(seconds, 2 * estimate_s)) / 2
         self.ticks[key] = smoothed(mean_s, seconds)
         if len(self.ticks) > MOST_TICKS:
             # Drop the oldest; it is measured again when it occurs again.
@@ -97,7 +103,10 @@ class Costs:
         return self.call_s(group) + sum(map(self.call_s, group.nets))
 
     def call_s(self, group: Group) -> float:
-        key = CostKey(group.call, group.bucket)
+        """Seconds of a call and of the time before it."""
+        return self.between_s + self.device_s(CostKey(group.call, group.bucket))
+
+    def device_s(self, key: CostKey) -> float:
         known = self.ticks.get(key)
         return known if known is not None else self._estimate(key)
 
@@ -149,7 +158,7 @@ class Costs:
         A bucket holds at least one row more than the next smaller bucket's size."""
         fewest = (1, *(bucket + 1 for bucket in limits.buckets))
         return max(
-            self.ticks.get(CostKey(call, bucket), math.inf) / rows
+            (self.ticks.get(CostKey(call, bucket), math.inf) + self.between_s) / rows
             for rows, bucket in zip(fewest, limits.buckets, strict=False)
         )
 

@@ -174,6 +174,9 @@ class InFlight:
         self._stage = self.stage or Stage(self.engines)
         self._launched: deque[_Launch] = deque()
         self.settled_s = -math.inf
+        """end of the last call"""
+        self._busy_from_s = -math.inf
+        """when an image came to an idle loop"""
         self.steps_taken = 0
         self.call: tuple[Group, float] | None = None
         """the current engine call and its start; read by other threads"""
@@ -184,6 +187,8 @@ class InFlight:
         """Accept an image, or raise Refused (admission.py); one that was `admitted` before keeps
         its promise."""
         flight = admitted or self.admission().admit(self._flight(request), self.time)
+        if self.is_idle:
+            self._busy_from_s = self.clock()
         # What files need is known for certain only once they are loaded.
         flight = flight.changed(
             axes=self._axes(request),
@@ -370,7 +375,8 @@ class InFlight:
             seconds = launch.end.seconds_since(launch.start)
             if seconds is None:
                 seconds = ended - max(launch.began_s, self.settled_s)
-            self.costs.observe(launch.group, seconds, is_usual=launch.is_usual)
+            between_s = max(ended - max(self.settled_s, self._busy_from_s) - seconds, 0.0)
+            self.costs.observe(launch.group, seconds, between_s, is_usual=launch.is_usual)
             self.settled_s = ended
             for id_ in launch.ends:
                 if id_ in self._images:

@@ -147,6 +147,7 @@ def learn_bucket(
     for _ in rounds(pipeline):
         loop, _ = rooms.denoise(partial(_denoised, pipeline, params, conditionings))
     costs.ticks |= loop.costs.ticks
+    costs.between_s = loop.costs.between_s
 
 
 def _denoised(

@@ -40,8 +40,6 @@ class SimulatedGpu:
     source: str
     ratios: tuple[float, float]
     """seconds of deep and shallow calls, over an H200's"""
-    tick_share: float = 1.0
-    """seconds from one tick to the next, over those of its calls"""
 
     @classmethod
     def named(cls, name: str) -> SimulatedGpu:

@@ -1,8 +1,8 @@
 """The simulation beside a service of the embedded model on this machine, with the same requests.
 
 Replicas share the cores, so calls slow each other down. The mean seconds of calls, encoding and
-decoding, and the median that HTTP and Ray add, are those of the compared run; what the loop adds to
-its calls is measured in a closed loop before. The simulation decides which requests wait, join and
+decoding, and the median that HTTP and Ray add, are those of the compared run; the time between
+calls is measured in a closed loop before. The simulation decides which requests wait, join and
 are refused, and when each is done.
 """
 
@@ -178,8 +178,8 @@ async def ask(
     answers.added.append(answers.latencies[-1] - inside_s)
 
 
-def costs_of(seconds: Seconds, standard: Flight) -> Costs:
-    costs = Costs()
+def costs_of(seconds: Seconds, standard: Flight, between_s: float) -> Costs:
+    costs = Costs(between_s=between_s)
     for (kind, *what), number in seconds.items():
         mean_s = seconds["sum", *what] / max(number, 1)
         match what:
@@ -193,8 +193,12 @@ def costs_of(seconds: Seconds, standard: Flight) -> Costs:
     return costs
 
 
-def calls_s(seconds: Seconds) -> float:
-    return sum(value for (kind, *what), value in seconds.items() if kind == "sum" and what[1:])
+def between_calls_s(seconds: Seconds, busy_s: float) -> float:
+    calls_s, calls = (
+        sum(value for (kind, *what), value in seconds.items() if kind == counted and what[1:])
+        for counted in ("sum", "count")
+    )
+    return max(busy_s - calls_s, 0.0) / calls
 
 
 def simulate(gpu: MeasuredReplica, replicas: int, trace: Trace, added_s: float) -> TraceResult:
@@ -228,17 +232,17 @@ def rows_of(service: LoadedService, replicas: int, pipeline: Pipeline) -> Iterat
     before, began_s = service.seconds(), time.perf_counter()
     rate = asyncio.run(service.saturate(CLIENTS * replicas))
     busy_s = replicas * (time.perf_counter() - began_s)
-    share = max(busy_s / calls_s(service.seconds() - before), 1.0)
+    between_s = between_calls_s(service.seconds() - before, busy_s)
     for load in LOADS:
         pairs, count = [], 0
         for seed in range(RUNS):
             trace, before = Trace.drawn(service.kinds, load * rate, seed), service.seconds()
             answers = asyncio.run(service.run(trace))
-            costs = costs_of(service.seconds() - before, flight_of(pipeline, GenerationParams()))
+            standard = flight_of(pipeline, GenerationParams())
             gpu = MeasuredReplica(
-                *("CPU", "measured", (1.0, 1.0), share),
+                *("CPU", "measured", (1.0, 1.0)),
                 pipeline=pipeline,
-                measured=costs,
+                measured=costs_of(service.seconds() - before, standard, between_s),
                 rows=service.rows(),
             )
             simulated = simulate(gpu, replicas, trace, statistics.median(answers.added))

@@ -99,8 +99,9 @@ class TickReplica:
         estimated once."""
         costs = self.gpu.costs
         for call in (*group.nets, group):
-            costs.ticks.setdefault(CostKey(call.call, call.bucket), costs.call_s(call))
-        return costs.tick_s(group) * self.gpu.tick_share
+            key = CostKey(call.call, call.bucket)
+            costs.ticks.setdefault(key, costs.device_s(key))
+        return costs.tick_s(group)
 
     def _drop(self, id_: int) -> None:
         gone = self.flights.pop(id_)

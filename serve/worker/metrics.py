@@ -102,6 +102,8 @@ class MeteredCosts(Costs):
 
     on_call: Callable[[Group, float], None] = field(default=ignore)
 
-    def observe(self, group: Group, seconds: float, *, is_usual: bool = True) -> None:
-        super().observe(group, seconds, is_usual=is_usual)
+    def observe(
+        self, group: Group, seconds: float, between_s: float = 0.0, *, is_usual: bool = True
+    ) -> None:
+        super().observe(group, seconds, between_s, is_usual=is_usual)
         self.on_call(group, seconds)
