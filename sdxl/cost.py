@@ -87,8 +87,8 @@ class Costs:
         key = CostKey(group.call, group.bucket)
         mean_s = self.ticks.get(key)
         if mean_s is None:
-            nearest = self._nearest(key)
-            if nearest is not None and nearest.kind == key.kind:
+            similar = self._nearest(key)
+            if similar is not None and similar[0].kind == key.kind:
                 estimate_s = self._estimate(key)
                 seconds = (estimate_s + min(seconds, 2 * estimate_s)) / 2
         self.ticks[key] = smoothed(mean_s, seconds)
@@ -111,23 +111,25 @@ class Costs:
         return known if known is not None else self._estimate(key)
 
     def _estimate(self, key: CostKey) -> float:
-        nearest = self._nearest(key)
-        if nearest is None:
+        similar = self._nearest(key)
+        if similar is None:
             return 0.0
+        nearest, seconds = similar
         ratio = key.size / nearest.size
         ratio *= VARIANT_SHARES[key.call.variant.name] / VARIANT_SHARES[nearest.call.variant.name]
         ratio *= NETWORK_SHARES[key.call.network] / NETWORK_SHARES[nearest.call.network]
-        return self.ticks[nearest] * ratio
+        return seconds * ratio
 
-    def _nearest(self, key: CostKey) -> CostKey | None:
-        """The measured call that differs least: in its kind, then in its size."""
+    def _nearest(self, key: CostKey) -> tuple[CostKey, float] | None:
+        """Return the measured call with the fewest differences in kind, then in size."""
 
-        def distance(other: CostKey) -> tuple[list[bool], float]:
+        def distance(measured: tuple[CostKey, float]) -> tuple[list[bool], float]:
+            other, _ = measured
             differs = [a != b for a, b in zip(key.kind, other.kind, strict=True)]
             return differs, abs(math.log(other.size / key.size))
 
-        # A copy: the loop's thread learns and forgets meanwhile.
-        return min(self.ticks.copy(), key=distance, default=None)
+        # A copy, because the loop's thread may change the costs meanwhile.
+        return min(self.ticks.copy().items(), key=distance, default=None)
 
     def knee(self, image: Flight, buckets: Sequence[int], tolerance: float = KNEE_TOLERANCE) -> int:
         """The smallest bucket whose measured cost per row is near the best: more rows in flight
