@@ -19,8 +19,8 @@ from sdxl.image_prompts import ImageWindow
 from sdxl.policy import Group, Limits, foremost, groups_of, plan_tick, stepping
 
 SMOOTHING = 0.2
-"""Share of a new measurement in the running mean. An outlier counts at most twice the mean. The
-first mean is halfway between measurement and estimate."""
+"""Share of a new measurement in the running mean. An outlier counts at most twice the mean, the
+first one at most twice the estimate."""
 KNEE_TOLERANCE = 0.03
 """A bucket is on the knee if its cost per row is within this share of the best."""
 SHALLOW_SHARE, CONTROL_SHARE = 0.034, 0.45
@@ -89,8 +89,7 @@ class Costs:
         if mean_s is None:
             similar = self._nearest(key)
             if similar is not None and similar[0].kind == key.kind:
-                estimate_s = self._estimate(key)
-                seconds = (estimate_s + min(seconds, 2 * estimate_s)) / 2
+                seconds = min(seconds, 2 * self._estimate(key))
         self.ticks[key] = smoothed(mean_s, seconds)
         if len(self.ticks) > MOST_TICKS:
             # Drop the oldest; it is measured again when it occurs again.
