@@ -106,6 +106,7 @@ class Costs:
         return self.between_s + self.device_s(CostKey(group.call, group.bucket))
 
     def device_s(self, key: CostKey) -> float:
+        """Return a call's measured seconds, or an estimate from the most similar measured call."""
         known = self.ticks.get(key)
         return known if known is not None else self._estimate(key)
 
