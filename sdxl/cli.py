@@ -1,5 +1,6 @@
-"""The command line's entry: a table from command to function, and the one place where errors become
-exit codes. It imports no command that was not asked for; nothing imports it.
+"""The `sdxl` command: finds the function of a command and turns errors into exit codes.
+
+It imports only the command that runs; no module imports it.
 """
 
 from __future__ import annotations
@@ -8,19 +9,19 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import sdxl
 
 COMMANDS = {
     "render": ("serve.render.command:main", "make pictures from text"),
-    "verify": ("serve.render.verification:main", "tell what a picture says of its origin"),
-    "serve": ("serve.cli:main", "serve pictures over HTTP, as OpenAI's clients ask for them"),
-    "batch": ("serve.batch.command:main", "make a picture of every row of a file, over days"),
+    "verify": ("serve.render.verification:main", "read the provenance of a picture"),
+    "serve": ("serve.cli:main", "serve pictures over HTTP with OpenAI's API"),
+    "batch": ("serve.batch.command:main", "make a picture for every row of a file"),
     "key": ("serve.front.keys:main", "make an API key for the service"),
-    "export": ("onnx_export.command:main", "turn a model into ONNX graphs, 8-bit ones too"),
+    "export": ("onnx_export.command:main", "export a model to ONNX graphs, also in 8 bits"),
     "build": ("engines.build_command:main", "build TensorRT engines from an export"),
-    "engines": ("engines.engines_command:main", "list the engines that are here"),
+    "engines": ("engines.engines_command:main", "list the built engines"),
     "eval": ("eval.command:main", "measure the quality of a model's pictures"),
     "tune": ("eval.tune_command:main", "find a model's best plans, or a language model's options"),
     "bench": ("eval.bench_command:main", "measure speed: against peers, the floor, MLPerf's rules"),
@@ -29,11 +30,11 @@ PACKAGES = ("sdxl", "engines", "onnx_export", "serve", "eval")
 FAILED, BAD_REQUEST, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
 TRACEBACK = "SDXL_TRACEBACK"
 UNREACHABLE = ("httpx", "ConnectError")
-"""The error of a client whose service is not there; its module is not imported here."""
+"""Package and class of the error for a service that cannot be reached; httpx is slow to import."""
 
 
 class UnknownCommand(ValueError):
-    """No such command."""
+    """The first argument is not a command."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # The reader has gone. Python would flush stdout once more at exit, and complain.
+        # The pipe's reader has ended. Python would flush stdout again at exit and print an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     except KeyboardInterrupt:
@@ -67,19 +68,19 @@ def run(arguments: list[str]) -> int:
             print(usage(), file=sys.stderr)
             return BAD_REQUEST
         case [name, *rest] if name in COMMANDS:
-            name_what_is_slow(name)
-            return command(name)(rest)
-        case _:
+            print_slow_work(name)
+            module, _, function = COMMANDS[name][0].partition(":")
+            code: int = getattr(importlib.import_module(module), function)(rest)
+            return code
+        case [name, *_]:
             from sdxl.suggestions import did_you_mean
 
-            asked = arguments[0]
             allowed = f"must be one of {', '.join(COMMANDS)}, or --help"
-            hint = did_you_mean(asked, COMMANDS)
-            raise UnknownCommand(f"command {allowed}, got {asked!r}{hint}")
+            raise UnknownCommand(f"command {allowed}, got {name!r}{did_you_mean(name, COMMANDS)}")
 
 
-def name_what_is_slow(command: str) -> None:
-    """See slow.py; processes of the service have a log of their own."""
+def print_slow_work(command: str) -> None:
+    """Print the log of slow.py. Processes of the service configure their own log."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(f"sdxl {command}: %(message)s"))
     log = logging.getLogger("sdxl.slow")
@@ -103,14 +104,8 @@ def usage() -> str:
     )
 
 
-def command(name: str) -> Callable[[list[str]], int]:
-    module, _, function = COMMANDS[name][0].partition(":")
-    found: Callable[[list[str]], int] = getattr(importlib.import_module(module), function)
-    return found
-
-
 def is_bad_request(error: Exception) -> bool:
-    # Imported now that something went wrong: `sdxl --help` needs neither.
+    # Imported here: `sdxl --help` needs neither.
     from argparse import ArgumentError
 
     from sdxl.params import InvalidParams
@@ -119,14 +114,12 @@ def is_bad_request(error: Exception) -> bool:
 
 
 def describe(error: Exception) -> str:
-    """One line. Errors of our own and of the file system speak for themselves; any other is a
-    defect, and says how to see where."""
+    """Return one line. Unexpected errors are defects: their line names SDXL_TRACEBACK."""
     message = " ".join(str(error).split())
     package = type(error).__module__.partition(".")[0]
     if (package, type(error).__name__) == UNREACHABLE:
         return f"url must be a service that answers, got {error.request.url} ({message})"  # type: ignore[attr-defined]
-    known = package in PACKAGES
-    if known or is_bad_request(error) or isinstance(error, OSError):
+    if package in PACKAGES or is_bad_request(error) or isinstance(error, OSError):
         return message
     return f"unexpected {type(error).__name__}: {message} ({TRACEBACK}=1 shows where)"
 

@@ -1,4 +1,4 @@
-"""What ControlNets read of a picture: its maps as tensors, and how much of each residual is added.
+"""The inputs of a picture's ControlNets: its maps as tensors, and the strength of each residual.
 
 It knows no networks.
 """
@@ -22,11 +22,11 @@ from sdxl.source import SourceImage
 
 @dataclass(frozen=True, eq=False)
 class ControlInput:
-    """What one call of a ControlNet reads of a picture."""
+    """One picture's inputs to a ControlNet's calls."""
 
     net: ControlNet
     hints: Mapping[str, Tensor]
-    """inputs of `control_prompt` besides the conditioning, without rows; on the CPU"""
+    """inputs of `control_prompt` besides the conditioning, without the row axis; on the CPU"""
     strengths: Rows
     window: Window
 
@@ -34,21 +34,21 @@ class ControlInput:
 def control_inputs(
     controls: Iterable[Control], nets: Mapping[str, ControlNet], maps: Sequence[Tensor]
 ) -> tuple[ControlInput, ...]:
-    """Return the inputs by net. The maps of a union in the same steps and mode go together."""
-    together: dict[object, list[tuple[Control, Tensor]]] = {}
-    for index, (control, shown) in enumerate(zip(controls, maps, strict=True)):
+    """Return the inputs sorted by net. A union's maps with equal steps and mode share one input."""
+    groups: dict[object, list[tuple[Control, Tensor]]] = {}
+    for index, (control, hint) in enumerate(zip(controls, maps, strict=True)):
         if not control.strength:
             continue
         is_union = nets[control.name].types > 0
         key = (control.name, control.start, control.end, control.mode) if is_union else index
-        together.setdefault(key, []).append((control, shown))
-    made = [_input(entries, nets[entries[0][0].name]) for entries in together.values()]
-    return tuple(sorted(made, key=lambda each: each.window))
+        groups.setdefault(key, []).append((control, hint))
+    inputs = [_input(entries, nets[entries[0][0].name]) for entries in groups.values()]
+    return tuple(sorted(inputs, key=lambda each: each.window))
 
 
 def _input(entries: Sequence[tuple[Control, Tensor]], net: ControlNet) -> ControlInput:
-    first, shown = entries[0]
-    strength, hints = first.strength, {"hint": shown}
+    first, hint = entries[0]
+    strength, hints = first.strength, {"hint": hint}
     if net.types:
         scales, strength = union_strengths([control.strength for control, _ in entries])
         types = torch.zeros(len(entries), net.types)
@@ -64,7 +64,7 @@ def _input(entries: Sequence[tuple[Control, Tensor]], net: ControlNet) -> Contro
 def maps_of(
     params: GenerationParams, pictures: Pictures, source: SourceImage | None = None
 ) -> list[Tensor]:
-    """Return each ControlNet's map as it is given to it, [3, height, width] in 0..1. Raise
-    InvalidParams for a map that is missing or wrong."""
-    shown = (shown_map(each, params, pictures, source) for each in params.controls or ())
-    return [torch.from_numpy(np.array(each)).movedim(-1, 0).float() / 255 for each in shown]
+    """Return each ControlNet's preprocessed map, [3, height, width] in 0..1. Raise InvalidParams
+    for a map that is missing or wrong."""
+    images = (shown_map(each, params, pictures, source) for each in params.controls or ())
+    return [torch.from_numpy(np.array(image)).movedim(-1, 0).float() / 255 for image in images]

@@ -1,7 +1,6 @@
-"""sha256 of files, remembered on disk until the files change.
+"""sha256 of files, cached on disk until the files change.
 
-A change shows in the kernel's ctime: a writer can restore a file's size and mtime, but not this. It
-does not know what the files are.
+The kernel's ctime shows a change: a writer can restore a file's size and mtime, but not its ctime.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from sdxl.files import OutputError, prepare_folder, write_atomic
 from sdxl.places import home
 
 CLOCK_NS = 50_000_000
-"""Two changes within one tick of the kernel's clock have the same time; its slowest takes 10 ms."""
+"""Two changes in one tick of the kernel's clock have the same time; a tick takes up to 10 ms."""
 Stamp = tuple[int, ...]
 
 
@@ -27,8 +26,8 @@ def sha256_of(path: Path) -> str:
 
 
 def remembered_digest(paths: list[Path], compute: Callable[[], str]) -> str:
-    """Return the digest that `compute` makes of these files: gigabytes are read once, not at every
-    start."""
+    """Return the cached result of `compute` for these files, so that gigabytes are read once and
+    not at every start."""
     before = settled_stamps(paths)
     names = "\0".join(str(path.resolve()) for path in paths)
     note = home() / "digests" / hashlib.sha256(f"{names}\0{before}".encode()).hexdigest()
@@ -36,7 +35,7 @@ def remembered_digest(paths: list[Path], compute: Callable[[], str]) -> str:
         if re.fullmatch(r"[0-9a-f]{64}", digest := note.read_text(encoding="ascii")):
             return digest
     except (OSError, UnicodeDecodeError):
-        # No note, or not one of ours: compute the digest.
+        # The cache has no entry, or a damaged one.
         pass
     digest = compute()
     if stamps(paths) == before:
@@ -50,7 +49,7 @@ def remembered_digest(paths: list[Path], compute: Callable[[], str]) -> str:
 
 
 def stamps(paths: Iterable[Path]) -> list[Stamp]:
-    """Facts of the files that change when their bytes do."""
+    """Return a stamp of each file, which changes with the file's bytes."""
     return [
         (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         for status in map(os.stat, paths)
@@ -58,7 +57,7 @@ def stamps(paths: Iterable[Path]) -> list[Stamp]:
 
 
 def settled_stamps(paths: Iterable[Path]) -> list[Stamp]:
-    """The stamps, after the clock has moved on: the next change will show."""
+    """Return the stamps after the clock's next tick, so that a later change has a later time."""
     settled = stamps(paths)
     if any(abs(time.time_ns() - stamp[-1]) < CLOCK_NS for stamp in settled):
         time.sleep(CLOCK_NS / 1e9)

@@ -1,9 +1,9 @@
 """Runs work on another thread for a caller that may be interrupted at any bytecode.
 
 Futures, executors, events and `Thread.start` are Python code around a lock: an interrupt inside
-leaves the lock held, and the next user waits for ever. Here the threads share only what C does
-atomically: a SimpleQueue, a dict's `setdefault`, the start of a thread, and a lock of the C
-library, whose wait continues through a signal. Such a thread ends with the process.
+leaves the lock held, and the next thread waits for ever. The threads here share only operations
+that are atomic in C: a SimpleQueue, `dict.setdefault`, the start of a thread, and a lock of the C
+library, whose wait continues after a signal. The threads end with the process.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ _LOCK_BYTES = 256  # more than a pthread_rwlock_t of any system
 
 
 class HandedWork(Generic[T]):
+    """A call that runs once, on the thread or in the caller."""
+
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
         self._taken: dict[str, str] = {}
@@ -39,7 +41,7 @@ class HandedWork(Generic[T]):
         self._let_go = partial(_LIBC.pthread_rwlock_unlock, lock)
 
     def take(self, side: str) -> bool:
-        """Return whether this side may do the work: the first that asks, however often it asks."""
+        """Claim the work for a side. Return True if that side was the first to claim it."""
         return self._taken.setdefault("by", side) == side
 
     def run(self) -> None:
@@ -60,7 +62,7 @@ class HandedWork(Generic[T]):
         self._ended.put(None)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the thread is done; an interrupt is raised at once."""
+        """Wait for the thread and return True once it is done. An interrupt is raised at once."""
         while not self._is_over:
             try:
                 self._ended.get(timeout=timeout_s)
@@ -69,13 +71,14 @@ class HandedWork(Generic[T]):
         return True
 
     def settling(self) -> Callable[[], object]:
-        """Return a call that takes the work back or, if the thread has begun, waits until it is
-        done. It is one call of C, so no interrupt comes between its steps or ends its wait."""
+        """Return a call that takes the work back or, if the thread has begun, waits until the
+        thread is done. It is one C call, so no interrupt comes between its steps or ends its
+        wait."""
         steps = (partial(self._taken.setdefault, "by", CALLER), self._hold_shared, self._let_go)
         return partial(deque, map(operator.call, steps), 0)
 
     def result(self) -> T:
-        """Return the result of finished work, or do the work here."""
+        """Return the result of finished work, or do the work in the caller."""
         if self.take(CALLER):
             return self._call()
         if self._error is not None:
@@ -84,15 +87,15 @@ class HandedWork(Generic[T]):
 
 
 class WorkThread:
-    """A thread that does its work in order."""
+    """A thread with a queue of work."""
 
     def __init__(self) -> None:
         self._inbox: SimpleQueue[HandedWork[None]] = SimpleQueue()
         start_new_thread(self._run, ())
 
     def together(self, here: Callable[[], None], there: Callable[[], None]) -> None:
-        """Run both at once, `there` on the thread, or here if the thread has not begun it. When
-        this returns or raises, neither runs any more."""
+        """Run both at once, `there` on the thread, or in the caller if the thread has not begun it.
+        Both have ended when this returns or raises."""
         work = HandedWork(there)
         settle, settle_again = work.settling(), work.settling()
         try:
@@ -102,7 +105,7 @@ class WorkThread:
             finally:
                 settle()
         finally:
-            # Python lets no interrupt in just before the one above; a debugger does.
+            # A debugger can interrupt just before the call above; Python itself cannot.
             settle_again()
         work.result()
 
@@ -112,8 +115,8 @@ class WorkThread:
 
 
 def in_threads(do: Callable[[U], T], items: Sequence[U], threads: int) -> Iterator[T]:
-    """Yield the results of `do` in order. After an interrupt or an error no further item begins,
-    and running ones are not waited for."""
+    """Yield the results of `do` in order. An interrupt or error starts no further item and does
+    not wait for running ones."""
     works = [HandedWork(partial(do, item)) for item in items]
     inbox: SimpleQueue[HandedWork[T] | None] = SimpleQueue()
 
@@ -136,8 +139,9 @@ def in_threads(do: Callable[[U], T], items: Sequence[U], threads: int) -> Iterat
 
 
 def apart(call: Callable[[], T], stop: Callable[[], None], leave_s: float) -> T:
-    """Run `call` on its own thread, which no interrupt reaches. An interrupt here calls `stop` and
-    is raised when the work has ended or after `leave_s`; a second one is raised at once."""
+    """Run `call` on its own thread, which interrupts do not reach. An interrupt of the caller calls
+    `stop` and is raised once the work has ended, or after `leave_s`; a second one is raised at
+    once."""
     work = HandedWork(call)
     try:
         start_new_thread(work.run, ())

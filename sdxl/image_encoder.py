@@ -17,8 +17,8 @@ from sdxl.engine import Engines, call, to_host, torch_dtype
 from sdxl.source import SourceImage
 
 ENCODER = "vae_encoder"
-MANY = 64
-"""number of cached sizes of grey latents"""
+MOST_GREYS = 64
+"""sizes whose grey latents are cached"""
 Encoded = tuple[Tensor, Tensor]
 """mean and deviation, [channels, h, w] each"""
 
@@ -30,7 +30,8 @@ class ImageEncoder:
     """latents of a grey image by height and width"""
 
     def latents(self, source: SourceImage, *, is_sampled: bool, is_full: bool) -> SourceLatents:
-        """Encode a source; `is_full`: at full strength, where diffusers hides the masked part."""
+        """Encode a source. `is_full`: at full strength, at which diffusers hides the masked
+        part."""
         picture, mask = _pixels(source.image), source.mask
         is_hidden = mask is not None and is_full
         masked = self._masked(picture, mask, is_sampled=is_sampled)
@@ -44,20 +45,20 @@ class ImageEncoder:
     def completed(
         self, source: SourceLatents | None, height: int, width: int
     ) -> SourceLatents | None:
-        """Add the input that an inpainting UNet needs without a mask: everything is masked, so it
-        also makes pictures from text."""
+        """Add an inpainting UNet's extra input to a request without a mask: everything is masked,
+        so that the UNet also makes pictures from text."""
         if not self.engines.arch.masked_channels or (source and source.masked):
             return source
-        masked = self.nothing(height, width)
+        masked = self._all_masked(height, width)
         if source is None:
             return SourceLatents(masked.mean, is_hidden=True, masked=masked)
         return replace(source, masked=masked)
 
-    def nothing(self, height: int, width: int, *, is_sampled: bool = False) -> MaskedPicture:
-        """Return latents of a grey image, all masked."""
+    def _all_masked(self, height: int, width: int, *, is_sampled: bool = False) -> MaskedPicture:
+        """Return the latents of a grey image under a mask that covers it."""
         encoded = self._grey.get((height, width))
         if encoded is None:
-            if len(self._grey) >= MANY:
+            if len(self._grey) >= MOST_GREYS:
                 self._grey.clear()
             scale, channels = self.engines.arch.vae_scale, self.engines.arch.image_channels
             encoded = self._encoded(torch.zeros(channels, height * scale, width * scale))
@@ -68,13 +69,13 @@ class ImageEncoder:
     def _masked(
         self, picture: Tensor, mask: Image.Image | None, *, is_sampled: bool
     ) -> MaskedPicture | None:
-        """Binarise the mask and hide the image under it, as diffusers does."""
+        """Round the mask to 0 or 1 and hide the image under it, as diffusers does."""
         if not self.engines.arch.masked_channels:
             return None
         scale = self.engines.arch.vae_scale
         if mask is None:
             height, width = (side // scale for side in picture.shape[1:])
-            return self.nothing(height, width, is_sampled=is_sampled)
+            return self._all_masked(height, width, is_sampled=is_sampled)
         hole = _white(mask).round()
         mean, deviation = self._encoded(picture * (1 - hole))
         return MaskedPicture(hole[:, ::scale, ::scale], mean, deviation if is_sampled else None)

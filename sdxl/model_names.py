@@ -1,6 +1,6 @@
-"""How a model is named: on a command line, in a setting, and to clients.
+"""Parses a model's name on a command line or in a setting, and derives the name that clients see.
 
-It opens no model and fetches nothing.
+It opens no model and downloads nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>\w[\w./
 
 
 def name_of(model: str) -> str:
-    """What clients call it; also where its folder does not lie."""
+    """Return the name that clients see. The model need not exist."""
     base, vae = split_vae(model)
     if vae:
         return f"{name_of(base)}+{Path(vae).stem}"
@@ -39,15 +39,14 @@ def split_vae(model: str) -> tuple[str, str]:
 
 
 def is_file(model: str) -> bool:
-    """Whether a single file is meant: it is one, or is named as one."""
+    """True if the name is that of a single file, which need not exist."""
     path = Path(os.path.expanduser(model))
     return path.is_file() or (path.suffix.lower() in (SAFETENSORS, *PICKLES) and not path.is_dir())
 
 
 def folders_of(model: str, folder: Path, kind: str, named: str = "") -> list[Path]:
-    """Where a model's LoRAs, ControlNets or IP-Adapters lie: the named folder first, then beside
-    the model and in the home. `folder` is that of a model from the hub, `kind` the name of
-    theirs."""
+    """Return the folders of a model's LoRAs, ControlNets or IP-Adapters: `named`, then `kind`
+    beside the model and in the home. `folder` is the model's folder if it is from the hub."""
     base, _ = split_vae(model)
     if base in MINI_NAMES:
         folder = MINI
@@ -64,7 +63,7 @@ def check_folder(kind: str, named: str) -> None:
 
 
 def is_here(model: str) -> bool:
-    """Whether it is found without asking the hub. It need not be a model."""
+    """True if the paths in the name exist, so the hub is not asked. They need not be a model."""
     base, vae = split_vae(model)
     files = [vae] if base in MINI_NAMES else [base, vae]
     return all(os.path.exists(os.path.expanduser(file)) for file in files if file)

@@ -1,8 +1,8 @@
-"""The parameters of a picture: one table of fields, and the frozen dataclass that holds them.
+"""The parameters of a picture: a frozen dataclass whose fields are the table of parameters.
 
-Each parameter is stated here once: name, type, default, bounds, REST name, name in other programs,
-label and help. Flags, the REST body and its schema, batch columns, metadata of pictures and the
-controls of the web page are derived from the table. This module imports nothing heavy.
+A field states a parameter's name, type, default, bounds, REST name, name in other programs, label
+and help. Flags, the REST body and its schema, batch columns, pictures' metadata and the web page's
+controls are derived from the table. This module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from sdxl.sizes import Sizes as Sizes
 T = TypeVar("T")
 MAX_SEED = 2**63 - 1
 DRAWN_SEEDS = 2**32
-"""Random seeds are below this: short enough to copy by hand."""
+"""Random seeds are below this, so that they can be copied by hand."""
 MAX_PROMPT_CHARS = 10_000
 EDIT_STRENGTH, MASK_STRENGTH = 0.8, 1.0
 """Default strengths without and with a mask."""
 MAX_MASK_BLUR, MAX_MASK_PADDING = 64, 1024
 """In pixels."""
 ENCODINGS = ("mean", "sample")
-"""How the VAE encodes an image: to the mean of its latents, or to a sample of them."""
+"""How the VAE encodes an image: the mean of its latents, or a sample."""
 UPSCALERS = LANCZOS, LATENT = "lanczos", "latent"
-"""Enlarge the decoded picture with a Lanczos filter, or interpolate its latents."""
+"""A Lanczos filter enlarges the decoded picture; `latent` interpolates its latents."""
 UPSCALE_STRENGTH = 0.4
 REFINER_SWITCH_AT = 0.8
 MAX_NAME_CHARS = 500
@@ -56,7 +56,7 @@ UPSCALING, ADAPTERS = "Upscale", "LoRAs and ControlNets"
 
 @dataclass(frozen=True)
 class GenerationParams:
-    """One picture. Defaults are best for the embedded model; `resolve` fills None."""
+    """The parameters of one picture. Defaults suit the embedded model; `resolve` fills None."""
 
     prompt: str = parameter(
         "", "Prompt", "what to draw; (word:1.3) gives a word more weight", high=MAX_PROMPT_CHARS
@@ -326,7 +326,7 @@ class GenerationParams:
     )
 
     def __post_init__(self) -> None:
-        # The class is frozen, so that no one changes a request; this is before anyone has it.
+        # The class is frozen. Another program's scheduler name is replaced before use.
         object.__setattr__(self, "scheduler", PARAMETERS["scheduler"].chosen(self.scheduler))
         for each in PARAMETERS.values():
             each.check(getattr(self, each.name))
@@ -342,11 +342,11 @@ class GenerationParams:
         if self.refiner is None:
             self._check_unset(("refiner_switch_at",), "needs refiner")
         if self.is_upscaled:
-            strength = usual(self.upscale_strength, UPSCALE_STRENGTH)
+            strength = value_or(self.upscale_strength, UPSCALE_STRENGTH)
             self._check_taken("upscale_strength", self.upscale_steps or self.steps, strength)
-            return
-        unused = ("upscaler", "upscale_strength", "upscale_steps")
-        self._check_unset(unused, "needs upscale above 1")
+        else:
+            unused = ("upscaler", "upscale_strength", "upscale_steps")
+            self._check_unset(unused, "needs upscale above 1")
 
     def _check_unset(self, names: Iterable[str], needed: str) -> None:
         for name in names:
@@ -360,12 +360,11 @@ class GenerationParams:
 
     @property
     def is_edit(self) -> bool:
-        """True if the request edits an image."""
         return self.strength is not None
 
     @property
     def taken_steps(self) -> int:
-        """An edit skips the first steps, as in diffusers."""
+        """The steps that run. An edit skips the first ones, as in diffusers."""
         return self.steps if self.strength is None else int(self.steps * self.strength)
 
     @property
@@ -374,31 +373,31 @@ class GenerationParams:
 
     @property
     def has_few_steps(self) -> bool:
-        """True if any leg's schedule has few steps; an edit's skipped steps count, too."""
+        """True if a leg's schedule has few steps. Steps that an edit skips count too."""
         return any(leg.steps < FEW_STEPS for leg in self.legs)
 
     @property
     def interval(self) -> int:
         """The cache interval; by default 1 for few steps."""
-        return usual(self.cache_interval, 1 if self.has_few_steps else USUAL_INTERVAL)
+        return value_or(self.cache_interval, 1 if self.has_few_steps else USUAL_INTERVAL)
 
     @property
     def is_upscaled(self) -> bool:
-        return usual(self.upscale, 1.0) > 1
+        return value_or(self.upscale, 1.0) > 1
 
     @property
     def legs(self) -> tuple[GenerationParams, ...]:
-        """The legs in order: the picture, and if it is upscaled, its refinement at the larger size.
-        `deep_steps` and `guided_steps` apply to the first leg, a refiner to the last."""
+        """The legs in order: the picture, then the refinement of an upscaled picture at the larger
+        size. `deep_steps` and `guided_steps` apply to the first leg, a refiner to the last."""
         if not self.is_upscaled:
             return (self,)
         bare = replace(self, upscale=None, upscaler=None, upscale_strength=None, upscale_steps=None)
         enlarged = replace(
             bare,
-            width=self.enlarged(self.width),
-            height=self.enlarged(self.height),
+            width=self._enlarged(self.width),
+            height=self._enlarged(self.height),
             steps=self.upscale_steps or self.steps,
-            strength=usual(self.upscale_strength, UPSCALE_STRENGTH),
+            strength=value_or(self.upscale_strength, UPSCALE_STRENGTH),
             deep_steps=None,
             guided_steps=None,
         )
@@ -416,13 +415,13 @@ class GenerationParams:
         assert last.width and last.height
         return last.width, last.height
 
-    def enlarged(self, side: int | None) -> int | None:
-        times = usual(self.upscale, 1.0)
+    def _enlarged(self, side: int | None) -> int | None:
+        times = value_or(self.upscale, 1.0)
         return side and round(side * times / Sizes.multiple) * Sizes.multiple
 
     def for_edit(self, *, has_mask: bool) -> GenerationParams:
-        """The request for an edit, its strength filled. A request that only upscales its image
-        becomes the second leg alone."""
+        """Return the request for an edit, with its strength filled. A request that only upscales
+        its image becomes its own second leg."""
         if has_mask and self.is_upscaled:
             needed = "cannot be used with a mask; upscale the result in a second request"
             raise InvalidParams("upscale", self.upscale, needed)
@@ -439,40 +438,40 @@ class GenerationParams:
         return self if self.is_edit else replace(self, strength=strength)
 
     def check_plain(self) -> None:
-        """Refuse parameters of edits in a request without an image."""
+        """Raise InvalidParams for a parameter of edits in a request without an image."""
         for_edits = (each.name for each in PARAMETERS.values() if each.is_for_edits)
         self._check_unset(for_edits, "needs an image to edit")
 
     @property
     def variation(self) -> tuple[int, float] | None:
-        """The seed whose noise the picture's goes towards, and how far."""
+        """The variation's seed, and the strength with which its noise is mixed in."""
         strength = self.variation_strength
-        return (usual(self.variation_seed, 0), strength) if strength else None
+        return (value_or(self.variation_seed, 0), strength) if strength else None
 
     def picture(self, number: int, first_seed: int) -> GenerationParams:
-        """The request of a picture of several, numbered from 0."""
+        """Return the parameters of one of the request's pictures; `number` starts at 0."""
         if self.variation is None:
             return replace(self, seed=first_seed + number)
         return replace(self, seed=first_seed, variation_seed=self.variation[0] + number)
 
     @property
     def is_guided(self) -> bool:
-        """False for a guidance of 1 or less, as in diffusers: one row instead of two."""
+        """False for a guidance of 1 or less, as in diffusers."""
         return self.guidance > 1
 
     def resolve(self, sizes: Sizes, new_seed: Callable[[], int]) -> GenerationParams:
-        """The request with every open field filled, checked against the model's sizes."""
+        """Fill every open field and check the request against the model's sizes."""
         resolved = replace(
             self.without_tags(),
             width=sizes.resolve("width", self.width),
             height=sizes.resolve("height", self.height),
             seed=new_seed() if self.seed is None else self.seed,
             cache_interval=self.interval,
-            upscaler=usual(self.upscaler, LANCZOS) if self.is_upscaled else None,
+            upscaler=value_or(self.upscaler, LANCZOS) if self.is_upscaled else None,
             upscale_strength=self.legs[-1].strength if self.is_upscaled else None,
             variation_strength=self.variation_strength or None,
             variation_seed=self.variation[0] if self.variation else None,
-            refiner_switch_at=usual(self.refiner_switch_at, REFINER_SWITCH_AT)
+            refiner_switch_at=value_or(self.refiner_switch_at, REFINER_SWITCH_AT)
             if self.refiner is not None
             else None,
         )
@@ -480,18 +479,19 @@ class GenerationParams:
         return resolved
 
     def without_tags(self) -> GenerationParams:
-        """The request with the LoRAs of its prompts' tags in `loras`."""
-        prompt, typed = take_tags(self.prompt, "prompt")
-        negative, more = take_tags(self.negative_prompt or "", "negative_prompt")
+        """Move the LoRA tags of the prompts to `loras`."""
+        prompt, positive_loras = take_tags(self.prompt, "prompt")
+        negative, negative_loras = take_tags(self.negative_prompt or "", "negative_prompt")
         return replace(
             self,
             prompt=prompt,
-            negative_prompt=(negative or None) if more else self.negative_prompt,
-            loras=merged([*(self.loras or ()), *typed, *more]) or None,
+            negative_prompt=(negative or None) if negative_loras else self.negative_prompt,
+            loras=merged([*(self.loras or ()), *positive_loras, *negative_loras]) or None,
         )
 
     def check_result(self, sizes: Sizes) -> None:
-        """Refuse an upscaled size that the model does not allow. The request's size is filled."""
+        """Raise InvalidParams for an upscaled size that the model does not support. The request's
+        size must be filled."""
         if not self.is_upscaled:
             return
         across, down = self.result_size
@@ -504,7 +504,7 @@ class GenerationParams:
         return asdict(self)
 
     def as_rest(self) -> dict[str, Any]:
-        """The body of a REST request for this picture, without its open fields."""
+        """Return the body of a REST request for this picture, without open fields."""
         values = self.as_dict()
         body = {p.client_name: values[p.name] for p in of_rest()}
         body |= {"cache_interval": self.interval}
@@ -514,7 +514,7 @@ class GenerationParams:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> GenerationParams:
-        """From JSON. An unknown key is an error."""
+        """Read from JSON. Raise InvalidParams for an unknown key."""
         for key in values:
             if key not in PARAMETERS:
                 raise InvalidParams.unknown_field(key, PARAMETERS)
@@ -526,12 +526,12 @@ class GenerationParams:
         return cls(**{**values, **lists})
 
 
-def usual(value: T | None, default: T) -> T:
+def value_or(value: T | None, default: T) -> T:
     return default if value is None else value
 
 
 def of_rest() -> Iterator[Parameter]:
-    """Parameters with a REST field of their own."""
+    """Yield the parameters that have their own REST field; width and height share `size`."""
     return (p for p in PARAMETERS.values() if p.rest != SIZE)
 
 
@@ -542,19 +542,19 @@ PICTURED: Mapping[str, Parameter] = {
     for name, each in PARAMETERS.items()
     if each.kind is Attachment and issubclass(each.item, Pictured)
 }
-"""Lists whose entries have pictures."""
+"""Parameters that are lists of entries with pictures."""
 BY_NAME: Mapping[str, Parameter] = {name: p for p in PARAMETERS.values() for name in p.names}
 COUNT_ALIASES = ("num_images_per_prompt",)
-"""Other programs' names of `n`, which is no parameter of a picture."""
+"""Other programs' names for `n`, the number of pictures."""
 
 
 def renamed(values: Mapping[str, Any], name_of: Callable[[Parameter], str]) -> dict[str, Any]:
-    """Replace other programs' names of parameters by `name_of` it. Raises InvalidParams if one
-    parameter has two names."""
-    found: dict[str, Any] = {}
+    """Replace other programs' parameter names; `name_of` returns the new name. Raise InvalidParams
+    for a parameter that is given under two names."""
+    result: dict[str, Any] = {}
     for given, value in values.items():
         name = name_of(BY_NAME[given]) if given in BY_NAME else given
-        if name in found or (name != given and name in values):
+        if name in result or (name != given and name in values):
             raise InvalidParams(given, None, f"must not be set beside {name}: it is the same")
-        found[name] = value
-    return found
+        result[name] = value
+    return result

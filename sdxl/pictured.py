@@ -1,5 +1,5 @@
-"""What a request adds to the model together with a picture: fields, text form and steps that
-ControlNets and image prompts share. It knows no files and no tensors."""
+"""Attachments with a picture: the fields, text form and steps that ControlNets and image prompts
+share. It knows no files and no tensors."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ STEPS = re.compile(r"([\d.]+)-([\d.]+)", re.ASCII)
 
 @dataclass(frozen=True)
 class Pictured(Attachment):
-    """A subclass has more fields; one of them is set by its values alone in the text form."""
+    """A ControlNet or an image prompt of a request."""
 
     FORM: ClassVar[str]
+    """the text form, for help and errors"""
     BARE: ClassVar[str]
-    """the field that a part of the text form sets by its value alone"""
+    """the field whose value the text form gives without its key"""
 
     name: str = parameter(MISSING, "Name", "its name, as the model lists it", high=MAX_NAME)
     image: str = parameter("", "Picture", "a picture", high=MAX_PATH)
@@ -40,14 +41,14 @@ class Pictured(Attachment):
 
     @classmethod
     def entries(cls, text: str) -> list[Any]:
-        """Names of files may have commas: several entries are a JSON list."""
+        """Read one entry, or a JSON list of several: file names may have commas."""
         if not text.lstrip().startswith("["):
             return [text]
         return list(json.loads(text))
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Names of files may have colons: the other parts are read from the end."""
+        """Parse the text form. The options are read from the end: file names may have colons."""
         match = NAME_AND_REST.fullmatch(text)
         if match is None:
             raise ValueError(f"must be {cls.FORM}, got {text!r}")
@@ -71,7 +72,8 @@ class Pictured(Attachment):
 
     @classmethod
     def _option(cls, text: str) -> dict[str, Any]:
-        """Return the field that a part of the text form sets, if it is one. Raises ValueError."""
+        """Return the field that a part of the text form sets; empty if it sets none. Raise
+        ValueError for a wrong value."""
         table = table_of(cls)
         if text in table[cls.BARE].choices:
             return {cls.BARE: text}
@@ -89,5 +91,5 @@ class Pictured(Attachment):
 
 
 def is_within(begin: float, end: float, step: int, steps: int) -> bool:
-    """Whether a step lies in a part of the steps, as in diffusers."""
+    """True if a step lies between these shares of the steps, as in diffusers."""
     return begin <= step / steps and (step + 1) / steps <= end

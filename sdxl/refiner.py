@@ -1,8 +1,8 @@
 """SDXL's refiner: a second model that takes the last steps of a picture in the same loop.
 
 Podell et al., "SDXL: Improving Latent Diffusion Models for High-Resolution Image Synthesis",
-arXiv:2307.01952. It has its own UNet and reads the prompt with its own text encoder; the latents go
-over as they are.
+arXiv:2307.01952. The refiner has its own UNet and text encoder, and continues from the same
+latents.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from sdxl import schedulers
 from sdxl.checkpoint import Checkpoint
 from sdxl.conditioning import Conditioning, encode, tokenize_rows
 from sdxl.engine import Engines
-from sdxl.params import REFINER_SWITCH_AT, GenerationParams, InvalidParams, usual
+from sdxl.params import REFINER_SWITCH_AT, GenerationParams, InvalidParams, value_or
 from sdxl.rows import Stage
 from sdxl.schedulers import SchedulerConfig
 
 
 @dataclass
 class Refiner:
-    """One refiner on the device of the model."""
+    """A refiner on the model's device."""
 
     checkpoint: Checkpoint
     engines: Engines
@@ -43,33 +43,40 @@ class Refiner:
         *,
         embeds_guidance: bool,
     ) -> list[Conditioning]:
-        """Add its own conditioning to those of requests that name it. `embeds_guidance`: the model
-        needs no negative row, so there is none here."""
-        known, how = self.checkpoint, embeds_guidance
-        asked = [each for each in params if each.refiner is not None]
-        given = known.tokenizers, known.force_zeros
-        rows = [tokenize_rows(each, *given, embeds_guidance=how) for each in asked]
-        own = iter(encode(asked, rows, self.engines, fixed_chunks=fixed_chunks))
+        """Add the refiner's conditioning to the requests that name the refiner. With
+        `embeds_guidance` they have no negative row."""
+        checkpoint = self.checkpoint
+        refined = [each for each in params if each.refiner is not None]
+        rows = [
+            tokenize_rows(
+                each,
+                checkpoint.tokenizers,
+                checkpoint.force_zeros,
+                embeds_guidance=embeds_guidance,
+            )
+            for each in refined
+        ]
+        encoded = iter(encode(refined, rows, self.engines, fixed_chunks=fixed_chunks))
         return [
-            made if each.refiner is None else replace(made, refined=next(own))
-            for made, each in zip(conditionings, params, strict=True)
+            each if request.refiner is None else replace(each, refined=next(encoded))
+            for each, request in zip(conditionings, params, strict=True)
         ]
 
 
 def refined_from(leg: GenerationParams, config: SchedulerConfig) -> int | None:
-    """The refiner's first step, by timestep as in diffusers: it knows little noise alone. None
-    without a refiner, or if no step is left for it."""
+    """Return the refiner's first step, chosen by timestep as in diffusers, since a refiner is
+    trained for little noise. None without a refiner or a step for it."""
     if leg.refiner is None:
         return None
     timesteps = config.num_train_timesteps
-    cutoff = round(timesteps - usual(leg.refiner_switch_at, REFINER_SWITCH_AT) * timesteps)
+    cutoff = round(timesteps - value_or(leg.refiner_switch_at, REFINER_SWITCH_AT) * timesteps)
     table = schedulers.table(leg.scheduler, leg.steps, config)
     step = max(table.steps_before(cutoff) - leg.first_step, 0)
     return step if step < leg.taken_steps else None
 
 
 def check_refiner(refiner: Refiner | None, params: GenerationParams) -> None:
-    """Check that the request names the refiner that is loaded, if any."""
+    """Raise InvalidParams if the request names a refiner that is not loaded."""
     if params.refiner is None or (refiner is not None and params.refiner == refiner.name):
         return
     if refiner is None:

@@ -32,7 +32,7 @@ from sdxl.params import (
     MAX_UPSCALE,
     PARAMETERS,
     UPSCALERS,
-    usual,
+    value_or,
 )
 from sdxl.scheduler_names import SCHEDULE_LABELS, SCHEDULERS, full_label
 from sdxl.specs import SDXL_1_0
@@ -325,7 +325,7 @@ def info_of(
         "all_prompts": prompts,
         "all_negative_prompts": [params.negative_prompt or "" for params in all_params],
         "all_seeds": [params.seed for params in all_params],
-        "all_subseeds": [usual(params.variation_seed, -1) for params in all_params],
+        "all_subseeds": [value_or(params.variation_seed, -1) for params in all_params],
         "batch_size": asked.batch_size or 1,
         "infotexts": list(texts),
         "index_of_first_image": 0,
@@ -340,7 +340,7 @@ def info_of(
         "prompt": prompts[0],
         "negative_prompt": first.negative_prompt or "",
         "seed": first.seed,
-        "subseed": usual(first.variation_seed, -1),
+        "subseed": value_or(first.variation_seed, -1),
         "subseed_strength": first.variation_strength or 0,
         "width": first.width,
         "height": first.height,
