@@ -1,8 +1,7 @@
-"""Measures a device's costs before the first request: every bucket's deep and shallow step, also of
-a refiner, and one whole picture.
+"""Measures a device's costs before the first request, so that predictions are right from the start.
 
-So completion times are right from the first request. It decides only how many rows may be in
-flight.
+It times every bucket's deep and shallow step, also a refiner's, and one whole picture. It decides
+only the number of rows in flight.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from sdxl.source import GivenImage, SourceImage
 
 log = logging.getLogger(__name__)
 
-COURSE = GenerationParams("a warm-up", seed=0, steps=4, cache_interval=2)
-"""deep, shallow, deep, shallow"""
+WARM_UP = GenerationParams("a warm-up", seed=0, steps=4, cache_interval=2)
+"""Its steps are deep, shallow, deep, shallow."""
 ROUNDS, SLOW_S = 2, 10.0
 PASTED_SIDE = 512
 """Side of the image for measuring pasting."""
@@ -47,8 +46,8 @@ Run = Callable[[Callable[[], Any]], Any]
 
 @dataclass(frozen=True)
 class Rooms:
-    """The threads that will encode, denoise and decode. Libraries cache per thread, so warm-up on
-    another thread would be lost."""
+    """The threads that will encode, denoise and decode. Warm-up uses the same threads, because
+    libraries have caches for each thread."""
 
     encode: Run
     denoise: Run
@@ -61,10 +60,10 @@ def measure(pipeline: Pipeline, rooms: Rooms, costs: Costs) -> None:
     with pipeline.engines.warming():
         with named_if_slow("making a first picture"):
             learn_picture(pipeline, rooms, costs)
-        for bucket, course in itertools.product(pipeline.limits().buckets, courses(pipeline)):
-            whose = "the refiner's calls" if course.refiner else "calls"
-            with named_if_slow(f"timing {whose} of {bucket} rows"):
-                learn_bucket(pipeline, rooms, bucket, costs, course)
+        for bucket, params in itertools.product(pipeline.limits().buckets, requests(pipeline)):
+            calls = "the refiner's calls" if params.refiner else "calls"
+            with named_if_slow(f"timing {calls} of {bucket} rows"):
+                learn_bucket(pipeline, rooms, bucket, costs, params)
     costs.lasting = frozenset(costs.ticks)
     calls = ", ".join(
         f"{'refiner ' * key.call.is_refined}{key.call.network} {1000 * seconds:.1f} ms"
@@ -78,16 +77,16 @@ def measure(pipeline: Pipeline, rooms: Rooms, costs: Costs) -> None:
     )
 
 
-def courses(pipeline: Pipeline) -> list[GenerationParams]:
-    """Those that have every call of plain requests, and of requests with the refiner."""
+def requests(pipeline: Pipeline) -> list[GenerationParams]:
+    """Return requests that together make every call: without a refiner, and with the refiner."""
     if pipeline.refiner is None:
-        return [COURSE]
-    return [COURSE, replace(COURSE, refiner=pipeline.refiner.name, refiner_switch_at=0.0)]
+        return [WARM_UP]
+    return [WARM_UP, replace(WARM_UP, refiner=pipeline.refiner.name, refiner_switch_at=0.0)]
 
 
 def rounds(pipeline: Pipeline) -> Iterator[None]:
-    """Repeat a measurement: the first round includes one-time work, the last counts. On a CPU a
-    slow first round is not repeated."""
+    """Repeat a measurement. The first round includes one-time work; the last one counts. A slow
+    first round on a CPU is not repeated."""
     for _ in range(ROUNDS):
         began = pipeline.clock()
         yield
@@ -96,7 +95,7 @@ def rounds(pipeline: Pipeline) -> Iterator[None]:
 
 
 def learn_picture(pipeline: Pipeline, rooms: Rooms, costs: Costs) -> None:
-    params = pipeline.resolve(COURSE)
+    params = pipeline.resolve(WARM_UP)
     for _ in rounds(pipeline):
         began = pipeline.clock()
         conditionings = rooms.encode(partial(pipeline.encode, [params]))
@@ -114,13 +113,13 @@ def learn_picture(pipeline: Pipeline, rooms: Rooms, costs: Costs) -> None:
 
 
 def pasting_s(pipeline: Pipeline) -> float:
-    """Measure pasting with noise, the slowest PNG."""
+    """Measure pasting into a picture of noise, which is the slowest to compress as PNG."""
     side, part = PASTED_SIDE, pipeline.sizes.default
     shades = Image.effect_noise((side, side), 100)
     image, mask = io.BytesIO(), io.BytesIO()
     Image.merge("RGB", (shades, *(shades.rotate(angle) for angle in (90, 180)))).save(image, "PNG")
     Image.new("L", (side, side), 255).save(mask, "PNG")
-    params = replace(pipeline.resolve(COURSE), mask_padding=0)
+    params = replace(pipeline.resolve(WARM_UP), mask_padding=0)
     source = GivenImage.read(image.getvalue(), mask.getvalue()).source(params)
     began = pipeline.clock()
     encode(source.pasted(Image.new("RGB", (part, part))), "png", params.as_dict())
@@ -128,7 +127,7 @@ def pasting_s(pipeline: Pipeline) -> float:
 
 
 def blank(params: GenerationParams) -> SourceImage:
-    """A black source image for a warm-up edit."""
+    """Return a black source image for an edit."""
     assert params.width and params.height
     return SourceImage(Image.new("RGB", (params.width, params.height)), None)
 
@@ -138,10 +137,11 @@ def learn_bucket(
     rooms: Rooms,
     bucket: int,
     costs: Costs,
-    course: GenerationParams = COURSE,
+    request: GenerationParams,
 ) -> None:
-    images, left = divmod(bucket, pipeline.plan(COURSE).room[0])
-    filling = [course] * images + [replace(course, guidance=1.0)] * left
+    """Measure the calls of `bucket` rows: guided images, and an unguided one for an odd row."""
+    images, left = divmod(bucket, pipeline.plan(WARM_UP).room[0])
+    filling = [request] * images + [replace(request, guidance=1.0)] * left
     params = [pipeline.resolve(each) for each in filling]
     conditionings = rooms.encode(partial(pipeline.encode, params))
     for _ in rounds(pipeline):
@@ -172,11 +172,11 @@ def _decoded(pipeline: Pipeline, rooms: Rooms, events: Sequence[Event]) -> Pixel
 
 
 def knee(pipeline: Pipeline, costs: Costs, queue: int) -> Limits:
-    """Return the best number of rows by measured costs."""
+    """Return the limits with the best number of rows by measured costs."""
     return replace(costs.knees(pipeline.limits(), standard(pipeline)), queue=queue)
 
 
 def standard(pipeline: Pipeline) -> Flight:
-    """Return parameters of the model's usual size with default steps and guidance."""
+    """Return a picture of the model's own size with default steps and guidance."""
     side = pipeline.sizes.default
     return Flight(-1, pipeline.axes(side, side), pipeline.plan(GenerationParams()))

@@ -31,7 +31,7 @@ from engines.pytorch.joined_layers import alike, joined
 from engines.pytorch.launches import has_kernels, triton_module
 from engines.pytorch.slot_convolution import SlotConvolution
 from engines.pytorch.slots import sides_of
-from sdxl.networks.attention import Text, attend, has_images, plus_images, ready
+from sdxl.networks.attention import Text, attend, has_images, keys_and_values, plus_images
 
 ATTENTION = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -264,7 +264,7 @@ class Attention(nn.Module):
 
     def _projected(self, x: Tensor, like: Tensor, text: Text) -> tuple[Tensor, Tensor, Tensor]:
         if self.layer is not None:
-            return apply(self.to_q, x, like), *ready(text, self.layer)
+            return apply(self.to_q, x, like), *keys_and_values(text, self.layer)
         if self.joint is not None:
             query, key, value = apply(self.joint, x, like).chunk(3, dim=-1)
             return query, key, value

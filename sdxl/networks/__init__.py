@@ -1,2 +1,1 @@
-"""The seven networks, and a ControlNet's two, as torch modules whose arguments and results are the
-tensors of specs.py."""
+"""The model's networks as torch modules, whose arguments and results specs.py describes."""

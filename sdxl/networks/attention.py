@@ -1,7 +1,7 @@
-"""Attention in the UNet; the keys and values of a prompt, and of image prompts, are precomputed.
+"""Attention in the UNet, with precomputed keys and values of prompts and image prompts.
 
-A processor for diffusers' Attention modules, whose weights it leaves unchanged. In a graph it is
-the one operator that exporters have for attention.
+`Attend` is a processor of diffusers' Attention modules and leaves their weights unchanged. In a
+graph it becomes one ONNX attention operator.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Text = Sequence[Tensor]
 
 @dataclass(frozen=True)
 class _Images:
-    """What the current call's image prompts give."""
+    """The image prompts of the current call."""
 
     text: Text
-    """[rows, images, tokens, width] each"""
+    """keys and values, [rows, images, tokens, width] each"""
     mask: Tensor
     """[rows, images, tokens], added to the scores"""
 
@@ -35,7 +35,7 @@ _images: ContextVar[_Images | None] = ContextVar("image prompts", default=None)
 
 @contextmanager
 def prompted(text: Text, mask: Tensor) -> Iterator[None]:
-    """The UNet's cross-attentions attend to image prompts, too, while the block runs."""
+    """Make the UNet's cross-attentions also attend to image prompts within the block."""
     token = _images.set(_Images(text, mask))
     try:
         yield
@@ -44,16 +44,16 @@ def prompted(text: Text, mask: Tensor) -> Iterator[None]:
 
 
 def has_images() -> bool:
-    """Whether the current call has image prompts."""
+    """True if the current call has image prompts."""
     return _images.get() is not None
 
 
 class Attend:
-    """Attention of one layer; `layer` numbers the cross-attentions in order; None:
-    self-attention."""
+    """Attention of one layer."""
 
     def __init__(self, layer: int | None) -> None:
         self.layer = layer
+        """number of the cross-attention in the order of calls; None: self-attention"""
 
     def __call__(
         self,
@@ -68,36 +68,36 @@ class Attend:
             key, value = attention.to_k(source), attention.to_v(source)
         else:
             assert self.layer is not None
-            key, value = ready(source, self.layer)
+            key, value = keys_and_values(source, self.layer)
         query = attention.to_q(hidden_states)
         mixed = attend(query, key, value, attention.heads)
         if self.layer is not None:
             mixed = plus_images(mixed, query, self.layer, attention.heads)
-        found: Tensor = attention.to_out[0](mixed)
-        return found
+        result: Tensor = attention.to_out[0](mixed)
+        return result
 
 
-def ready(text: Text, layer: int) -> tuple[Tensor, Tensor]:
+def keys_and_values(text: Text, layer: int) -> tuple[Tensor, Tensor]:
     return text[2 * layer], text[2 * layer + 1]
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
-    """[rows, positions, width] each."""
+    """Return the attention; all tensors are [rows, positions, width]."""
     if torch.compiler.is_exporting():
-        # One node, which every backend has a kernel for.
+        # Every backend has a kernel for this node.
         return torch.onnx.ops.attention(query, key, value, q_num_heads=heads, kv_num_heads=heads)[0]
     split = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (query, key, value))
     return F.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
 
 
 def plus_images(mixed: Tensor, query: Tensor, layer: int, heads: int) -> Tensor:
-    """Add the attention to each of the call's image prompts, if it has any. The strength of an
-    image prompt is in its values; a row without any has values of 0."""
+    """Add the attention to each image prompt of the call. An image prompt's values include its
+    strength; a row without image prompts has values of 0."""
     images = _images.get()
     if images is None:
         return mixed
-    given = query[:, None], *ready(images.text, layer)
-    query, key, value = (t.unflatten(-1, (heads, -1)).transpose(2, 3) for t in given)
+    tensors = query[:, None], *keys_and_values(images.text, layer)
+    query, key, value = (t.unflatten(-1, (heads, -1)).transpose(2, 3) for t in tensors)
     scores = torch.matmul(query * query.shape[-1] ** -0.5, key.mT)
     shares = torch.softmax(scores + images.mask[:, :, None, None], -1)
     added = torch.matmul(shares, value).sum(1)
@@ -105,7 +105,7 @@ def plus_images(mixed: Tensor, query: Tensor, layer: int, heads: int) -> Tensor:
 
 
 def cross_attentions(unet: Any) -> Iterator[Any]:
-    """Return the cross-attentions of a UNet or a ControlNet in the order they run."""
+    """Yield the cross-attentions of a UNet or a ControlNet in the order of calls."""
     for block in (*unet.down_blocks, unet.mid_block, *getattr(unet, "up_blocks", ())):
         for transformer in getattr(block, "attentions", None) or ():
             for each in transformer.transformer_blocks:
@@ -113,7 +113,7 @@ def cross_attentions(unet: Any) -> Iterator[Any]:
 
 
 def take_ready_text(unet: Any) -> None:
-    """Make the UNet's blocks accept a Text in place of a prompt's encoding."""
+    """Make the UNet's blocks accept keys and values (Text) in place of a prompt's encoding."""
     layers = {id(cross): layer for layer, cross in enumerate(cross_attentions(unet))}
     for module in unet.modules():
         if hasattr(module, "set_processor"):

@@ -1,7 +1,7 @@
-"""A ControlNet of SDXL cut as the UNet is: what is the same in every step of a picture, and a step.
+"""SDXL's ControlNets, cut like the UNet into a part that runs once a picture and one for each step.
 
-The modules are those of diffusers' ControlNetModel and ControlNetUnionModel, with their weights
-unchanged. A union differs in its first part alone: there it joins several hints to one.
+The modules and weights are diffusers' ControlNetModel's and ControlNetUnionModel's, unchanged. A
+union differs only in the first part, which joins several hints to one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sdxl.networks.unet import Descent, FirstSkips, PromptUNet, Stem
 
 
 class ControlPrompt(nn.Module):
-    """Once a picture: the hint's map, and what PromptUNet makes of prompt and size."""
+    """The part that runs once a picture: encodes the hint, the prompt and the size."""
 
     def __init__(self, control: Any) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class ControlPrompt(nn.Module):
 
 
 class UnionPrompt(ControlPrompt):
-    """The same of a union, for rows of several hints, each with its type and scale. A hint with
+    """ControlPrompt of a union: a row has several hints, each with its type and scale. A hint with
     scale 0 adds nothing."""
 
     def __init__(self, union: Any) -> None:
@@ -63,7 +63,7 @@ class UnionPrompt(ControlPrompt):
 
 
 class ControlDeep(nn.Module):
-    """A step: the residuals, each multiplied by its row's strength for it."""
+    """The part that runs in a step: the residuals, scaled by each row's strengths."""
 
     def __init__(self, control: Any) -> None:
         super().__init__()
@@ -87,8 +87,8 @@ class ControlDeep(nn.Module):
         skips = [hidden, *self.first_skips(hidden, embedding)]
         middle, stack = self.descent.descend(skips, embedding, text)
         shares = strengths.to(sample.dtype)[:, :, None, None, None].unbind(1)
-        each = zip(self.projections, [*stack, middle], shares, strict=True)
-        return tuple(projection(x) * share for projection, x, share in each)
+        terms = zip(self.projections, [*stack, middle], shares, strict=True)
+        return tuple(projection(x) * share for projection, x, share in terms)
 
 
 def control_networks(control: nn.Module) -> dict[str, nn.Module]:
@@ -99,21 +99,21 @@ def control_networks(control: nn.Module) -> dict[str, nn.Module]:
 
 
 def net_like(unet: Any, dtype: str) -> Any:
-    """A ControlNet with a UNet's way down, channels last, without the weights."""
+    """Return a ControlNet of the same shape as a UNet, channels last, with random weights."""
     from diffusers.models.controlnets.controlnet import ControlNetModel
 
     net: Any = ControlNetModel.from_unet(unet, load_weights_from_unet=False)
-    # diffusers' own `to` warns about other models' needs.
-    placed: Any = nn.Module.to(net, getattr(torch, dtype))
-    return placed.to(memory_format=torch.channels_last)
+    # diffusers' `to` prints warnings that concern other models.
+    cast: Any = nn.Module.to(net, getattr(torch, dtype))
+    return cast.to(memory_format=torch.channels_last)
 
 
 def _alone(layer: Any, tokens: Tensor) -> Tensor:
-    """Run a layer of the union's mixer on a row that is alone in its call.
+    """Run a layer of the union's mixer as if each row were alone in its call.
 
-    diffusers' attention there, and that of the union's authors, is over the rows of a call and not
-    over the hints. A row that is alone attends to itself, which leaves its values. So a row does
-    not depend on other rows, and hints do not depend on the sample.
+    In diffusers and in its authors' code this layer attends over the rows of a call, not over the
+    hints. A row that is alone attends only to itself, so attention returns its values. Here a row
+    never depends on other rows.
     """
     attention, normed = layer.attn, layer.ln_1(tokens)
     width = tokens.shape[-1]

@@ -1,7 +1,6 @@
 """An IP-Adapter's network: pictures to the keys and values that the UNet's cross-attentions read.
 
-The modules are those of transformers' CLIP and diffusers' projections, with their weights
-unchanged.
+The modules and weights are transformers' CLIP's and diffusers' projections', unchanged.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from torch import Tensor, nn
 
 
 class ImagePromptNetwork(nn.Module):
-    """`projection` is diffusers' ImageProjection, of a picture's embedding, or
-    IPAdapterPlusImageProjection, of the encoder's last but one layer."""
+    """`projection` reads a picture's embedding (diffusers' ImageProjection) or the encoder's
+    penultimate layer (IPAdapterPlusImageProjection)."""
 
     def __init__(self, vision: Any, projection: Any, keys: nn.ModuleList, values: nn.ModuleList):
         super().__init__()
@@ -28,7 +27,7 @@ class ImagePromptNetwork(nn.Module):
         return self._text(self.vision(pixels).image_embeds)
 
     def without(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        """Return what stands for pictures in negative rows. As in diffusers: a resampler reads the
+        """Return the keys and values of negative rows. As in diffusers, a resampler reads the
         encoding of zeros, a projection reads zeros."""
         if self.reads_layers:
             return self._text(self._layers(torch.zeros_like(pixels)))
@@ -36,8 +35,8 @@ class ImagePromptNetwork(nn.Module):
         return self._text(pixels.new_zeros(len(pixels), width))
 
     def _layers(self, pixels: Tensor) -> Tensor:
-        found: Tensor = self.vision(pixels, output_hidden_states=True).hidden_states[-2]
-        return found
+        hidden: Tensor = self.vision(pixels, output_hidden_states=True).hidden_states[-2]
+        return hidden
 
     def _text(self, encoded: Tensor) -> tuple[Tensor, ...]:
         tokens = self.projection(encoded)

@@ -1,4 +1,4 @@
-"""The networks that are made of each part of a checkpoint."""
+"""Makes the networks of each part of a checkpoint."""
 
 from __future__ import annotations
 

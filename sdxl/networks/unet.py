@@ -1,8 +1,8 @@
 """SDXL's UNet cut into stem, core and tail, and the Prompt, Deep and Shallow networks made of it.
 
-The modules are those of diffusers' UNet2DConditionModel, with its weights unchanged; only the order
-of calls is written here, so that it exports without Python branching on sizes: an upsampled tensor
-always takes the size of the skip it meets.
+The modules and weights are diffusers' UNet2DConditionModel's, unchanged. The order of calls is
+written here, so that an export has no branches on sizes: an upsampled tensor always takes the size
+of the skip that it is joined with.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ SUPPORTED: Mapping[str, Any] = {
     "time_embedding_act_fn": None,
     "resnet_time_scale_shift": "default",
 }
-"""UNet config entries that every SDXL has; other values are refused at load."""
+"""UNet config entries of every SDXL; other values are refused at load."""
 REFINER: Mapping[str, Any] = {
     **SUPPORTED,
     "down_block_types": [*SUPPORTED["down_block_types"], "DownBlock2D"],
     "up_block_types": ["UpBlock2D", *SUPPORTED["up_block_types"]],
 }
-"""The same of a refiner with four levels: its lowest has no attention. One with three is
-as the model."""
+"""The entries of a refiner with four levels, whose lowest has no attention. A refiner with three
+levels has those of SDXL."""
 
 
 class PromptUNet(nn.Module):
-    """The part that is the same in every step: the embedding of prompt and size, and the text's
-    keys and values. 13% of the weights of SDXL's UNet."""
+    """The part that runs once a picture: the embedding of prompt and size, and the text's keys and
+    values. 13% of the weights of SDXL's UNet."""
 
     def __init__(self, unet: Any) -> None:
         super().__init__()
@@ -54,20 +54,20 @@ class PromptUNet(nn.Module):
     def forward(
         self, context: Tensor, pooled: Tensor, time_ids: Tensor, *guidance: Tensor
     ) -> tuple[Tensor, ...]:
-        """`guidance` is its embedding, if the model has one."""
-        # The sinusoids are float32 whatever the weights; half graphs are strongly typed, so the
-        # casts are spelled out.
+        """`guidance` is the guidance embedding, if the model has one."""
+        # The sinusoids are always float32. Half-precision graphs are strongly typed and need the
+        # cast.
         sizes = self.add_time_proj(time_ids.flatten()).to(pooled.dtype)
         added = torch.cat([pooled, sizes.reshape(pooled.shape[0], -1)], dim=-1)
         text = [
-            layer(context) for both in zip(self.keys, self.values, strict=True) for layer in both
+            layer(context) for pair in zip(self.keys, self.values, strict=True) for layer in pair
         ]
         conditions = [self.condition(embedding) for embedding in guidance]
         return self.add_embedding(added), *conditions, *text
 
 
 class Stem(nn.Module):
-    """The part of every step: conv_in and the embedding of time."""
+    """The first part of every step: conv_in and the time embedding."""
 
     def __init__(self, unet: Any) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Stem(nn.Module):
     def forward(
         self, sample: Tensor, timestep: Tensor, added: Tensor, rest: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
-        """`rest` starts with the guidance condition if the model has one; the remainder is
+        """If the model has a guidance condition, it is the first of `rest`; the others are
         returned."""
         time = self.time_proj(timestep).to(sample.dtype)
         if self.reads_guidance:
@@ -88,7 +88,7 @@ class Stem(nn.Module):
 
 
 class FirstSkips(nn.Module):
-    """down_blocks.0's ResBlocks, whose outputs are skips of the last up block."""
+    """down_blocks.0's ResBlocks. Their outputs are skips of the last up block."""
 
     def __init__(self, unet: Any) -> None:
         super().__init__()
@@ -103,8 +103,8 @@ class FirstSkips(nn.Module):
 
 
 class Descent(nn.Module):
-    """From down_blocks.0's ResBlocks down to the middle block and through it. A ControlNet has
-    the same."""
+    """The part after down_blocks.0's ResBlocks up to and with the middle block; also of a
+    ControlNet."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
@@ -115,8 +115,8 @@ class Descent(nn.Module):
     def descend(
         self, skips: Sequence[Tensor], embedding: Tensor, text: Text
     ) -> tuple[Tensor, list[Tensor]]:
-        """`skips` are conv_in's output and FirstSkips'. Return the middle block's output, and all
-        skips."""
+        """Return the middle block's output and all skips. `skips` are the outputs of conv_in and
+        FirstSkips."""
         hidden = self.downsamplers[0](skips[-1])
         stack = [*skips, hidden]
         for block in self.down_blocks:
@@ -142,8 +142,8 @@ class Core(Descent):
         text: Text,
         residuals: Sequence[Tensor] = (),
     ) -> Tensor:
-        """`residuals` are for the skips that are made here, and for the middle block; the result
-        has the height and width of `skips`."""
+        """Return the input of the last up block. `residuals` are for the skips that Core makes and
+        for the middle block."""
         hidden, stack = self.descend(skips, embedding, text)
         if residuals:
             *others, middle = residuals
@@ -155,7 +155,7 @@ class Core(Descent):
 
 
 class Tail(nn.Module):
-    """The last up block and the output convolution: no attention, no text."""
+    """The last up block and the output convolution, which read no text."""
 
     def __init__(self, unet: Any) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class Tail(nn.Module):
         self.conv_out: Any = unet.conv_out
 
     def begin(self, up: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute what depends only on the core and the last skip."""
+        """Run the part that depends only on the core and the last skip."""
         return _begin(self.resnets[0], up, skip)
 
     def end(
@@ -179,8 +179,8 @@ class Tail(nn.Module):
 
 
 class DeepUNet(nn.Module):
-    """The whole UNet of a step; it also returns the inputs of the Shallow one. The residuals of
-    ControlNets may follow its other inputs."""
+    """The whole UNet of a step. It also returns the caches that ShallowUNet reads. The residuals of
+    ControlNets may follow the other inputs."""
 
     def __init__(self, unet: Any, cut: Cut = "reference") -> None:
         super().__init__()
@@ -197,7 +197,7 @@ class DeepUNet(nn.Module):
         text, residuals = others[: self.texts], others[self.texts :]
         skips = [hidden, *self.first_skips(hidden, embedding)]
         up = self.core(skips, embedding, text, residuals[len(skips) :])
-        # The caches that Shallow reads have the residuals in them.
+        # The caches include the residuals.
         skips = _plus(skips, residuals)
         last = skips.pop()
         begun = self.tail.begin(up, last)
@@ -206,9 +206,9 @@ class DeepUNet(nn.Module):
 
 
 class ShallowUNet(nn.Module):
-    """Stem and tail around a cached core. If the skips are cached too, the output of the tail's
-    first half block is cached instead of its input. The residuals for the skips that it makes
-    itself may follow its other inputs."""
+    """Stem and tail around a cached core. If the skips are cached too, the tail's first half block
+    is cached as its output instead of its input. Residuals for the skips that ShallowUNet computes
+    may follow the other inputs."""
 
     def __init__(self, unet: Any, cut: Cut = "reference") -> None:
         super().__init__()
@@ -231,36 +231,36 @@ class ShallowUNet(nn.Module):
 
 
 def _plus(skips: list[Tensor], residuals: Sequence[Tensor]) -> list[Tensor]:
-    """Add the first residuals, if there are any."""
+    """Add a residual to each skip, if there are any residuals."""
     if not residuals:
         return skips
     return [skip + residual for skip, residual in zip(skips, residuals, strict=False)]
 
 
 def _reading(block: Any, hidden: Tensor, skip: Tensor, embedding: Tensor) -> Tensor:
-    """Run a ResBlock on both."""
+    """Run a ResBlock on a hidden state and a skip. A backend's block joins them itself."""
     if not isinstance(block, ResnetBlock2D):
-        found: Tensor = block(hidden, embedding, skip)
-        return found
-    result: Tensor = block(torch.cat([hidden, skip], dim=1), embedding)
+        result: Tensor = block(hidden, embedding, skip)
+        return result
+    result = block(torch.cat([hidden, skip], dim=1), embedding)
     return result
 
 
 def _begin(block: Any, hidden: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
-    """Run a ResBlock up to the time embedding: half of its output, and the shortcut."""
+    """Run a ResBlock up to the time embedding; return the hidden state and the shortcut."""
     if not isinstance(block, ResnetBlock2D):
-        found: tuple[Tensor, Tensor] = block.begin(hidden, skip)
-        return found
+        result: tuple[Tensor, Tensor] = block.begin(hidden, skip)
+        return result
     x = torch.cat([hidden, skip], dim=1)
     return block.conv1(F.silu(block.norm1(x))), block.conv_shortcut(x)
 
 
 def _end(block: Any, hidden: Tensor, past: Tensor, embedding: Tensor) -> Tensor:
     if not isinstance(block, ResnetBlock2D):
-        found: Tensor = block.end(hidden, past, embedding)
-        return found
+        result: Tensor = block.end(hidden, past, embedding)
+        return result
     hidden = hidden + block.time_emb_proj(F.silu(embedding))[:, :, None, None]
-    result: Tensor = past + block.conv2(F.silu(block.norm2(hidden)))
+    result = past + block.conv2(F.silu(block.norm2(hidden)))
     return result
 
 
@@ -270,9 +270,9 @@ def _attend(attention: Any, hidden: Tensor, text: Text) -> Tensor:
 
 
 def _attentions(block: Any) -> Sequence[Any]:
-    """Small ControlNets and refiners have blocks without attention."""
-    found: Sequence[Any] = getattr(block, "attentions", None) or [None] * len(block.resnets)
-    return found
+    """Return each ResBlock's attention; None in small ControlNets and in refiners."""
+    attentions: Sequence[Any] = getattr(block, "attentions", None) or [None] * len(block.resnets)
+    return attentions
 
 
 def _down(block: Any, hidden: Tensor, embedding: Tensor, text: Text, stack: list[Tensor]) -> Tensor:
@@ -297,7 +297,7 @@ def _up(block: Any, hidden: Tensor, embedding: Tensor, text: Text, stack: list[T
 
 def _upsampled(upsampler: Any, hidden: Tensor, sides: Any) -> Tensor:
     if not isinstance(upsampler, Upsample2D):
-        found: Tensor = upsampler(hidden, sides)
-        return found
-    result: Tensor = upsampler.conv(F.interpolate(hidden, size=sides, mode="nearest"))
+        result: Tensor = upsampler(hidden, sides)
+        return result
+    result = upsampler.conv(F.interpolate(hidden, size=sides, mode="nearest"))
     return result

@@ -10,17 +10,14 @@ from torch import Tensor, nn
 
 SIDES = ((1, 0), (0, 1))
 """padding (before, after) for the even and for the odd output pixel"""
-
-
 LEAST_LOG, MOST_LOG = -30.0, 20.0
 """Bounds of a log-variance, as in diffusers."""
 
 
 class Doubled(nn.Module):
-    """Doubles each pixel in both directions, then convolves 3×3. On doubled pixels four of nine
-    taps meet different pixels, so a graph has four 2×2 convolutions of the original with summed
-    weights, which runtimes compute at load: 4/9 of the arithmetic. PyTorch would sum in every
-    call."""
+    """Doubles each pixel in both directions, then convolves 3×3. The nine taps read only four
+    different pixels, so a graph has four 2×2 convolutions with summed weights instead: 4/9 of the
+    arithmetic. Runtimes sum the weights at load; PyTorch would do so in every call."""
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
@@ -28,21 +25,21 @@ class Doubled(nn.Module):
 
     def forward(self, x: Tensor, output_size: None = None) -> Tensor:
         if not torch.compiler.is_exporting():
-            found: Tensor = self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
-            return found
+            result: Tensor = self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+            return result
         lines = [
             torch.stack([self.quarter(x, down, right) for right in SIDES], dim=-1) for down in SIDES
         ]
         return torch.stack([line.flatten(-2) for line in lines], dim=3).flatten(2, 3)
 
     def quarter(self, x: Tensor, down: tuple[int, int], right: tuple[int, int]) -> Tensor:
-        """Compute one of each pixel's four."""
+        """Compute one of the four output pixels of each input pixel."""
         weight = summed(summed(self.conv.weight, 2, down), 3, right)
         return F.conv2d(F.pad(x, (*right, *down)), weight, self.conv.bias)
 
 
 def summed(weight: Tensor, axis: int, side: tuple[int, int]) -> Tensor:
-    """Sum the two of three taps that meet the same pixel."""
+    """Sum the two of three taps that read the same pixel."""
     first, middle, last = weight.split(1, axis)
     taps = (first, middle + last) if side == SIDES[0] else (first + middle, last)
     return torch.cat(taps, axis)
@@ -91,8 +88,8 @@ class VaeEncoder(nn.Module):
 
 
 def _register_affine(module: nn.Module, config: Any) -> None:
-    """Register a scale and shift per channel; most checkpoints have one factor, some mean and
-    deviation."""
+    """Register a scale and shift per channel. Most checkpoints have one factor; some also have a
+    mean and deviation per channel."""
     channels = config.latent_channels
     mean = getattr(config, "latents_mean", None) or [0.0] * channels
     std = getattr(config, "latents_std", None) or [1.0] * channels

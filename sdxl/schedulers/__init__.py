@@ -1,8 +1,8 @@
-"""Every scheduler as data: a table of coefficients per request, and one step that serves any mix.
+"""Every scheduler as a table of coefficients, and one step for any mix of schedulers.
 
-With model output eps, the previous estimate h of the finished picture and fresh noise z, all are
+With model output eps, the previous estimate h of the finished picture and fresh noise z, a step is
     x' = a*x + b*eps + c*h + d*z,    h' = e*x + f*eps,    model input = s*x.
-It does not know networks, guidance, caches or where noise comes from.
+It does not know networks, guidance, caches or the source of noise.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def table(name: str, steps: int, config: SchedulerConfig) -> Table:
     levels = scheduler.levels or ("karras" if config.use_karras_sigmas else "")
     if levels == "trailing":
         levels, config = "", replace(config, timestep_spacing="trailing")
-    # A terminal alpha of zero divides by zero; the check below refuses what comes of it.
+    # A terminal alpha of zero divides by zero; the check below refuses the result.
     with np.errstate(divide="ignore", invalid="ignore"):
-        made = SOLVERS[scheduler.solver](steps, config, levels)
-    if not np.isfinite(made.rows).all():
+        result = SOLVERS[scheduler.solver](steps, config, levels)
+    if not np.isfinite(result.rows).all():
         raise UnsupportedScheduler(
             f"{name} has no finite steps for this checkpoint: prediction_type "
             f"{config.prediction_type!r} with rescale_betas_zero_snr needs another scheduler"
         )
-    return made
+    return result

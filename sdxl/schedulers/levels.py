@@ -17,17 +17,16 @@ from sdxl.schedulers.tables import Array
 KARRAS_RHO = 7.0
 BETA_SHAPE = 0.6
 ALIGNED = (14.615, 6.315, 3.771, 2.181, 1.342, 0.862, 0.555, 0.380, 0.234, 0.113, 0.029)
-"""For SDXL: ten steps and the last one's end; other numbers of steps are interpolated by
-logarithm."""
+"""SDXL's levels of ten steps and of the end. Other numbers of steps interpolate the logarithms."""
 
 
 def timesteps_of(spacing: str, steps: int, config: SchedulerConfig, skip: int = 0) -> Array:
-    """Descending timesteps; `skip` of the lowest are left out (DPM++ counts the end as one)."""
+    """Return descending timesteps without the `skip` lowest: DPM++ counts the end as a step."""
     total = config.num_train_timesteps
     if spacing == "linspace":
         return np.linspace(0, total - 1, steps + skip)[::-1][:steps]
     if spacing == "trailing":
-        # arange may run one over by rounding; diffusers then takes an extra step at timestep -1.
+        # Rounding may add a step to arange; diffusers then takes an extra step at timestep -1.
         return np.arange(total, 0, -(total / steps)).round()[:steps] - 1
     if steps + skip > total:
         raise InvalidParams("steps", steps, f"must be at most {total - skip} with this scheduler")
@@ -36,7 +35,7 @@ def timesteps_of(spacing: str, steps: int, config: SchedulerConfig, skip: int = 
 
 
 def timesteps_at(levels: Array, trained: Array) -> Array:
-    """Return these levels' places among the trained timesteps, rounded as in diffusers."""
+    """Return the timesteps of these levels, interpolated between trained ones as in diffusers."""
     logs = np.log(trained.astype(np.float32))
     wanted = np.log(np.maximum(levels, 1e-10))
     low = np.clip(np.searchsorted(logs, wanted, side="right") - 1, 0, len(logs) - 2)
@@ -52,7 +51,8 @@ def karras(highest: float, lowest: float, steps: int) -> Array:
 
 
 def pairs(levels: Array, final: float) -> tuple[Array, Array]:
-    """Return each step's noise level and the next one, in diffusers' float32."""
+    """Return the noise levels at the start and end of each step, rounded to float32 as in
+    diffusers."""
     rounded = np.append(levels, final).astype(np.float32).astype(np.float64)
     return rounded[:-1], rounded[1:]
 
@@ -83,5 +83,5 @@ SPREADS: Mapping[str, Callable[[float, float, int], Array]] = {
     "beta": beta,
     "aligned": aligned,
 }
-"""Functions that return levels from the highest to the lowest, by the names of
+"""Functions that return levels from the highest to the lowest, by their name in
 sdxl/scheduler_names.py."""

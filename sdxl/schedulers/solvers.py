@@ -1,7 +1,7 @@
-"""A table's maker for each solver.
+"""Makes the table of each solver.
 
-Symbols follow the papers: a noisy x is alpha*x0 + sigma*eps, and lambda = log(alpha/sigma), so the
-ratio sigma/alpha (a "level" here) is exp(-lambda). Euler and ancestral Euler: Karras et al. 2022
+Symbols follow the papers: a noisy x is alpha*x0 + sigma*eps, and lambda = log(alpha/sigma). A
+"level" is the ratio sigma/alpha, exp(-lambda). Euler and ancestral Euler: Karras et al. 2022
 (arXiv 2206.00364); DDIM: Song et al. 2020 (2010.02502); DPM++ 2M and its SDE: Lu et al. 2022
 (2211.01095); LCM: Luo et al. 2023 (2310.04378); TCD: Zheng et al. 2024 (2402.19159).
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 
@@ -20,14 +21,9 @@ from sdxl.schedulers.process import alphas_cumprod, final_level, trained_levels
 from sdxl.schedulers.tables import COLUMNS, Array, Table
 
 TCD_ETA = 0.3
-"""share of fresh noise in each TCD step: the default of its paper and of diffusers"""
+"""share of fresh noise in each TCD step; the default of the paper and of diffusers"""
 LCM_DATA = 0.5
 """standard deviation of LCM's training data"""
-
-
-def _euler_ancestral(steps: int, config: SchedulerConfig, levels: str) -> Table:
-    # diffusers' ancestral scheduler does not know Karras levels, whatever the config says.
-    return _euler(steps, config, "", is_ancestral=True)
 
 
 def _euler(steps: int, config: SchedulerConfig, spread: str, is_ancestral: bool = False) -> Table:
@@ -35,12 +31,12 @@ def _euler(steps: int, config: SchedulerConfig, spread: str, is_ancestral: bool 
     timesteps = timesteps_of(spacing, steps, config).astype(np.float32).astype(np.float64)
     trained = trained_levels(config)
     levels = np.interp(timesteps, np.arange(len(trained)), trained)
-    if spread:
+    # diffusers' ancestral scheduler ignores the config's Karras levels and final_sigmas_type.
+    if spread and not is_ancestral:
         levels = SPREADS[spread](levels[0], levels[-1], steps)
         timesteps = timesteps_at(levels, trained).astype(np.float32).astype(np.float64)
-    # diffusers' ancestral scheduler ends at zero whatever final_sigmas_type says.
     level, after = pairs(levels, 0.0 if is_ancestral else final_level(config))
-    # Ancestral: go further down, to after**2/level, and make up for it with fresh noise.
+    # An ancestral step goes further down, to after**2/level, and adds fresh noise instead.
     down = after**2 / level if is_ancestral else after
     up = np.sqrt(np.maximum(after**2 - down**2, 0.0))
     alpha = 1 / np.sqrt(1 + level**2)
@@ -64,7 +60,7 @@ def _ddim(steps: int, config: SchedulerConfig, spread: str) -> Table:
     final = 1.0 if config.set_alpha_to_one else products[0]
     index = timesteps.astype(np.int64)
     before = index - config.num_train_timesteps // steps
-    # An offset can point one past the schedule (1000 steps, leading): the last entry stands for it.
+    # An offset can exceed the schedule by one (1000 steps, leading): use the last entry.
     now = products[np.minimum(index, len(products) - 1)]
     then = np.where(before >= 0, products[np.maximum(before, 0)], final)
     alpha, sigma = np.sqrt(now), np.sqrt(1 - now)
@@ -79,15 +75,11 @@ def _ddim(steps: int, config: SchedulerConfig, spread: str) -> Table:
     return Table(rows, 1.0, _together(alpha, sigma))
 
 
-def _dpmpp_2m_sde(steps: int, config: SchedulerConfig, spread: str) -> Table:
-    return _dpmpp_2m(steps, config, spread, is_noisy=True)
-
-
 def _dpmpp_2m(steps: int, config: SchedulerConfig, spread: str, is_noisy: bool = False) -> Table:
     trained = trained_levels(config)
     if spread:
-        # The range is the whole schedule's; _euler's is that of the timesteps: as in diffusers,
-        # which rounds Karras timesteps alone.
+        # As in diffusers: the levels span the whole schedule, while _euler's span its timesteps,
+        # and only Karras timesteps are rounded.
         levels = SPREADS[spread](trained[-1], trained[0], steps)
         timesteps = timesteps_at(levels, trained)
         is_rounded = spread == "karras" and config.beta_schedule != "squaredcos_cap_v2"
@@ -100,7 +92,7 @@ def _dpmpp_2m(steps: int, config: SchedulerConfig, spread: str, is_noisy: bool =
     level, after = pairs(levels, final_level(config))
     alpha, alpha_after = 1 / np.sqrt(1 + level**2), 1 / np.sqrt(1 + after**2)
     ratio = after / level
-    # The SDE goes twice as far down in lambda, and makes up for it with fresh noise.
+    # The SDE goes twice as far down in lambda and adds fresh noise instead.
     extra = ratio if is_noisy else np.ones(steps)
     pull = alpha_after * (1 - ratio * extra)
     rows = _rows(
@@ -120,7 +112,7 @@ def _lcm(steps: int, config: SchedulerConfig, spread: str) -> Table:
     scaled = timesteps * config.timestep_scaling
     skip = LCM_DATA**2 / (scaled**2 + LCM_DATA**2)
     out = scaled / np.sqrt(scaled**2 + LCM_DATA**2)
-    # The last step is not made noisy again.
+    # The last step adds no noise.
     alpha_after, sigma_after = np.append(alpha[1:], 1.0), np.append(sigma[1:], 0.0)
     rows = _rows(
         scale=np.ones(steps),
@@ -137,7 +129,8 @@ def _tcd(steps: int, config: SchedulerConfig, spread: str) -> Table:
     timesteps, alpha, sigma = _distilled(steps, config)
     products = alphas_cumprod(config, is_floored=False)
     after = np.append(timesteps[1:], 0.0)
-    # First down to a level below the next, in diffusers' float32, then up to it with fresh noise.
+    # A step goes to a level below the next one, computed in float32 as in diffusers, and then up to
+    # the next one with fresh noise.
     below = np.floor(np.float32(1 - TCD_ETA) * after.astype(np.float32)).astype(np.int64)
     alpha_below, sigma_below = np.sqrt(products[below]), np.sqrt(1 - products[below])
     up = np.sqrt(products[after.astype(np.int64)]) / alpha_below
@@ -155,7 +148,7 @@ def _tcd(steps: int, config: SchedulerConfig, spread: str) -> Table:
 
 
 def _distilled(steps: int, config: SchedulerConfig) -> tuple[Array, Array, Array]:
-    """Choose timesteps among those of the distillation, with their alpha and sigma."""
+    """Choose among the distillation's timesteps; return them with their alpha and sigma."""
     total, most = config.num_train_timesteps, config.original_inference_steps
     if steps > most:
         raise InvalidParams("steps", steps, f"must be at most {most} with this scheduler")
@@ -171,7 +164,7 @@ def _trend(level: Array, after: Array, pull: Array) -> Array:
     steps."""
     advance = np.log(level / after)
     last_advance = np.concatenate([[0.0], advance[:-1]])
-    # A repeated timestep advances by nothing and has no slope to extrapolate: first order.
+    # A repeated timestep has no slope to extrapolate, so the step after it is first order.
     is_second = last_advance > 0
     if len(level) < 15 or after[-1] == 0:
         is_second[-1] = False
@@ -219,12 +212,12 @@ def _estimate(config: SchedulerConfig, alpha: Array, sigma: Array) -> tuple[Arra
 
 SOLVERS: Mapping[str, Callable[[int, SchedulerConfig, str], Table]] = {
     "euler": _euler,
-    "euler_a": _euler_ancestral,
+    "euler_a": partial(_euler, is_ancestral=True),
     "ddim": _ddim,
     "dpmpp_2m": _dpmpp_2m,
-    "dpmpp_2m_sde": _dpmpp_2m_sde,
+    "dpmpp_2m_sde": partial(_dpmpp_2m, is_noisy=True),
     "lcm": _lcm,
     "tcd": _tcd,
 }
-"""The solvers by the names in sdxl/scheduler_names.py. The third argument is a key of SPREADS, or
+"""The solvers by their name in sdxl/scheduler_names.py. The third argument is a key of SPREADS, or
 empty."""

@@ -1,4 +1,4 @@
-"""A schedule as a table of coefficients, and the one step that serves any mix of them."""
+"""A schedule as a table of coefficients, and one step for rows of any schedules."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ COLUMNS = ("s", "timestep", "a", "b", "c", "d", "e", "f")
 
 @dataclass(frozen=True)
 class Table:
-    """One request's schedule: `rows` is [steps, len(COLUMNS)], `start` scales the first noise.
-    `levels` is [steps + 1, 2]: the scales of the finished picture and of noise at the start of each
-    step and after the last."""
+    """One request's schedule."""
 
     rows: Array
+    """[steps, len(COLUMNS)]"""
     start: float
+    """scale of the first noise"""
     levels: Array
+    """[steps + 1, 2]: the scales of the finished picture and of noise, at the start of each step
+    and after the last"""
 
     def begun(self, at: int) -> Table:
         """Return the schedule from step `at` on. Its first step has no previous estimate, so it
@@ -37,13 +39,13 @@ class Table:
         return Table(rows, self.start, self.levels[at:])
 
     def renewed(self, at: int) -> Table:
-        """Return the schedule with a first-order step `at`, as another model's first one is."""
+        """Return the schedule with a first-order step `at`, at which another model takes over."""
         rows = self.rows.copy()
         rows[at:] = self.begun(at).rows
         return Table(rows, self.start, self.levels)
 
     def steps_before(self, timestep: float) -> int:
-        """Count the steps before the noise falls below that of a timestep."""
+        """Count the steps that begin at this timestep or a noisier one."""
         return int((self.rows[:, COLUMNS.index("timestep")] >= timestep).sum())
 
     def noised(self, latents: Tensor, noise: Tensor, at: int = 0) -> Tensor:
@@ -53,7 +55,7 @@ class Table:
 
 
 def columns(coefficients: Tensor) -> tuple[Tensor, ...]:
-    """Return a view of float32 [n, len(COLUMNS)] for each coefficient, one value per row of
+    """Split float32 [n, len(COLUMNS)] into a view of each coefficient, which broadcasts over
     latents."""
     return coefficients[:, :, None, None, None].unbind(1)
 
@@ -61,10 +63,10 @@ def columns(coefficients: Tensor) -> tuple[Tensor, ...]:
 def step(
     x: Tensor, eps: Tensor, h: Tensor | None, z: Tensor | None, coefficients: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor]:
-    """Do one step of every row, with any mix of schedulers: (x', h'). Where c or d is zero, h and z
-    are not read, so a slot's stale contents (even NaN) cannot reach a new request; if no row reads
-    one, it may be None. An infinite eps does show."""
-    # Few passes: a small model's shallow step is hardly longer than this.
+    """Take one step of every row; return (x', h'). A row ignores h where its c is zero, and z where
+    its d is zero, so stale memory (even NaN) cannot reach a new request. If all rows ignore h or z,
+    it may be None. An infinite eps is not hidden."""
+    # As few passes as possible: a small model's shallow step takes hardly longer than this.
     _, _, a, b, c, d, e, f = coefficients
     moved = (a * x).addcmul_(b, eps)
     for weight, value in ((c, h), (d, z)):
