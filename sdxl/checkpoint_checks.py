@@ -1,7 +1,5 @@
-"""Checks a downloaded network before a library builds it: no foreign code, and no sizes beyond its
-weights.
-
-It does not know where a checkpoint came from, nor what its networks compute.
+"""Checks a downloaded network before a library builds it: building must not run foreign code, nor
+take more memory than the weights.
 """
 
 from __future__ import annotations
@@ -30,8 +28,7 @@ class CheckpointError(RuntimeError):
 
 
 def check_network(folder: Path, config: Mapping[str, Any], weights: Sequence[Path]) -> None:
-    """Refuse a network whose building would run foreign code or take more memory than its
-    weights."""
+    """Raise CheckpointError for a network that is unsafe to build."""
     path = folder / "config.json"
     for key in REFUSED:
         if config.get(key) is not None:
@@ -41,20 +38,15 @@ def check_network(folder: Path, config: Mapping[str, Any], weights: Sequence[Pat
     _check_sizes(path, config)
     held = sum(map(count_numbers, weights))
     with foreign_errors(folder):
-        needed = numbers_of_network(folder.name, config)
+        needed = sum(map(math.prod, shapes_of_network(folder.name, config).values()))
     if needed > SPARE * held:
         raise CheckpointError(
             f"{path}: describes a network of {needed} numbers, its weights hold {held}"
         )
 
 
-def numbers_of_network(part: str, config: Mapping[str, Any]) -> int:
-    """Count the numbers in a network of this config."""
-    return sum(map(math.prod, shapes_of_network(part, config).values()))
-
-
 def shapes_of_network(part: str, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor by name, without allocating it."""
+    """Return the shape of each of the network's tensors by name, without allocating them."""
     import torch
 
     kind = network_class(part)
@@ -67,8 +59,8 @@ def shapes_of_network(part: str, config: Mapping[str, Any]) -> dict[str, tuple[i
 
 
 def count_numbers(path: Path) -> int:
-    """Count the numbers in a safetensors file. This reads its header and length: a truncated
-    download is refused before anything is built."""
+    """Count the numbers in a safetensors file. It reads only the header and the length, and refuses
+    a truncated file."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -110,7 +102,7 @@ def foreign_errors(place: Path) -> Iterator[None]:
 
 
 def _check_sizes(path: Path, config: Mapping[str, Any]) -> None:
-    """Limit every whole number in the config: time and memory grow with each."""
+    """Raise CheckpointError for a too large whole number, with which time and memory would grow."""
     left: list[tuple[str, object]] = list(config.items())
     while left:
         name, value = left.pop()
@@ -118,9 +110,7 @@ def _check_sizes(path: Path, config: Mapping[str, Any]) -> None:
             left += value.items()
         elif isinstance(value, list):
             left += [(name, inner) for inner in value]
-        elif isinstance(value, int) and abs(value) > (most := _most(name)):
-            raise CheckpointError(f"{path}: {name} is above {most}, which no SDXL needs")
-
-
-def _most(name: str) -> int:
-    return MAX_LAYERS if "layers" in name else MAX_SIZE
+        elif isinstance(value, int):
+            most = MAX_LAYERS if "layers" in name else MAX_SIZE
+            if abs(value) > most:
+                raise CheckpointError(f"{path}: {name} is above {most}, which no SDXL needs")

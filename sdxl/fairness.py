@@ -1,9 +1,10 @@
-"""Virtual time: when an image would be done if all clients ran at once, each at its weight's pace.
+"""Virtual time: when an image would be done if all clients ran at once, each at the pace of its
+weight.
 
 Weighted fair queueing (Demers, Keshav, Shenker, "Analysis and Simulation of a Fair Queueing
-Algorithm", SIGCOMM 1989). A client's images follow each other in virtual time by the work of
-each; a client that returns begins at the present and has no credit from being idle. The policy runs
-the images with the smallest virtual times. It knows no clock.
+Algorithm", SIGCOMM 1989). Each image of a client ends in virtual time by its work after the image
+before. A client that returns starts at the present virtual time: being idle gives no credit. The
+policy runs the images with the smallest virtual times. It knows no clock.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import replace
 from sdxl.flight import Flight, Priority
 
 Account = tuple[Priority, str]
-"""Priorities run one before the other, so a client has a virtual time in each."""
+"""A client has a virtual time for each priority, since priorities do not run together."""
 
 
 def account(flight: Flight) -> Account:
@@ -22,30 +23,30 @@ def account(flight: Flight) -> Account:
 
 
 def begin(flight: Flight) -> float:
-    """The virtual time of an image's first step."""
+    """Return the virtual time of an image's first step."""
     return flight.due - flight.work_s / flight.weight
 
 
 class VirtualTime:
-    """`_left_at`: the virtual times of clients that are ahead and have no image here."""
-
     def __init__(self) -> None:
         self._left_at: dict[Account, float] = {}
+        """virtual times of clients that are ahead of the present and have no image in flight"""
 
     def stamped(self, newcomer: Flight, flights: Iterable[Flight]) -> Flight:
-        """The newcomer with its virtual time. `flights` are all others."""
+        """Return the newcomer with its virtual time. `flights` are all others."""
         peers = [f for f in flights if f.priority == newcomer.priority]
         now = present(peers)
         if now is None:
             self._left_at = {a: t for a, t in self._left_at.items() if a[0] != newcomer.priority}
         own = [f.due for f in peers if f.client == newcomer.client]
         before = max(own, default=self._left_at.get(account(newcomer), 0.0))
-        started = max(before, now or 0.0)
-        return replace(newcomer, due=started + newcomer.work_s / newcomer.weight)
+        start = max(before, now or 0.0)
+        return replace(newcomer, due=start + newcomer.work_s / newcomer.weight)
 
     def leave(self, gone: Flight, flights: Sequence[Flight]) -> list[Flight]:
-        """The `flights` that move up because `gone` was not finished, with their new times."""
-        # A finished flight may have a later leg, which returns.
+        """Return the flights whose virtual times become earlier because `gone` leaves unfinished,
+        with their new times."""
+        # A finished flight may return with its later leg.
         unused = 0.0 if gone.is_done else left_of(gone) / gone.weight
         same = [f for f in flights if account(f) == account(gone) and f.id != gone.id]
         if not same:
@@ -57,12 +58,12 @@ class VirtualTime:
         self._left_at[account(gone)] = at
         for known, time in list(self._left_at.items()):
             if known[0] == gone.priority and (now is None or time <= now):
-                # A client that returns later begins at the present anyway.
+                # A client that returns later starts at the present anyway.
                 del self._left_at[known]
 
 
 def present(flights: Sequence[Flight]) -> float | None:
-    """How far the client has come that is furthest behind; None if there is none."""
+    """Return the virtual time of the client that is furthest behind; None without flights."""
     first: dict[str, float] = {}
     done: dict[str, float] = {}
     for flight in flights:

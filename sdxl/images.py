@@ -1,4 +1,4 @@
-"""Pixels and files of pictures. A file holds the parameters that make the picture again."""
+"""Pixels and files of pictures. A file contains the parameters to generate the picture again."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from torch import Tensor
 
 from sdxl.infotext import parameters_text as parameters_text
 from sdxl.params import PARAMETERS, InvalidParams
-from sdxl.picture_files import BrokenPicture, opened
+from sdxl.picture_files import EXIF_IFD, USER_COMMENT, BrokenPicture, opened
 from sdxl.source import SourceImage
 
 Pixels = NDArray[np.uint8]
 
-# Timothy Alexis Vass, "Explaining the SDXL latent space" (2024): RGB from 0 to 255 for latents as
-# the loop holds them. Rows are R, G, B; columns the four channels.
+# Timothy Alexis Vass, "Explaining the SDXL latent space" (2024): RGB from 0 to 255 from the loop's
+# latents. Rows are R, G, B; columns are the four channels.
 SDXL_RGB = ((60, -60, 25, -70), (60, -5, 15, -50), (60, 10, -5, -35))
 SDXL_RGB_BIAS = (150, 140, 130)
 
-EXIF_IFD, USER_COMMENT, IMAGE_DESCRIPTION = 0x8769, 0x9286, 0x010E
+IMAGE_DESCRIPTION = 0x010E
 XMP_CHUNK = "XML:com.adobe.xmp"
 MAX_JPEG_EXIF = 65_000
-"""JPEG stores metadata in one segment of 16-bit length."""
+"""JPEG stores metadata in one segment with a 16-bit length."""
 
 
 class BrokenImage(RuntimeError):
-    """A decoder's output with values that are not finite."""
+    """The decoder's output has values that are not finite."""
 
 
 class NoParameters(ValueError):
-    """A file without parameters."""
+    """A file has no parameters."""
 
 
 class BrokenPreviewMap(ValueError):
-    """A preview.json without a valid map."""
+    """A preview.json has no valid map."""
 
 
 def to_pixels(image: Tensor) -> Pixels:
-    """[3, H, W] or [n, 3, H, W] in [-1, 1] to 8-bit, channels last, rounded as diffusers does."""
+    """Convert [3, H, W] or [n, 3, H, W] in [-1, 1] to 8 bits, channels last, as diffusers does."""
     broken = int((~torch.isfinite(image)).sum())
     if broken:
         raise BrokenImage(
@@ -104,7 +104,7 @@ def _stored_map(path: Path) -> Tensor:
 
 
 def preview(latents: Tensor, preview_map: Tensor) -> Pixels:
-    """Return a small image of latents [C, h, w], one pixel for each."""
+    """Return a small image of latents [C, h, w], with one pixel for each latent pixel."""
     flat = latents.detach().cpu().float().movedim(0, -1)
     return to_pixels((flat @ preview_map[:-1] + preview_map[-1]).movedim(-1, 0))
 
@@ -125,8 +125,8 @@ def encode(
     quality: int | None = None,
     xmp: str | None = None,
 ) -> bytes:
-    """Encode a png, jpeg or webp with the picture's parameters. Equal pictures have equal bytes: no
-    time, place or machine name. `xmp` is one more metadata packet."""
+    """Encode a png, jpeg or webp with the picture's parameters and an `xmp` packet. Equal pictures
+    have equal bytes: no time, place or machine name."""
     image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
     file = io.BytesIO()
     if format == "png":
@@ -140,13 +140,13 @@ def encode(
 
 
 def check_metadata(params: Mapping[str, Any], format: str) -> None:
-    """Refuse parameters that do not fit into the format's metadata, before the work starts."""
+    """Raise InvalidParams for parameters that do not fit into the format's metadata."""
     if format == "jpeg":
         _exif(params, format)
 
 
 def stored_fields(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters for a picture's metadata: optional ones only if they are set."""
+    """Return the parameters for a picture's metadata; optional ones only if they are set."""
     optional = {p.name for p in PARAMETERS.values() if p.is_for_edits or p.is_stored_if_set}
     return {name: v for name, v in params.items() if v is not None or name not in optional}
 
@@ -174,7 +174,7 @@ def _png_chunks(params: Mapping[str, Any], xmp: str | None) -> PngImagePlugin.Pn
         ("parameters", parameters_text(params)),
         ("sdxl", json.dumps(stored_fields(params), ensure_ascii=False)),
     ):
-        # tEXt holds Latin-1 alone; the other kind of chunk holds the rest.
+        # A tEXt chunk holds only Latin-1.
         try:
             text.encode("latin-1")
             chunks.add_text(name, text)

@@ -91,7 +91,7 @@ def scheduler_of(sampler: str, schedule: str = "") -> str | None:
     return labels.get(wanted)
 
 
-def read_words(words: Mapping[str, str]) -> FoundParameters:
+def read_metadata(words: Mapping[str, str]) -> FoundParameters:
     """Read the texts in the metadata of a picture of stable-diffusion-webui (`parameters`) or
     ComfyUI (`prompt`). Raises ValueError if they name no prompt."""
     text = words.get("parameters", "")

@@ -1,7 +1,4 @@
-"""Writes picture files, and opens untrusted ones or refuses them with one error.
-
-It does not know what is in them. Importing it loads no PyTorch.
-"""
+"""Writes picture files, and opens untrusted ones. Importing it loads no PyTorch."""
 
 from __future__ import annotations
 
@@ -16,31 +13,32 @@ from PIL import Image, UnidentifiedImageError
 
 EXIF_IFD, USER_COMMENT = 0x8769, 0x9286
 CODED = {b"ASCII\0\0\0": "ascii", b"UNICODE\0": "utf-16-be"}
-MAX_WORDS = 100_000
+"""Python's names of a user comment's encodings"""
+MAX_TEXT = 100_000
 FORMATS = ("PNG", "JPEG", "WEBP")
-"""The formats that are written here; Pillow's other parsers are not trusted."""
+"""The formats that this project writes; Pillow's other parsers are not trusted."""
 
 
 class BrokenPicture(ValueError):
-    """A damaged picture file, or another file."""
+    """A damaged picture file, or a file of another kind."""
 
 
 class TooLarge(BrokenPicture):
-    """A picture with more pixels than Pillow opens; the text is their number."""
+    """A picture with more pixels than Pillow opens; the message is the number of pixels."""
 
 
 @contextmanager
 def opened(data: bytes) -> Iterator[Image.Image]:
-    """Open a picture from bytes. Only BrokenPicture is raised, also for reads inside: a damaged
-    file makes Pillow raise almost anything, even AttributeError."""
+    """Open a picture from bytes. Every error of Pillow, also within the block, becomes
+    BrokenPicture: for a damaged file it can be of any class, even AttributeError."""
     try:
         with warnings.catch_warnings():
-            # What Pillow warns of, its callers judge: a size, a chunk that is cut off.
+            # Callers check what Pillow only warns of, such as the size.
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 yield image
     except UnidentifiedImageError as error:
-        # Its own words name a Python object.
+        # Pillow's message names a Python object.
         raise BrokenPicture("not a picture") from error
     except Image.DecompressionBombError as error:
         numbers = re.findall(r"\d+", str(error))
@@ -55,18 +53,18 @@ def file_of(picture: Image.Image, format: str = "PNG", **options: Any) -> bytes:
     return file.getvalue()
 
 
-def words_of(data: bytes) -> dict[str, str]:
-    """Read a picture's text chunks; `parameters` also from the user comment of a JPEG or WebP.
-    Raises BrokenPicture."""
+def read_texts(data: bytes) -> dict[str, str]:
+    """Read a picture's text chunks by name. A JPEG or WebP has `parameters` in its user comment.
+    Raise BrokenPicture."""
     with opened(data) as image:
-        words = {
-            str(name): value[:MAX_WORDS]
+        texts = {
+            str(name): value[:MAX_TEXT]
             for name, value in image.info.items()
             if isinstance(value, str)
         }
         comment = image.getexif().get_ifd(EXIF_IFD).get(USER_COMMENT)
-    if "parameters" not in words and isinstance(comment, bytes):
+    if "parameters" not in texts and isinstance(comment, bytes):
         encoding = CODED.get(comment[:8], "utf-8")
         text = comment[8:] if comment[:8] in CODED else comment
-        words["parameters"] = text[:MAX_WORDS].decode(encoding, errors="replace")
-    return words
+        texts["parameters"] = text[:MAX_TEXT].decode(encoding, errors="replace")
+    return texts

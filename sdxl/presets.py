@@ -17,16 +17,16 @@ from sdxl.params import GenerationParams, InvalidParams
 
 FILE = "presets.json"
 COURSE = ("steps", "scheduler", "cache_interval", "deep_steps", "strength")
-"""Deep steps are valid only for the values of these parameters that they were tuned with."""
+"""A preset's deep steps are valid only for the values of these parameters used in tuning."""
 STEPS = ("steps", "upscale_steps")
-"""The parameters that set how far apart steps are."""
+"""The parameters that decide the distance between steps."""
 MEASURED = ("low", "medium", "high")
-"""The presets that a model can define, the fastest first."""
+"""The presets that a model's file can define, the fastest first."""
 
 
 @dataclass(frozen=True)
 class Preset:
-    """One preset. Its deep steps, if any, belong to its steps and scheduler."""
+    """The parameters of one quality."""
 
     steps: int
     cache_interval: int
@@ -41,47 +41,42 @@ class Preset:
     def beside(
         self, given: Mapping[str, Any], *, is_named: bool = True, edit_strength: float | None = None
     ) -> dict[str, Any]:
-        """Merge with given parameters, which win. Deep steps are dropped if a given parameter
-        differs from those they were tuned with. The interval is dropped if few steps are given and
-        the preset is only the default. `edit_strength` is the default strength of an edit."""
-        own = {"scheduler": GenerationParams.scheduler, "strength": 1.0, **self.values()}
-        others = {name: value for name, value in given.items() if value is not None}
-        course = {"strength": edit_strength, **others}
-        course_given = {name: course[name] for name in COURSE if course.get(name) is not None}
-        values = {**self.values(), **others}
-        if "deep_steps" not in course_given and any(
-            own.get(name) != v for name, v in course_given.items()
-        ):
+        """Merge with the given parameters, which win. The preset's deep steps are dropped if a
+        given parameter differs from those used in tuning. Its interval is dropped if few steps are
+        given and the preset is only the default. `edit_strength`: an edit's default strength."""
+        tuned = {"scheduler": GenerationParams.scheduler, "strength": 1.0, **self.values()}
+        given = {name: value for name, value in given.items() if value is not None}
+        course = {"strength": edit_strength, **given}
+        course = {name: course[name] for name in COURSE if course.get(name) is not None}
+        values = {**self.values(), **given}
+        if "deep_steps" not in course and any(tuned.get(n) != v for n, v in course.items()):
             values.pop("deep_steps", None)
-        if not is_named and "cache_interval" not in course_given and self._is_beside_few(others):
+        steps = {given.get(name) or self.steps for name in STEPS} - {self.steps}
+        has_few = min(steps, default=FEW_STEPS) < FEW_STEPS
+        if not is_named and "cache_interval" not in course and has_few:
             values.pop("cache_interval")
         return values
 
-    def _is_beside_few(self, others: Mapping[str, Any]) -> bool:
-        steps = {others.get(name) or self.steps for name in STEPS} - {self.steps}
-        return min(steps, default=FEW_STEPS) < FEW_STEPS
-
     def describe(self) -> str:
-        """Describe the preset in a few words."""
-        caches = f"interval {self.cache_interval}"
+        cache = f"interval {self.cache_interval}"
         if self.deep_steps is not None:
-            caches = f"deep {','.join(map(str, self.deep_steps))}"
-        name = f"{self.scheduler}, " if self.scheduler else ""
-        guided = self.guidance_interval
-        share = f", guided {guided[0]:g} to {guided[1]:g}" if guided else ""
-        return f"{name}{self.steps} steps, {caches}{share}"
+            cache = f"deep {','.join(map(str, self.deep_steps))}"
+        scheduler = f"{self.scheduler}, " if self.scheduler else ""
+        interval = self.guidance_interval
+        guided = f", guided {interval[0]:g} to {interval[1]:g}" if interval else ""
+        return f"{scheduler}{self.steps} steps, {cache}{guided}"
 
 
 Presets = Mapping[str, Preset]
 EXACT = {"xhigh": Preset(30, 1), "max": Preset(50, 1)}
-"""These run the whole UNet in every step, so they need no measurement."""
+"""Presets that run the whole UNet in every step, so they need no measurement."""
 UNMEASURED = {"low": Preset(20, 2), "medium": Preset(30, 2), "high": Preset(50, 2), **EXACT}
-"""The presets of a model without presets.json; docs/decisions.md says why these."""
+"""The presets of a model without presets.json; docs/decisions.md has the reasons."""
 QUALITIES = tuple(UNMEASURED)
 
 
 class BrokenPresets(ValueError):
-    """A presets.json without valid presets."""
+    """A presets.json that is invalid or for another model."""
 
 
 def load_presets(folder: Path, digest: Callable[[], str]) -> Presets:
@@ -123,14 +118,14 @@ def presets_of(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Preset]:
 def _preset_of(values: Mapping[str, Any]) -> Preset:
     lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     preset = Preset(**{**values, **lists})
-    # The field table refuses what is out of bounds.
+    # GenerationParams checks the bounds; a null must not become a default.
     whole = {"steps": preset.steps, "cache_interval": preset.cache_interval}
     GenerationParams(**{**preset.values(), **whole})
     return preset
 
 
 def usual_interval(preset: Preset) -> str:
-    """Describe the default interval."""
+    """Describe the default interval, for the page's field."""
     few = "" if preset.cache_interval == 1 else f", with fewer than {FEW_STEPS} steps 1"
     return f"{preset.cache_interval}{few}"
 
@@ -140,8 +135,8 @@ def describe_presets(presets: Presets) -> list[str]:
 
 
 def as_file(presets: Presets, measured: Mapping[str, Any], model_digest: str = "") -> bytes:
-    """Return the content of presets.json. `measured` describes the measurement; with `model_digest`
-    other models refuse the file."""
+    """Return the content of presets.json. `measured` describes the measurement. With `model_digest`
+    the file is refused for other models."""
     own = {name: presets[name].values() for name in MEASURED}
     model = {"model_digest": model_digest} if model_digest else {}
     return (json.dumps({"presets": own, **model, "measured": measured}, indent=1) + "\n").encode()

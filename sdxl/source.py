@@ -20,32 +20,34 @@ from sdxl.picture_files import FORMATS, BrokenPicture, TooLarge, opened
 MAX_PIXELS = 2**25
 """of a source image; counted before it is decoded"""
 SPREAD, REPEATS = (256, 64, 16, 4, 2), 4
-"""radii in pixels by which colours spread into a hole, the widest first; each is applied so
-often"""
+"""radii in pixels by which colours spread into a hole, the widest first, and how often each is
+applied"""
 DIGESTS = ("image_sha256", "mask_sha256")
-"""keys of a result's metadata for the digests of its source files"""
+"""metadata keys of a result for the digests of its source files"""
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
-"""8 bits a channel, screen colours"""
+"""Pillow's modes of grey and RGB with 8 bits a channel"""
 SHARP, EVEN = Image.Resampling.LANCZOS, Image.Resampling.BILINEAR
-"""The second is for masks: it does not ring."""
+"""EVEN is for masks, at whose edges SHARP would ring."""
 Box = tuple[int, int, int, int]
 """left, top, right, bottom"""
 
 
 @dataclass(frozen=True, eq=False)
 class WholeImage:
-    """The whole image of an "only masked" edit. It stays compressed: an image of 33 megapixels
-    takes 170 MB, so it is decoded for each result and released."""
+    """The whole image of an "only masked" edit. It stays compressed and is decoded for each result,
+    because 33 megapixels take 170 MB."""
 
     image: bytes
+    """the client's file"""
     mask: bytes | None
-    """The client's files."""
+    """the client's file"""
     size: tuple[int, int]
     box: Box
+    """the part that is redrawn"""
     blur: int
-    """Radius of the mask's blur in pixels."""
+    """radius of the mask's blur in pixels"""
     key: str
-    """Digest of files and settings."""
+    """digest of files and settings"""
 
     def decoded(self) -> DecodedWhole:
         given = GivenImage.read(self.image, self.mask)
@@ -58,18 +60,18 @@ class WholeImage:
 class DecodedWhole:
     image: Image.Image
     mask: Image.Image
-    """The mask of the box."""
+    """the mask within the box"""
     box: Box
 
     @contextmanager
-    def pasted(self, made: Image.Image) -> Iterator[Image.Image]:
-        """The whole image with `made` in its box, as far as the mask is white. Without a copy of
-        it: the next result is pasted into the same image."""
+    def pasted(self, result: Image.Image) -> Iterator[Image.Image]:
+        """Paste `result` into the box where the mask is white, and yield the whole image. The image
+        is not copied; it is restored for the next result."""
         left, top, right, bottom = self.box
         before = self.image.crop(self.box)
-        made = made.resize((right - left, bottom - top), SHARP)
-        self.image.paste(made, (left, top), self.mask)
-        del made
+        result = result.resize((right - left, bottom - top), SHARP)
+        self.image.paste(result, (left, top), self.mask)
+        del result
         try:
             yield self.image
         finally:
@@ -78,28 +80,28 @@ class DecodedWhole:
 
 @dataclass(frozen=True, eq=False)
 class SourceImage:
-    """The image that an edit starts from, at the size of the edit."""
+    """An edit's source image, at the size of the edit."""
 
     image: Image.Image
     mask: Image.Image | None
-    """White where the image changes; None: everywhere."""
+    """white where the image changes; None: everywhere"""
     digests: Mapping[str, str] = field(default_factory=dict)
-    """SHA-256 of the client's files, for the result's metadata."""
+    """SHA-256 of the client's files, for the result's metadata"""
     whole: WholeImage | None = None
-    """The image that the result is pasted into, if `image` is a part of one."""
+    """the image that the result is pasted into, if `image` is a part of it"""
 
     @property
     def size(self) -> tuple[int, int]:
         return self.image.size
 
-    def pasted(self, made: Image.Image) -> Image.Image:
-        """Paste `made` in its place; the image stays unchanged where the mask is black."""
+    def pasted(self, result: Image.Image) -> Image.Image:
+        """Paste an edit's result into the image, which stays unchanged where the mask is black."""
         if self.whole is not None:
-            with self.whole.decoded().pasted(made) as image:
+            with self.whole.decoded().pasted(result) as image:
                 return image.copy()
         if self.mask is None:
-            return made
-        return Image.composite(made.resize(self.size, SHARP), self.image, self.mask)
+            return result
+        return Image.composite(result.resize(self.size, SHARP), self.image, self.mask)
 
 
 @dataclass(frozen=True)
@@ -107,20 +109,20 @@ class GivenImage:
     """An image and its mask as the client sent them, decoded and upright."""
 
     picture: Image.Image
-    """RGBA if a part is transparent: colours are spread into that part even without a mask"""
+    """RGBA if a part is transparent, into which colours are spread even without a mask"""
     mask: Image.Image | None
     digests: Mapping[str, str]
-    """digests of the files, by their keys in a result's metadata"""
+    """digests of the files by their metadata keys"""
     files: tuple[bytes, bytes | None]
-    """Image and mask, compressed."""
+    """image and mask, compressed"""
 
     @classmethod
     def read(cls, data: bytes, mask: bytes | None = None) -> GivenImage:
-        """Read the files, or raise InvalidParams for an image that cannot be edited. Without a
-        mask, transparency is the mask."""
+        """Read the files, or raise InvalidParams for an image that cannot be edited. Without a mask
+        file, the transparent part is the mask."""
         picture = decode(data, "image")
-        own = transparent(picture)
-        white = own if mask is None else white_where_masked(decode(mask, "mask"))
+        holes = transparent(picture)
+        white = holes if mask is None else white_where_masked(decode(mask, "mask"))
         if white is not None and white.size != picture.size:
             needed = "must have the image's size, {}x{}".format(*picture.size)
             raise InvalidParams("mask", "{}x{}".format(*white.size), needed)
@@ -128,13 +130,13 @@ class GivenImage:
             raise InvalidParams("mask", "all of it kept", "must have a transparent or white part")
         files = {DIGESTS[0]: data} | ({} if mask is None else {DIGESTS[1]: mask})
         digests = {name: hashlib.sha256(file).hexdigest() for name, file in files.items()}
-        mode = "RGB" if own is None else "RGBA"
+        mode = "RGB" if holes is None else "RGBA"
         picture = picture if picture.mode == mode else picture.convert(mode)
         return cls(picture, white, digests, (data, mask))
 
     def size(self, sizes: Sizes, *, is_part: bool) -> tuple[int, int]:
-        """Return the default size of the edit: the image's own, with at most the model's usual
-        number of pixels; a masked part is enlarged to that."""
+        """Return the edit's default size: the image's size, scaled down to the model's usual number
+        of pixels; for a masked part the model's usual size."""
         if is_part:
             return sizes.default, sizes.default
         across, down = self.picture.size
@@ -143,7 +145,7 @@ class GivenImage:
         return nearest(across * scale, sizes), nearest(down * scale, sizes)
 
     def sized(self, params: GenerationParams, sizes: Sizes) -> GenerationParams:
-        """Fill the request's size and strength, and check the largest size."""
+        """Fill the request's size and strength, and check the upscaled size."""
         width, height = self.size(sizes, is_part=params.mask_padding is not None)
         params = replace(params, width=params.width or width, height=params.height or height)
         params.check_result(sizes)
@@ -151,11 +153,11 @@ class GivenImage:
 
     @property
     def edit_strength(self) -> float:
-        """The default strength."""
+        """The edit's default strength."""
         return float(PARAMETERS["strength"].edit_defaults[self.mask is not None])
 
     def source(self, params: GenerationParams) -> SourceImage:
-        """Prepare the source for a request whose size is filled."""
+        """Prepare the source of a request, whose size must be filled."""
         assert params.width and params.height
         size = params.width, params.height
         picture, mask = self.picture, self.mask
@@ -177,7 +179,7 @@ class GivenImage:
 
 
 def decode(data: bytes, field: str) -> Image.Image:
-    """Decode an untrusted image, upright. Its header is checked first."""
+    """Decode an untrusted image and turn it upright. The header is checked first."""
     needed = f"must be a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file"
     try:
         with opened(data) as image:
@@ -195,12 +197,12 @@ def decode(data: bytes, field: str) -> Image.Image:
 
 
 def unfit(image: Image.Image) -> tuple[str, str] | None:
-    """Return what the header shows as unsupported, and what is supported."""
+    """Return an unsupported property from the header, and what is supported; None if all is."""
     if image.width * image.height > MAX_PIXELS:
         return f"{image.width}x{image.height}", f"must have at most {MAX_PIXELS} pixels"
     if getattr(image, "is_animated", False):
         return "animated", "must be a single picture"
-    # Pillow reads 16 bits of colour as 8, without rounding.
+    # Pillow silently truncates 16-bit colour to 8 bits.
     mode = next(
         (str(tile[3]) for tile in getattr(image, "tile", ()) if ";16" in str(tile[3])), image.mode
     )
@@ -212,8 +214,8 @@ def unfit(image: Image.Image) -> tuple[str, str] | None:
 
 
 def white_where_masked(mask: Image.Image) -> Image.Image:
-    """Return the mask, white where the image changes. It was sent transparent there, as OpenAI's
-    clients do, or white."""
+    """Return a mask that is white where the image changes, from a client's mask that is transparent
+    there, as with OpenAI's clients, or white."""
     return transparent(mask) or (mask if mask.mode == "L" else mask.convert("L"))
 
 
@@ -230,7 +232,7 @@ def blurred(mask: Image.Image, radius: float | None) -> Image.Image:
 
 
 def filled(picture: Image.Image) -> Image.Image:
-    """Fill holes with the colours around them: the model would draw a hard edge."""
+    """Fill transparent holes with the colours around them, so that the model draws no hard edge."""
     whole = Image.new("RGBA", picture.size)
     for radius in SPREAD:
         blurred = picture.convert("RGBa").filter(ImageFilter.GaussianBlur(radius)).convert("RGBA")
@@ -243,10 +245,10 @@ def filled(picture: Image.Image) -> Image.Image:
 def around(mask: Image.Image, padding: int, aspect: float) -> Box:
     """Return the box of the masked part with padding, grown to the aspect as far as the image
     allows."""
-    found = mask.getbbox()
-    assert found is not None
-    left, right = stretch(found[0] - padding, found[2] + padding, 0, mask.width)
-    top, bottom = stretch(found[1] - padding, found[3] + padding, 0, mask.height)
+    masked = mask.getbbox()
+    assert masked is not None
+    left, right = stretch(masked[0] - padding, masked[2] + padding, 0, mask.width)
+    top, bottom = stretch(masked[1] - padding, masked[3] + padding, 0, mask.height)
     across, down = right - left, bottom - top
     left, right = stretch(left, right, max(round(down * aspect), across), mask.width)
     top, bottom = stretch(top, bottom, max(round(across / aspect), down), mask.height)
@@ -254,8 +256,8 @@ def around(mask: Image.Image, padding: int, aspect: float) -> Box:
 
 
 def stretch(low: int, high: int, length: int, most: int) -> tuple[int, int]:
-    """Return an interval of at least this length around the same middle, shifted and cut to 0 …
-    most."""
+    """Return an interval of at least this length around the same middle, shifted and cut to fit
+    into 0 to `most`."""
     missing = max(length - (high - low), 0)
     low, high = low - missing // 2, high + missing - missing // 2
     if length:

@@ -1,7 +1,7 @@
-"""How much work an image is, in standard images: one of the model's own size with default steps,
-cache interval and guidance.
+"""The work of an image in standard images: images of the model's own size with default steps, cache
+interval and guidance.
 
-A count of arithmetic that needs no measurement, so that a limit means the same on every machine.
+It counts arithmetic and needs no measurement, so that a limit means the same on every machine.
 Replicas share their time by measured seconds instead (admission.py).
 """
 
@@ -13,35 +13,28 @@ from sdxl.deepcache import StepPlan, plan_of
 from sdxl.params import GenerationParams, Sizes
 
 PASTE_SHARE = 0.1
-"""Pasting into an image and writing its file, as a share of the work of generating an image of that
-size."""
+"""The work of pasting into an image and writing its file, as a share of the work of generating an
+image of that size."""
 
 
 def standard_images(
     params: GenerationParams, sizes: Sizes, *, embeds_guidance: bool = False, pasted: int = 0
 ) -> float:
-    """`pasted`: pixels of the files of a larger image that the picture is pasted into."""
+    """Return a request's work. `pasted`: pixels of the image that its pictures are pasted into."""
     side = sizes.default
 
-    def work(each: GenerationParams) -> float:
-        plan = plan_of(each, embeds_guidance=embeds_guidance)
-        return _pixels(each, side) * (_row_steps(plan) + _control_steps(plan, each))
+    def work(leg: GenerationParams) -> float:
+        plan = plan_of(leg, embeds_guidance=embeds_guidance)
+        rows = plan.rows(is_deep=True) + plan.rows(is_deep=False) * SHALLOW_SHARE
+        pixels = (leg.width or side) * (leg.height or side)
+        return pixels * (rows + _control_rows(plan, leg))
 
-    made = sum(map(work, params.legs)) / work(GenerationParams(width=side, height=side))
-    return made + PASTE_SHARE * pasted / side**2
-
-
-def _pixels(params: GenerationParams, side: int) -> int:
-    return (params.width or side) * (params.height or side)
+    images = sum(map(work, params.legs)) / work(GenerationParams(width=side, height=side))
+    return images + PASTE_SHARE * pasted / side**2
 
 
-def _row_steps(plan: StepPlan) -> float:
-    """Deep steps of one row, shallow ones as the part of one that they are."""
-    return plan.rows(is_deep=True) + plan.rows(is_deep=False) * SHALLOW_SHARE
-
-
-def _control_steps(plan: StepPlan, params: GenerationParams) -> float:
-    """Deep steps of one row that ControlNets' calls take as long as."""
+def _control_rows(plan: StepPlan, params: GenerationParams) -> float:
+    """Return the work of ControlNets in rows of deep steps."""
     rows = (
         window.rows(step.rows)
         for window in windows_of(params.controls or ())

@@ -16,7 +16,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from sdxl.controls import Control
-from sdxl.infotext import read_words
+from sdxl.infotext import read_metadata
 from sdxl.model_names import MINI_NAME
 from serve.errors import invalid
 from serve.front.attached_pictures import preview_of
@@ -128,7 +128,7 @@ def add_form_routes(app: FastAPI, models: ServedModels, decoding: DecodingThread
     async def read_settings(body: SettingsAsked) -> SettingsAnswer:
         """Read the settings of a picture of stable-diffusion-webui or ComfyUI."""
         try:
-            found = read_words(body.model_dump(exclude_unset=True))
+            found = read_metadata(body.model_dump(exclude_unset=True))
         except ValueError:
             raise invalid("parameters", "parameters must name a prompt") from None
         nets = [each["name"] for each in found.params.pop("controls", ())]

@@ -339,11 +339,11 @@ def stored_params(source: str) -> dict[str, Any]:
 def foreign_params(data: bytes, source: str) -> dict[str, Any]:
     """Return the known parameters in a picture of stable-diffusion-webui or ComfyUI; the others are
     printed. The model is left out: other programs' file names mean nothing here."""
-    from sdxl.infotext import read_words
-    from sdxl.picture_files import BrokenPicture, words_of
+    from sdxl.infotext import read_metadata
+    from sdxl.picture_files import BrokenPicture, read_texts
 
     try:
-        found = read_words(words_of(data))
+        found = read_metadata(read_texts(data))
     except (BrokenPicture, ValueError):
         return {}
     if found.unread:

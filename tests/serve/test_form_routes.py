@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from sdxl.images import read_parameters
-from sdxl.infotext import read_words
+from sdxl.infotext import read_metadata
 from sdxl.prompt import BODY
 from sdxl.sizes import Sizes
 from serve.errors import Problem
@@ -155,7 +155,7 @@ async def test_other_models_have_example_prompts_without_pictures(short: Worker)
 def test_other_programs_settings_are_read(worker: Worker, body: dict[str, str]) -> None:
     found = post(worker, body, SETTINGS).json()
     (text,) = body.values()
-    expected = read_words(body)
+    expected = read_metadata(body)
     assert found == {"params": expected.params, "unread": expected.unread}, text
     assert found["params"]["prompt"] and found["unread"]
 

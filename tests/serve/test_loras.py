@@ -18,7 +18,7 @@ from sdxl.images import read_parameters
 from sdxl.infotext import read_text
 from sdxl.model_names import folders_of
 from sdxl.params import InvalidParams
-from sdxl.picture_files import words_of
+from sdxl.picture_files import read_texts
 from sdxl.places import HOME, LORAS, MINI
 from serve.worker.worker import Worker
 from tests.serve.servers import call, error_of, post
@@ -59,7 +59,7 @@ def test_a_list_and_tags_mean_the_same(styled: Worker, fields: dict[str, Any]) -
     assert stored["loras"] == [FEW, HOLLOW]
     digest = sha256_of(LORAS / "few_steps" / DIFFUSERS_FILE)
     assert stored["lora_files"]["few_steps"]["sha256"] == digest
-    text = words_of(file)["parameters"]
+    text = read_texts(file)["parameters"]
     assert text.startswith("a ring <lora:few_steps:0.8> <lora:hollow:0.2:1>\n")
     content = (LORAS / "few_steps" / DIFFUSERS_FILE).read_bytes()
     header = 8 + int.from_bytes(content[:8], "little")
@@ -140,7 +140,7 @@ def test_files_are_found_while_the_service_runs(tmp_path: Path) -> None:
         assert (list(embeddings["loaded"]), embeddings["skipped"]) == (["neon"], {})
         file = file_in(post(worker, {**QUICK, "prompt": "a ring, neon"}))
         digest = hashlib.sha256(bytes(8)).hexdigest()
-        assert f"TI hashes: neon: {digest[:12]}" in words_of(file)["parameters"].replace('"', "")
+        assert f"TI hashes: neon: {digest[:12]}" in read_texts(file)["parameters"].replace('"', "")
         assert read_parameters(file)["embedding_files"]["neon"]["sha256"] == digest
 
 

@@ -367,10 +367,10 @@ def infotext_of(file: bytes) -> str:
 
 def texts_of(file: bytes) -> tuple[str, dict[str, str]]:
     """The `parameters` text, and the other texts of a picture's metadata."""
-    from sdxl.picture_files import BrokenPicture, words_of
+    from sdxl.picture_files import BrokenPicture, read_texts
 
     try:
-        words = words_of(file)
+        words = read_texts(file)
     except BrokenPicture as error:
         raise invalid("image", f"image: {error}") from None
     return words.pop("parameters", ""), words
