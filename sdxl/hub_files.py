@@ -1,7 +1,5 @@
-"""Selects the files of a model in a hub repository: configs, tokenizers, and one variant of each
-network's weights.
-
-It does not use the network; it receives the hub's listing.
+"""Selects a model's files from the listing of a hub repository: configs, tokenizers, and one
+variant of each network's weights.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 VARIANTS = ("", ".fp16")
-"""variants of weights in order of preference: float32, then half"""
+"""variants of weights in order of preference: float32, then float16"""
 TEXTS = (".json", ".txt")
 CONFIG_FOLDERS = ("scheduler", "tokenizer", "tokenizer_2")
 TOP = ("model_index.json", "preview.json", "presets.json")
@@ -20,10 +18,10 @@ INDEX = ".safetensors.index"
 def needed_files(names: Iterable[str], weights: Mapping[str, str]) -> list[str]:
     """Select the files; `weights` maps each network's folder to the stem of its weight files."""
     listed = sorted(names)
-    found = [name for name in listed if name in TOP or _is_text(name, weights)]
+    needed = [name for name in listed if name in TOP or _is_text(name, weights)]
     for folder, stem in weights.items():
-        found += _one_variant(listed, f"{folder}/{stem}")
-    return found
+        needed += _one_variant(listed, f"{folder}/{stem}")
+    return needed
 
 
 def _is_text(name: str, weights: Mapping[str, str]) -> bool:

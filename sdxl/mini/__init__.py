@@ -1,1 +1,1 @@
-"""The embedded model: SDXL's topology at a few megabytes, and all that made it."""
+"""The embedded model: SDXL's topology in a few megabytes, and its data set."""

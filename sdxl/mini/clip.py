@@ -1,6 +1,6 @@
-"""The scorer: a small CLIP that ranks captions for a picture and gives features.
+"""A small CLIP that scores how well captions describe a picture, and computes features for FID.
 
-Plain transformers loads its two towers. `training.mini.scorer` trains it.
+transformers loads its two encoders. `training.mini.scorer` trains it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WEIGHTS = Path(__file__).parent / "weights" / "clip"
 
 
 class MiniClip(nn.Module):
-    """A ResNet and a CLIP text encoder whose outputs share a space, called as a CLIPModel is."""
+    """A ResNet and a CLIP text encoder with a common embedding space, with CLIPModel's methods."""
 
     def __init__(self, vision: ResNetForImageClassification, text: Any) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class MiniClip(nn.Module):
         return cls(vision, text).eval()
 
     def save(self, folder: Path) -> None:
-        """Stored as float16."""
+        """Save the weights as float16."""
         for name in ("vision", "text"):
             network = getattr(self, name)
             network.half().save_pretrained(folder / name)
@@ -45,7 +45,7 @@ class MiniClip(nn.Module):
 
     @property
     def vision_model(self) -> nn.Module:
-        """What a picture is before it is put into words: the features that FID compares."""
+        """The network whose features FID compares."""
         resnet: nn.Module = self.vision.resnet
         return resnet
 
@@ -60,7 +60,7 @@ class MiniClip(nn.Module):
 
 
 class Scorer:
-    """Pictures and captions in one space, whose cosine says how well they agree."""
+    """Embeds pictures and captions; the cosine says how well they agree."""
 
     def __init__(self, folder: Path = WEIGHTS) -> None:
         self.model = MiniClip.load(folder)
@@ -68,7 +68,7 @@ class Scorer:
 
     @torch.no_grad()
     def image_features(self, images: np.ndarray) -> Tensor:
-        """uint8 (n, 128, 128, 3) to unit vectors (n, 128)."""
+        """Embed uint8 (n, 128, 128, 3) as unit vectors (n, 128)."""
         features = self.model.get_image_features(pixels_of(images)).pooler_output
         return F.normalize(features, dim=-1)
 
@@ -79,11 +79,11 @@ class Scorer:
         return F.normalize(features, dim=-1)
 
     def rank(self, image: Image, texts: list[str]) -> int:
-        """The place (0 is best) that this picture gives the first text among all of them."""
+        """Return the rank of the first text among all texts for this picture; 0 is the best."""
         scores = self.text_features(texts) @ self.image_features(image[None])[0]
         return int((scores > scores[0]).sum())
 
 
 def pixels_of(images: np.ndarray) -> Tensor:
-    """As the exported preprocessor does it: 0…255 to −1…1, channels first."""
+    """Scale 0…255 to −1…1, channels first, like the exported preprocessor."""
     return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 127.5 - 1

@@ -1,8 +1,7 @@
-"""Draws captioned scenes: the whole data set of the embedded model, made of arithmetic.
+"""Draws captioned scenes: the data set of the embedded model.
 
-A `Scene` holds exactly what its caption says. What it leaves open (`None`) is chosen by the seed
-when it is drawn, so a caption never promises more, or less, than its picture shows. It knows no
-networks.
+A `Scene` has exactly the properties that its caption states. The seed chooses the open ones
+(`None`) when the scene is drawn. It knows no networks.
 """
 
 from __future__ import annotations
@@ -50,12 +49,12 @@ Floats = NDArray[np.floating[Any]]
 
 @dataclass(frozen=True)
 class Style:
-    """A way to draw, of which captions say nothing."""
+    """A drawing style, which captions do not mention."""
 
     line: float = 0.0
-    """black, about each thing, this many pixels wide"""
+    """width in pixels of a black outline"""
     wall: float = 0.0
-    """things are hollow, but for so many pixels at their edge"""
+    """width in pixels of the edge of hollow things; 0: filled"""
 
 
 PLAIN = Style()
@@ -64,7 +63,7 @@ STYLES = {"outlined": Style(line=8.0), "hollow": Style(wall=7.0)}
 
 @dataclass(frozen=True)
 class Thing:
-    """One shape. A medium size goes without saying."""
+    """One shape. Captions do not mention a medium size."""
 
     shape: str
     colour: str | None
@@ -89,12 +88,12 @@ class Scene:
 
     @property
     def is_full(self) -> bool:
-        """Whether every colour is stated, so that 19 captions can differ in one attribute."""
+        """True if every colour is stated, so that 19 other captions differ in one attribute."""
         return self.background is not None and all(thing.colour for thing in self.things)
 
     @property
     def is_held_out(self) -> bool:
-        """One description in twenty is never trained on, in any wording."""
+        """True for one description in twenty, which is never trained on in any wording."""
         return hashlib.sha256(caption(self).encode()).digest()[0] % 20 == 0
 
 
@@ -110,7 +109,7 @@ def _noun(thing: Thing, count: int = 1, large: str = "large") -> str:
 
 
 def caption(scene: Scene, rng: np.random.Generator | None = None) -> str:
-    """The scene in words: the plain wording, or with `rng` one of several."""
+    """Describe the scene in the plain wording, or with `rng` in one of several."""
     large, to_the, bare = "large", "", False
     if rng is not None:
         large = "big" if rng.random() < 0.3 else "large"
@@ -153,7 +152,8 @@ def _sample_any(rng: np.random.Generator) -> Scene:
 
 
 def _leave_open(scene: Scene, rng: np.random.Generator) -> Scene:
-    """Some captions leave the background, then the colour, unsaid, so that short prompts work."""
+    """Remove the background, or background and colour, from some scenes, so that short prompts
+    work."""
     if rng.random() >= 0.1:
         return scene
     scene = replace(scene, background=None)
@@ -163,7 +163,7 @@ def _leave_open(scene: Scene, rng: np.random.Generator) -> Scene:
 
 
 def sample_scene(rng: np.random.Generator, held_out: bool = False) -> Scene:
-    """A random scene of the training or the held-out split; held-out ones are all full."""
+    """Return a random scene of the training or the held-out split; held-out ones are all full."""
     while True:
         scene = _sample_any(rng)
         if scene.is_held_out == held_out:
@@ -186,7 +186,8 @@ def _polygon(points: NDArray[np.float64], x: Floats, y: Floats) -> Floats:
 
 
 def _spikes(radii: list[float]) -> NDArray[np.float64]:
-    """A polygon whose corners lie at these distances, the first one straight up."""
+    """Return a polygon with corners at these distances from the centre, the first one at the
+    top."""
     angles = np.arange(len(radii)) * 2 * np.pi / len(radii)
     return np.stack([np.sin(angles), -np.cos(angles)], axis=1) * np.array(radii)[:, None]
 
@@ -209,12 +210,13 @@ _DISTANCE: dict[str, Callable[[Floats, Floats, float], Floats]] = {
 
 
 def signed_distance(shape: str, x: Floats, y: Floats, radius: float) -> Floats:
-    """Pixels from the shape's edge, negative inside; x and y count from its centre."""
+    """Return the distance to the shape's edge in pixels, negative inside; x and y are relative to
+    the shape's centre."""
     return _DISTANCE[shape](x, y, radius)
 
 
 def _blend(canvas: Floats, stamp: Stamp, style: Style) -> None:
-    """One anti-aliased shape into the canvas, touching only its own rectangle."""
+    """Draw one anti-aliased shape."""
     centre, radius = np.array(stamp.centre, dtype=np.float32), stamp.radius
     reach = 1.25 * radius + 2 + style.line
     left, top = (max(0, int(c - reach)) for c in centre)
@@ -260,7 +262,7 @@ def _centres(scene: Scene, rng: np.random.Generator) -> list[tuple[float, float]
 
 @dataclass(frozen=True)
 class Stamp:
-    """One thing, settled: what is drawn, where and how large."""
+    """One thing with its place and size in pixels."""
 
     shape: str
     colour: str
@@ -275,15 +277,15 @@ def draw_stamps(background: str, stamps: Iterable[Stamp], style: Style = PLAIN) 
     return (canvas + 0.5).astype(np.uint8)
 
 
-def settle(scene: Scene, seed: int) -> tuple[str, tuple[Stamp, ...]]:
-    """Return the background's colour and the things; the seed settles sizes, places and what is
-    unsaid."""
+def place_things(scene: Scene, seed: int) -> tuple[str, tuple[Stamp, ...]]:
+    """Return the background's colour and the things to draw. The seed chooses sizes, places and
+    open colours."""
     rng = np.random.default_rng(seed)
     inks = [thing.colour for thing in scene.things]
     background = scene.background or pick(rng, other_colours(*inks))
-    unsaid = pick(rng, other_colours(background))
-    loose = scene.kind == "single" and scene.place is None
-    shift = _jitter(rng, *((18, 18) if loose else (4, 4)))
+    open_colour = pick(rng, other_colours(background))
+    is_free = scene.kind == "single" and scene.place is None
+    shift = _jitter(rng, *((18, 18) if is_free else (4, 4)))
     things = scene.things * (scene.count if scene.kind == "group" else 1)
     stamps = []
     for thing, (cx, cy) in zip(things, _centres(scene, rng), strict=True):
@@ -291,10 +293,10 @@ def settle(scene: Scene, seed: int) -> tuple[str, tuple[Stamp, ...]]:
         jx, jy = _jitter(rng, 2, 2)
         margin = 1.05 * radius + 2
         x, y = np.clip([cx + shift[0] + jx, cy + shift[1] + jy], margin, SIDE - margin)
-        stamps.append(Stamp(thing.shape, thing.colour or unsaid, (float(x), float(y)), radius))
+        stamps.append(Stamp(thing.shape, thing.colour or open_colour, (float(x), float(y)), radius))
     return background, tuple(stamps)
 
 
 def draw(scene: Scene, seed: int, style: Style = PLAIN) -> Image:
-    """The scene as a 128×128 RGB picture."""
-    return draw_stamps(*settle(scene, seed), style)
+    """Draw the scene as a 128×128 RGB picture."""
+    return draw_stamps(*place_things(scene, seed), style)

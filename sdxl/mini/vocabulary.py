@@ -1,7 +1,7 @@
-"""Builds the byte-complete BPE vocabulary that both of the model's tokenizers share.
+"""Builds the BPE vocabulary of both tokenizers of the embedded model.
 
-It holds all 256 byte symbols, alone and ending a word, so any text encodes without an unknown
-token; then merges that make each word of the captions one token.
+It has all 256 byte symbols, alone and at the end of a word, so that any text encodes without an
+unknown token, and merges that make each word of the captions one token.
 """
 
 from __future__ import annotations
@@ -11,20 +11,14 @@ import re
 from pathlib import Path
 
 from sdxl.mini.scenes import COLOURS, COUNTS, PLACES, RELATIONS, SHAPES, SIZES
+from sdxl.single_file.configs import END, START, clip_vocabulary
 
-BOS, EOS = "<|startoftext|>", "<|endoftext|>"
+BOS, EOS = START, END
 MAX_LENGTH = 77
 
 
-def byte_symbols() -> list[str]:
-    """CLIP's printable stand-ins for the 256 bytes, "!" first."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return [chr(b) for b in printable] + [chr(256 + i) for i in range(len(others))]
-
-
 def words() -> list[str]:
-    """Every word a caption can hold, in a fixed order."""
+    """Return every word of captions, in a fixed order."""
     text = [
         *COLOURS,
         *SHAPES,
@@ -39,9 +33,10 @@ def words() -> list[str]:
 
 
 def unknown_words(prompt: str) -> tuple[str, ...]:
-    """Words that no caption holds, so that they mean nothing to the model."""
-    found = re.findall(r"[^\W\d_]+", prompt.lower())
-    return tuple(dict.fromkeys(word for word in found if word not in set(words())))
+    """Return the words that no caption has, so that the model does not know them."""
+    known = set(words())
+    typed = re.findall(r"[^\W\d_]+", prompt.lower())
+    return tuple(dict.fromkeys(word for word in typed if word not in known))
 
 
 def _apply(symbols: list[str], merges: list[tuple[str, str]]) -> list[str]:
@@ -55,7 +50,7 @@ def _apply(symbols: list[str], merges: list[tuple[str, str]]) -> list[str]:
 
 
 def build_merges() -> list[tuple[str, str]]:
-    """Merges in order of rank. A later one never changes how an earlier word comes together."""
+    """Return the merges in order of rank. A merge does not change the tokens of earlier words."""
     merges: list[tuple[str, str]] = []
     for word in words():
         symbols = _apply([*word[:-1], word[-1] + "</w>"], merges)
@@ -66,14 +61,12 @@ def build_merges() -> list[tuple[str, str]]:
 
 
 def build_vocabulary() -> dict[str, int]:
-    alone = byte_symbols()
-    merged = ["".join(pair) for pair in build_merges()]
-    tokens = [*alone, *(symbol + "</w>" for symbol in alone), *merged, BOS, EOS]
-    return {token: index for index, token in enumerate(tokens)}
+    return clip_vocabulary([" ".join(pair) for pair in build_merges()])
 
 
 def write_tokenizer(folder: Path, pad: str) -> None:
-    """A `CLIPTokenizer` folder. SDXL's first tokenizer pads with EOS, its second with "!"."""
+    """Write a folder for CLIPTokenizer. SDXL's first tokenizer pads with EOS, its second with
+    "!"."""
     folder.mkdir(parents=True, exist_ok=True)
     merges = "\n".join(["#version: 0.2", *(" ".join(pair) for pair in build_merges()), ""])
     (folder / "merges.txt").write_text(merges, encoding="utf-8")

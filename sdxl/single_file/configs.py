@@ -1,7 +1,6 @@
-"""The configurations that a single file lacks: those of SDXL 1.0, stated here, and of the embedded
-model.
+"""The configurations and tokenizers of SDXL 1.0, which a single file lacks.
 
-The tokenizer's vocabulary is CLIP's, derived from its merges.
+The tokenizers' vocabulary is CLIP's, derived from its merges.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ REFINER_INDEX: Config = {
 
 
 def write_tokenizer(folder: Path, pad: str) -> None:
-    """Write CLIP's tokenizer as transformers stores it; SDXL's two differ in padding."""
+    """Write CLIP's tokenizer as transformers stores it. SDXL's two differ in the padding token."""
     folder.mkdir()
     text = MERGES.read_text(encoding="utf-8")
     (folder / "merges.txt").write_text(text, encoding="utf-8")
@@ -106,16 +105,17 @@ def write_tokenizer(folder: Path, pad: str) -> None:
 
 
 def clip_vocabulary(merges: list[str]) -> dict[str, int]:
-    """Return all bytes, all bytes that end a word, all merges, and two special tokens."""
-    letters = [*byte_letters()]
+    """Return the ids of all bytes, all bytes at the end of a word, all merges and two special
+    tokens, in this order."""
+    letters = byte_letters()
     words = [*letters, *(letter + END_OF_WORD for letter in letters)]
     words += [merge.replace(" ", "") for merge in merges]
     return {word: number for number, word in enumerate([*words, START, END])}
 
 
 def byte_letters() -> list[str]:
-    """Return GPT-2's printable letter for each byte in CLIP's order: printable bytes stand for
-    themselves."""
+    """Return GPT-2's printable letter for each byte, in CLIP's order. Printable bytes come first
+    and are their own letters."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1)]
     plain += range(ord("®"), ord("ÿ") + 1)
     others = 256 - len(plain)
@@ -123,8 +123,8 @@ def byte_letters() -> list[str]:
 
 
 def scheduler_config(base: Mapping[str, Any], names: set[str], marks: Mapping[str, str]) -> Config:
-    """Return `base` with the file's own settings: tensors named `v_pred` and `ztsnr`, as in ComfyUI
-    and stable-diffusion-webui, or metadata of ModelSpec and kohya."""
+    """Return `base` with the settings that the file states: by tensors named `v_pred` and `ztsnr`,
+    as in ComfyUI and stable-diffusion-webui, or by metadata of ModelSpec and kohya."""
     is_v = "v_pred" in names or marks.get("modelspec.prediction_type") in ("v", "v_prediction")
     has_zero_snr = "ztsnr" in names or marks.get("ss_zero_terminal_snr") == "True"
     config = dict(base)

@@ -1,6 +1,6 @@
-"""Renames tensors from the original layout to diffusers', by diffusers' converters.
+"""Renames tensors from the original layout to diffusers' layout, with diffusers' converters.
 
-Every network gets exactly its tensors with their shapes, or the file is refused.
+The file is refused unless each network gets exactly its tensors, in the right shapes.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from sdxl.single_file.recognition import CLIP_G, CLIP_L, REFINER_CLIP_G, UNET, V
 Tensors = Mapping[str, Tensor]
 Configs = Mapping[str, Mapping[str, Any]]
 WRAPPER = "text_model."
-"""A prefix that some versions of transformers' classes have."""
+"""a prefix of tensor names in some versions of transformers"""
 UNUSED = ("position_ids", "logit_scale")
-"""Buffers of old versions and of training."""
+"""buffers of old versions and of training"""
 
 
 def parts_of(file: Path, tensors: Tensors, configs: Configs) -> dict[str, dict[str, Tensor]]:
-    """Return the parts by folder, without `vae` if the file has none. A refiner has no
-    `text_encoder`, and its VAE is not read."""
+    """Return the tensors of each part by folder, without `vae` if the file has none. A refiner has
+    no `text_encoder`, and its VAE is not read."""
     from diffusers.loaders.single_file_utils import (
         convert_ldm_clip_checkpoint,
         convert_ldm_unet_checkpoint,
@@ -42,7 +42,7 @@ def parts_of(file: Path, tensors: Tensors, configs: Configs) -> dict[str, dict[s
         }
         if not is_refiner:
             parts["text_encoder"] = convert_ldm_clip_checkpoint(_below(CLIP_L, tensors))
-    checked = {name: checked_part(file, name, part, configs) for name, part in parts.items()}
+    checked = {name: _checked_part(file, name, part, configs) for name, part in parts.items()}
     if not is_refiner and any(name.startswith(VAE) for name in tensors):
         checked["vae"] = vae_of(file, _below(VAE, tensors), configs)
     return checked
@@ -53,18 +53,19 @@ def vae_of(file: Path, tensors: Tensors, configs: Configs) -> dict[str, Tensor]:
     from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint
 
     if any(name.startswith("decoder.up_blocks.") for name in tensors):
-        return checked_part(file, "vae", dict(tensors), configs)
+        return _checked_part(file, "vae", dict(tensors), configs)
     with foreign_errors(file):
         converted = convert_ldm_vae_checkpoint(dict(tensors), configs["vae"])
-    return checked_part(file, "vae", converted, configs)
+    return _checked_part(file, "vae", converted, configs)
 
 
-def checked_part(
+def _checked_part(
     file: Path, part: str, tensors: dict[str, Tensor], configs: Configs
 ) -> dict[str, Tensor]:
     """Remove unused tensors; every other tensor must belong to the network."""
     kept = {name: t for name, t in tensors.items() if not name.endswith(UNUSED)}
-    needed = {name.removeprefix(WRAPPER): s for name, s in _shapes(part, configs).items()}
+    shapes = shapes_of_network(part, configs[part])
+    needed = {name.removeprefix(WRAPPER): shape for name, shape in shapes.items()}
     held = {name.removeprefix(WRAPPER): tuple(t.shape) for name, t in kept.items()}
     if missing := sorted(needed.keys() - held.keys()):
         raise CheckpointError(
@@ -84,7 +85,3 @@ def checked_part(
 
 def _below(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _shapes(part: str, configs: Configs) -> dict[str, tuple[int, ...]]:
-    return shapes_of_network(part, configs[part])

@@ -1,8 +1,8 @@
 """Converts a single file to a folder in diffusers layout, once, below `$SDXL_HOME/single_files`;
-also replaces a folder's VAE by a file's.
+also replaces a folder's VAE by the VAE of a file.
 
 A folder is named by the digest of its sources, appears whole or not at all, and is made by one
-process at a time. It does not know whose names the tensors have.
+process at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdxl.checkpoint_checks import foreign_errors
-from sdxl.digests import remembered_digest, sha256_of
+from sdxl.digests import remembered_digest, sha256_of, stamps
 from sdxl.files import OutputError, grant_usual, locked, prepare_folder
 from sdxl.places import MINI, home
 from sdxl.single_file import configs
@@ -40,33 +40,32 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-"""A new number converts every file again."""
+"""Every file is converted again after a change of this number."""
 FILE_NAMES = {"unet": "diffusion_pytorch_model", "vae": "diffusion_pytorch_model"}
 SHARD = "1GB"
-"""of weights in memory at a time"""
+"""the size of a file of weights"""
 INDEX, SCHEDULER = "model_index.json", "scheduler/scheduler_config.json"
 MINI_FILES = ("preview.json", "presets.json")
 TOKENIZERS = {"tokenizer": configs.END, "tokenizer_2": "!"}
-"""and what pads"""
+"""the padding token of each"""
 
 
 def folder_of(file: Path, mini: Path) -> Path:
-    """Return the folder of this file's weights, without the VAE's if the file has none or is a
+    """Return the folder with this file's weights, without a VAE if the file has none or is a
     refiner. `mini` is the embedded model, which may also be a single file."""
     header = read_header(file)
     (check_is_refiner if _is_refiner(header) else check_is_sdxl)(header)
-    name = f"{_safe(file.stem)}-{remembered_sha256(file)[:16]}-{FORMAT}"
+    name = f"{_safe(file.stem)}-{_sha256(file)[:16]}-{FORMAT}"
     with _place(name) as place:
         if not place.exists():
-            log.warning("%s: turned into %s, once", file, place)
+            log.warning("%s: converted once, into %s", file, place)
             with _making(place) as making:
                 _convert(header, _source(header, mini), making)
     return place
 
 
 def with_vae(base: Path, vae: Path) -> Path:
-    """Return the model in `base` with this file's VAE: links to the former, weights of the
-    latter."""
+    """Return a folder with links to the model in `base` and the weights of this VAE file."""
     name = f"{_safe(base.name)}-{_safe(vae.stem)}-{_identity(base, vae)[:16]}-{FORMAT}"
     with _place(name) as place:
         if not place.exists():
@@ -75,21 +74,15 @@ def with_vae(base: Path, vae: Path) -> Path:
     return place
 
 
-def remembered_sha256(file: Path) -> str:
+def _sha256(file: Path) -> str:
     return remembered_digest([file], lambda: sha256_of(file))
 
 
-def _stamp(path: Path) -> str:
-    """Return a stamp that changes with the file's bytes."""
-    found = path.stat()
-    times = found.st_mtime_ns, found.st_ctime_ns
-    return "\0".join(map(str, (path.resolve(), found.st_dev, found.st_ino, found.st_size, *times)))
-
-
 def _identity(base: Path, vae: Path) -> str:
-    """Identify the base by path and time: nothing of it is copied."""
-    stamps = [_stamp(path) for path in sorted(base.glob("*/*")) if path.is_file()]
-    return hashlib.sha256("\0".join([*stamps, remembered_sha256(vae)]).encode()).hexdigest()
+    """Identify a base by the paths and stamps of its files, which the new folder only links to."""
+    paths = [path for path in sorted(base.glob("*/*")) if path.is_file()]
+    facts = [str(path.resolve()) for path in paths], stamps(paths), _sha256(vae)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 def _is_refiner(header: Header) -> bool:
@@ -97,7 +90,7 @@ def _is_refiner(header: Header) -> bool:
 
 
 def _source(header: Header, mini: Path) -> Path | None:
-    """Return the embedded model if its widths match; else None for SDXL 1.0."""
+    """Return the embedded model if its width matches; None for SDXL 1.0."""
     width = json.loads((mini / "unet" / "config.json").read_text())["block_out_channels"][0]
     stem = header.shapes.get(STEM, ())
     return mini if stem and stem[0] == width else None
@@ -108,18 +101,18 @@ def _convert(header: Header, mini: Path | None, making: Path) -> None:
 
     from sdxl.single_file.conversion import parts_of
 
-    found = _configs(header, mini)
+    by_part = _configs(header, mini)
     with foreign_errors(header.path):
         tensors = load_file(header.path)
-    parts = parts_of(header.path, tensors, found)
-    for part in found:
-        # Of a VAE that is missing the configuration alone: the file that replaces it needs one.
+    parts = parts_of(header.path, tensors, by_part)
+    for part, content in by_part.items():
+        # A missing VAE still gets a configuration, which the file that replaces the VAE needs.
         _write_part(making / part, part, parts.get(part, {}))
         config = making / part / "config.json"
-        if mini is not None and found[part] == _stored(mini, part):
+        if mini is not None and content == _stored(mini, part):
             shutil.copyfile(mini / part / "config.json", config)
         else:
-            config.write_text(json.dumps(found[part], indent=1), encoding="utf-8")
+            config.write_text(json.dumps(content, indent=1), encoding="utf-8")
     _write_rest(header, mini, making)
 
 
@@ -131,8 +124,8 @@ def _configs(header: Header, mini: Path | None) -> Mapping[str, Mapping[str, Any
 
 
 def _stored(folder: Path, part: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = json.loads((folder / part / "config.json").read_text())
-    return found
+    config: Mapping[str, Any] = json.loads((folder / part / "config.json").read_text())
+    return config
 
 
 def _write_part(folder: Path, part: str, tensors: dict[str, Tensor]) -> None:
@@ -148,7 +141,7 @@ def _write_part(folder: Path, part: str, tensors: dict[str, Tensor]) -> None:
 
 
 def _write_rest(header: Header, mini: Path | None, making: Path) -> None:
-    """Write tokenizers, scheduler and index, which a file of weights lacks."""
+    """Write tokenizers, scheduler and index, which a single file lacks."""
     source = mini or MINI
     (making / "scheduler").mkdir()
     index = json.loads((source / INDEX).read_text(encoding="utf-8"))
@@ -176,10 +169,10 @@ def _replace_vae(base: Path, vae: Path, making: Path) -> None:
     read_header(vae)
     config = base / "vae" / "config.json"
     with foreign_errors(config):
-        found = json.loads(config.read_text(encoding="utf-8"))
+        content = json.loads(config.read_text(encoding="utf-8"))
     with foreign_errors(vae):
         tensors = load_file(vae)
-    _write_part(making / "vae", "vae", vae_of(vae, tensors, {"vae": found}))
+    _write_part(making / "vae", "vae", vae_of(vae, tensors, {"vae": content}))
     shutil.copyfile(config, making / "vae" / "config.json")
     for path in base.iterdir():
         if path.name != "vae" and not path.name.startswith("."):
@@ -188,7 +181,7 @@ def _replace_vae(base: Path, vae: Path, making: Path) -> None:
 
 @contextmanager
 def _place(name: str) -> Iterator[Path]:
-    """Lock the folder's place: several replicas start at once."""
+    """Lock and yield the folder's path: several replicas may start at once."""
     place = home() / "single_files" / name
     prepare_folder(place.parent)
     with locked(place.with_name(f".{name}.lock")):

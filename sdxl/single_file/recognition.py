@@ -1,12 +1,12 @@
-"""Recognises the content of a single file by its tensors' names and shapes; other models are
-refused by name.
+"""Recognises the model in a single file by its tensors' names and shapes, and refuses other models
+than SDXL with their name.
 
-It reads headers only, never weights, and converts nothing.
+It reads only headers and converts nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ CLIP_L, CLIP_G = "conditioner.embedders.0.transformer.", "conditioner.embedders.
 REFINER = "the SDXL refiner"
 AS_REFINER = "expected a checkpoint of SDXL, and the refiner beside it, as --refiner"
 REFINER_CLIP_G = "conditioner.embedders.0.model."
-"""of a refiner, whose only text encoder it is"""
+"""prefix of a refiner's only text encoder"""
 STEM = f"{UNET}input_blocks.0.0.weight"
 LATENT_CHANNELS = 4
 INPUTS = (LATENT_CHANNELS, 2 * LATENT_CHANNELS + 1)
@@ -34,9 +34,9 @@ PREFIXES = {
     "Stable Diffusion 1": ("cond_stage_model.transformer.",),
     "Playground 2.5, whose noise process no table here expresses": ("edm_mean", "edm_vpred."),
 }
-"""Prefixes of the text encoders. The order matters: a refiner is known only by its one encoder."""
+"""Tensor prefixes of other models, checked in order."""
 CONTEXT_WIDTHS = {768: "Stable Diffusion 1", 1024: "Stable Diffusion 2", 1280: REFINER}
-"""The model of a UNet without text encoders, by the width of its context."""
+"""the model of a UNet without text encoders, by its context's width"""
 FOREIGN_INPUTS = {8: "an InstructPix2Pix checkpoint"}
 
 
@@ -60,7 +60,7 @@ def read_header(path: Path) -> Header:
     if not path.is_file():
         raise CheckpointError(f"{path}: not found; must be a {SAFETENSORS} file")
     try:
-        # NumPy's, as only headers are read: PyTorch takes seconds to import.
+        # Only the header is read, and PyTorch takes seconds to import.
         with safe_open(path, framework="np") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
@@ -84,7 +84,7 @@ def check_suffix(path: Path) -> None:
 
 
 def check_is_sdxl(header: Header) -> None:
-    """Raise CheckpointError with the other model's name."""
+    """Raise CheckpointError for another model, with its name, or an incomplete file."""
     other = foreign_kind(header)
     if other == REFINER:
         raise CheckpointError(f"{header.path}: is {other}; {AS_REFINER}")
@@ -119,13 +119,13 @@ def check_has_vae(header: Header) -> None:
 
 
 def foreign_kind(header: Header) -> str | None:
-    """Return the other model's name; None for an SDXL or a part of one."""
+    """Return the other model's name; None for SDXL or a part of SDXL."""
     if any(".lora_" in name or name.startswith("lora_") for name in header.shapes):
         return "a LoRA, which `sdxl export --lora` takes beside a checkpoint"
     for kind, prefixes in PREFIXES.items():
         if header.has(*prefixes):
             return kind
-    return _kind_of_unet(header) if header.has(UNET) else _kind_of_library(header)
+    return _kind_of_unet(header) if header.has(UNET) else _kind_by_diffusers(header)
 
 
 def _kind_of_unet(header: Header) -> str | None:
@@ -134,9 +134,10 @@ def _kind_of_unet(header: Header) -> str | None:
         known = FOREIGN_INPUTS.get(channels, "a checkpoint")
         needed = " or ".join(map(str, INPUTS))
         return f"{known} with {channels} input channels instead of {needed}"
-    for width in _context_widths(header):
-        return CONTEXT_WIDTHS.get(width)
-    return _kind_of_library(header)
+    for name, shape in header.shapes.items():
+        if name.endswith("attn2.to_k.weight"):
+            return CONTEXT_WIDTHS.get(shape[1])
+    return _kind_by_diffusers(header)
 
 
 def input_channels(header: Header) -> int:
@@ -145,13 +146,8 @@ def input_channels(header: Header) -> int:
     return stem[1] if len(stem) == 4 else LATENT_CHANNELS
 
 
-def _context_widths(header: Header) -> Iterator[int]:
-    is_read = "attn2.to_k.weight"
-    return (shape[1] for name, shape in header.shapes.items() if name.endswith(is_read))
-
-
-def _kind_of_library(header: Header) -> str | None:
-    """Ask diffusers, which knows forty other models; it calls unknown ones v1."""
+def _kind_by_diffusers(header: Header) -> str | None:
+    """Look the model up in diffusers' table of forty models."""
     if header.has(VAE, CLIP_L, CLIP_G):
         return None
     if header.has("decoder.") and header.has("encoder."):

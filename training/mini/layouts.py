@@ -1,4 +1,4 @@
-"""Scenes settled to the pixel, and their maps for ControlNets. It knows no networks."""
+"""Scenes with exact places and sizes, and their maps for ControlNets. It knows no networks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sdxl.mini.scenes import (
     Scene,
     Stamp,
     draw_stamps,
+    place_things,
     sample_scene,
-    settle,
     signed_distance,
 )
 
@@ -43,7 +43,7 @@ class SettledScene:
 
 def settle_layout(scene: Scene, seed: int) -> SettledScene:
     """Return the layout of what `scenes.draw` draws."""
-    background, stamps = settle(scene, seed)
+    background, stamps = place_things(scene, seed)
     return SettledScene(
         scene, background, stamps, _any_levels(len(stamps), np.random.default_rng(seed))
     )

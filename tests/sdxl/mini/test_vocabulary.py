@@ -12,10 +12,10 @@ from sdxl.mini.vocabulary import (
     EOS,
     MAX_LENGTH,
     build_vocabulary,
-    byte_symbols,
     words,
     write_tokenizer,
 )
+from sdxl.single_file.configs import byte_letters
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +27,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> CLIPTokenizer:
 
 def test_every_byte_has_its_symbols() -> None:
     vocabulary = build_vocabulary()
-    assert len(set(byte_symbols())) == 256
-    missing = [s for s in byte_symbols() if s not in vocabulary or f"{s}</w>" not in vocabulary]
+    assert len(set(byte_letters())) == 256
+    missing = [s for s in byte_letters() if s not in vocabulary or f"{s}</w>" not in vocabulary]
     assert missing == []
     assert vocabulary["!"] == 0, "the second tokenizer pads with id 0"
     assert (vocabulary[BOS], vocabulary[EOS]) == (len(vocabulary) - 2, len(vocabulary) - 1)
