@@ -1,7 +1,7 @@
-"""What a request adds to the model, as the networks read it: pages of LoRAs in a bank, with a scale
-for each, vectors of embeddings for the text encoders, ControlNets, and image adapters.
+"""A request's loaded additions to the model: pages of LoRAs in a bank with a scale for each,
+vectors of embeddings for the text encoders, ControlNets, and image adapters.
 
-A page holds PAGE_RANK ranks of every adapted layer. It does not know how files are read.
+A page holds PAGE_RANK ranks of every adapted layer. This module does not read files.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from sdxl.flight import PLAIN, Variant
 from sdxl.specs import PAGE_COUNTS
 
 Use = tuple[AdapterFile, float, float]
-"""A LoRA, its weight in the UNet, and in the text encoders. Other files have weights of 1."""
+"""A file, its weight in the UNet, and in the text encoders. Only LoRAs have weights other than
+1."""
 
 
 @dataclass(frozen=True)
 class Pages:
-    """Pages that each row of one image adds, each with its scale."""
+    """The pages of an image's rows, and the scale of each."""
 
     numbers: tuple[int, ...] = ()
     scales: tuple[float, ...] = ()
 
     @property
     def count(self) -> int:
-        """Pages that a call needs room for."""
+        """The number of pages, padded, of a call with these pages."""
         return next(count for count in (0, *PAGE_COUNTS) if count >= len(self.numbers))
 
 
@@ -45,12 +46,12 @@ def lora_inputs(rows: Sequence[Pages], count: int) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class LoadedFile:
-    """A file's networks on the device. They stay there while this object lives."""
+    """A file's networks on the device, which stay there while this object exists."""
 
     file: AdapterFile
     digests: Mapping[str, str]
     number: int
-    """identifies the addresses of its weights"""
+    """identifies the addresses of the weights"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,11 +59,11 @@ class ControlNet(LoadedFile):
     engines: Mapping[str, Any]
     """sdxl.engine.Engine by the names of specs.control_specs"""
     types: int = 0
-    """of a union: how many types of maps it knows"""
+    """number of a union's map types; 0: not a union"""
 
     @property
     def key(self) -> str:
-        """Names its content."""
+        """An identifier of the content."""
         return f"{self.file.name}@{self.digests['sha256'][:12]}"
 
 
@@ -71,10 +72,10 @@ class ImageAdapter(LoadedFile):
     """An IP-Adapter."""
 
     encode: Callable[[bytes], Sequence[Tensor]]
-    """Returns keys and values of every cross-attention, [1, tokens, width], for a picture's file;
-    raises InvalidParams for a wrong one."""
+    """Returns keys and values of every cross-attention, [1, tokens, width], for a picture's file.
+    Raises InvalidParams for a file that is not a picture."""
     negative: Sequence[Tensor]
-    """what stands for them in negative rows"""
+    """keys and values in negative rows"""
     layers: Mapping[str, Container[int]]
     """the cross-attentions that attend to the picture, by mode"""
 
@@ -82,16 +83,16 @@ class ImageAdapter(LoadedFile):
 @dataclass(frozen=True, eq=False)
 class Adapters:
     """A request's LoRAs and embeddings in a bank, its ControlNets and its image adapters. They stay
-    there while this object lives."""
+    loaded while this object exists."""
 
     unet: Pages = Pages()
     text: Pages = Pages()
     variant: Variant = PLAIN
-    """of the UNet"""
+    """variant of the UNet"""
     vectors: tuple[int, ...] = ()
-    """of all embeddings, in the order of `files`"""
+    """vectors of all embeddings, in the order of `files`"""
     files: tuple[tuple[AdapterFile, Mapping[str, str]], ...] = ()
-    """with their digests"""
+    """LoRAs and embeddings with their digests"""
     nets: Mapping[str, ControlNet] = field(default_factory=dict)
     """by name"""
     image_adapters: Mapping[str, ImageAdapter] = field(default_factory=dict)
@@ -100,13 +101,13 @@ class Adapters:
 
     @property
     def in_text(self) -> Pages:
-        """Pages for the text encoders. With embeddings alone it is page 0, since only the networks
-        with LoRAs read vectors."""
+        """Pages for the text encoders. With embeddings alone this is page 0: only the networks with
+        LoRAs read vectors."""
         return self.text if self.text.numbers or not self.vectors else Pages((0,), (0.0,))
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a picture's metadata says of the files."""
+        """The digests of the files for a picture's metadata."""
         facts: dict[str, Any] = {}
         loaded = [*self.nets.values(), *self.image_adapters.values()]
         for file, digests in (*self.files, *((each.file, each.digests) for each in loaded)):
@@ -121,15 +122,15 @@ class AdapterShelf(Protocol):
     """Loads files into a bank of limited size when requests ask for them."""
 
     def delay_s(self, uses: Sequence[Use]) -> float:
-        """The expected seconds to load those that are not loaded."""
+        """Predict the seconds to load the files."""
         ...
 
     def variant(self, uses: Sequence[Use]) -> Variant:
-        """What they need of the UNet; a guess for those that are not loaded."""
+        """Return the UNet's variant; a guess if files are not loaded."""
         ...
 
     def lease(self, uses: Sequence[Use]) -> Adapters:
-        """Load them; raise InvalidParams for files that do not fit the model, NoRoom if other
+        """Load the files. Raise InvalidParams for files that do not fit the model, NoRoom if other
         requests use the bank."""
         ...
 
@@ -138,19 +139,18 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Shelf(Protocol[T_co]):
-    """Loads ControlNets or image adapters to the device when requests ask for them, as many as
-    there is room for."""
+    """Loads ControlNets or image adapters to the device's limited memory when requests ask for
+    them."""
 
     def delay_s(self, files: Sequence[AdapterFile]) -> float:
-        """The expected seconds to load those that are not loaded."""
+        """Predict the seconds to load the files."""
         ...
 
     def lease(self, files: Sequence[AdapterFile]) -> Mapping[str, T_co]:
-        """Load them, by name; raise InvalidParams for files that do not fit the model, NoRoom if
-        other requests use the memory."""
+        """Load the files and return them by name. Raise InvalidParams for files that do not fit the
+        model, NoRoom if other requests use the memory."""
         ...
 
 
 class NoRoom(RuntimeError):
-    """The bank, or the memory for ControlNets or image adapters, is full of what other requests
-    use."""
+    """Other requests use the whole bank, or all memory for ControlNets or image adapters."""

@@ -1,5 +1,5 @@
-"""Canny's edges of an image, equal to those of OpenCV's `Canny` with its defaults: hints for
-ControlNets of edges. It knows no networks."""
+"""Canny edges of an image, for ControlNets of edges. The result equals OpenCV's `Canny` with
+defaults. It knows no networks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from scipy import ndimage
 
 Pixels = NDArray[np.uint8]
 TAN_22 = 13573
-"""the tangent of 22.5° with 15 bits after the point, as in OpenCV's canny.cpp (`TG22`)"""
+"""the tangent of 22.5° in fixed point with 15 bits, as in OpenCV's canny.cpp (`TG22`)"""
 BITS = 15
 EIGHT_NEIGHBOURS = np.ones((3, 3), bool)
 
 
 def canny(image: Pixels, low: int, high: int) -> Pixels:
-    """Return 255 at edges and 0 elsewhere, [height, width], of [height, width] or [height, width,
-    channels]. An edge has a gradient above `low` everywhere and above `high` somewhere."""
+    """Return [height, width] with 255 at edges and 0 elsewhere, for [height, width] or [height,
+    width, channels]. An edge has a gradient above `low` everywhere and above `high` somewhere."""
     low, high = min(low, high), max(low, high)
     across, down = _gradients(image.astype(np.int32))
     strength = np.abs(across) + np.abs(down)
@@ -30,20 +30,20 @@ def canny(image: Pixels, low: int, high: int) -> Pixels:
 
 
 def _gradients(image: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return Sobel's derivatives; each pixel has those of its steepest channel."""
+    """Return the Sobel derivatives across and down, from each pixel's steepest channel."""
     planes = image if image.ndim == 3 else image[:, :, None]
     padded = np.pad(planes, ((1, 1), (1, 1), (0, 0)), "edge")
     rows = padded[:-2] + 2 * padded[1:-1] + padded[2:]
     columns = padded[:, :-2] + 2 * padded[:, 1:-1] + padded[:, 2:]
     across, down = rows[:, 2:] - rows[:, :-2], columns[2:] - columns[:-2]
     steepest = (np.abs(across) + np.abs(down)).argmax(2)[:, :, None]
-    first, second = (np.take_along_axis(each, steepest, 2)[:, :, 0] for each in (across, down))
-    return first, second
+    across, down = (np.take_along_axis(each, steepest, 2)[:, :, 0] for each in (across, down))
+    return across, down
 
 
 def _is_ridge(strength: NDArray[Any], across: NDArray[Any], down: NDArray[Any]) -> NDArray[Any]:
-    """Whether a pixel is the strongest along its gradient, which has one of four directions. Of
-    equal neighbours, the first is."""
+    """Return where a pixel is the strongest along its gradient, rounded to four directions. Of
+    equal neighbours across or down, the first is the strongest."""
     height, width = strength.shape
     padded = np.pad(strength, 1)
 
@@ -55,7 +55,7 @@ def _is_ridge(strength: NDArray[Any], across: NDArray[Any], down: NDArray[Any]) 
     is_across = level < scaled
     is_down = level > scaled + (np.abs(across) << (BITS + 1))
     falls = (across < 0) != (down < 0)
-    # Along the two diagonals both neighbours must be weaker.
+    # On the diagonals both neighbours must be weaker.
     diagonal = np.where(
         falls,
         (strength > neighbour(-1, 1)) & (strength > neighbour(1, -1)),
@@ -63,5 +63,5 @@ def _is_ridge(strength: NDArray[Any], across: NDArray[Any], down: NDArray[Any]) 
     )
     horizontal = (strength > neighbour(0, -1)) & (strength >= neighbour(0, 1))
     vertical = (strength > neighbour(-1, 0)) & (strength >= neighbour(1, 0))
-    found: NDArray[Any] = np.where(is_across, horizontal, np.where(is_down, vertical, diagonal))
-    return found
+    ridge: NDArray[Any] = np.where(is_across, horizontal, np.where(is_down, vertical, diagonal))
+    return ridge

@@ -1,8 +1,8 @@
 """The LoRAs, embeddings, ControlNets and image adapters that requests may name: safetensors files
 in folders.
 
-The folders are read for every list and for names not seen before, so files come and go without a
-restart. A request names a file as it is listed, never by a path. This module knows no tensors.
+The folders are scanned for every list and for unknown names, so that files can be added and removed
+without a restart. A request gives a file's listed name, never a path. This module knows no tensors.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ from sdxl.single_file.recognition import SAFETENSORS
 DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
 PEFT_FILE, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PEFT_PREFIX = "base_model.model."
-"""of the keys in PEFT's file"""
+"""prefix of the keys in PEFT's file"""
 LEARNED_FILE, LEARNED_FILE_2 = "learned_embeds.safetensors", "learned_embeds_2.safetensors"
-"""diffusers' embeddings for SDXL: one file for each text encoder"""
+"""files of diffusers' embeddings for SDXL, one for each text encoder"""
 CONTROL_FILE, CONTROL_CONFIG = "diffusion_pytorch_model.safetensors", "config.json"
-"""diffusers' ControlNets"""
+"""files of diffusers' ControlNets"""
 UNION_KEY = "task_embedding"
-"""the end of the key of a union's types, a row for each"""
+"""end of the key of a union's tensor with a row for each type of map"""
 NAMED_BY_FOLDER = (DIFFUSERS_FILE, PEFT_FILE, LEARNED_FILE, CONTROL_FILE)
 COMPANIONS = {
     PEFT_FILE: PEFT_CONFIG,
     LEARNED_FILE: LEARNED_FILE_2,
     CONTROL_FILE: CONTROL_CONFIG,
 }
-"""second files, which lie beside the first"""
+"""second files, beside the first"""
 SETTLED_NS = 10**9
+"""a folder that changed longer ago has another time after its next change"""
 EMBEDDINGS = "embeddings"
 """the subfolder of embeddings"""
 ENCODER = "image_encoder"
@@ -52,7 +53,7 @@ FILE_KEYS: Mapping[Kind, str] = {
     "control": CONTROL_FILES,
     "image": IMAGE_FILES,
 }
-"""keys of a picture's metadata"""
+"""metadata keys of a picture"""
 FIELDS: Mapping[Kind, str] = {
     "lora": "loras",
     "embedding": "prompt",
@@ -61,12 +62,12 @@ FIELDS: Mapping[Kind, str] = {
 }
 """fields of a request that name them"""
 HASHED = slice(0x100000, 0x110000)
-"""the bytes that give stable-diffusion-webui's hash of a ControlNet"""
+"""the bytes that stable-diffusion-webui hashes of a ControlNet"""
 
 
 @dataclass(frozen=True)
 class AdapterFile:
-    """A file as it was when it was listed."""
+    """A file at the time of the scan."""
 
     name: str
     path: Path
@@ -77,7 +78,7 @@ class AdapterFile:
 
     @property
     def sha256(self) -> str:
-        """The file's digest; with a companion, that of both digests."""
+        """The file's digest; with a companion, the digest of both digests."""
         return _digest(self.path, self.stamps)
 
     @property
@@ -89,9 +90,9 @@ class AdapterFile:
 
     @property
     def digests(self) -> dict[str, str]:
-        """The sha256, and the digits by which stable-diffusion-webui and sites know a file: 12 of a
-        LoRA's AddNet hash, which is the sha256 of all that follows the header, 8 of a part of a
-        ControlNet or image adapter, or 12 of an embedding."""
+        """The sha256, and the short hash by which stable-diffusion-webui and sites know a file: 12
+        digits of a LoRA's AddNet hash (the sha256 without the header) or of an embedding's sha256,
+        or the webui_hash."""
         if self.kind in ("control", "image"):
             return {"sha256": self.sha256, "short": self.webui_hash}
         is_lora = self.kind == "lora"
@@ -106,14 +107,18 @@ class AdapterFile:
 
     @property
     def vectors(self) -> int:
-        """An embedding's vectors; 1 if it cannot be read, of which loading it says more."""
-        return _vectors(self.path, self.stamps)
+        """The number of an embedding's vectors; 1 if the file cannot be read, which loading
+        reports."""
+        shapes = _shapes(self.path, self.stamps).values()
+        counts = [shape[0] if len(shape) > 1 else 1 for shape in shapes]
+        return min(max(counts, default=1), BODY)
 
     @property
     def types(self) -> int:
-        """How many types of maps a union knows; 0 for other files, and for those that cannot be
-        read, of which loading them says more."""
-        return _types(self.path, self.stamps)
+        """The number of map types of a union; 0 for other files, and for a file that cannot be
+        read, which loading reports."""
+        shapes = _shapes(self.path, self.stamps)
+        return next((s[0] for name, s in shapes.items() if name.endswith(UNION_KEY) and s), 0)
 
 
 @lru_cache(maxsize=4096)
@@ -131,32 +136,15 @@ def _part_digest(path: Path, stamps: tuple[Stamp, ...]) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _vectors(path: Path, stamps: tuple[Stamp, ...]) -> int:
+def _shapes(path: Path, stamps: tuple[Stamp, ...]) -> Mapping[str, Sequence[int]]:
+    """Return the shapes of a file's tensors; none if the file cannot be read."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="np") as file:
-            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
+            return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError):
-        return 1
-    counts = [shape[0] if len(shape) > 1 else 1 for shape in shapes]
-    return min(max(counts, default=1), BODY)
-
-
-@lru_cache(maxsize=4096)
-def _types(path: Path, stamps: tuple[Stamp, ...]) -> int:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="np") as file:
-            shapes = [
-                file.get_slice(name).get_shape()
-                for name in file.keys()  # noqa: SIM118
-                if name.endswith(UNION_KEY)
-            ]
-    except (SafetensorError, OSError):
-        return 0
-    return shapes[0][0] if shapes and shapes[0] else 0
+        return {}
 
 
 @lru_cache(maxsize=4096)
@@ -180,22 +168,22 @@ def files_of(path: Path) -> list[Path]:
 
 @dataclass
 class Catalogue:
-    """Of several files with one name, it lists the one of the first folder."""
+    """The files in folders. Of files with equal names, the one in the first folder is listed."""
 
     folders: Sequence[Path] = ()
-    """of LoRAs and embeddings"""
+    """folders of LoRAs and embeddings"""
     control_folders: Sequence[Path] = ()
-    """of ControlNets"""
+    """folders of ControlNets"""
     image_folders: Sequence[Path] = ()
-    """of image adapters"""
+    """folders of image adapters"""
     _known: dict[tuple[Kind, str], AdapterFile] = field(
         default_factory=dict, repr=False, compare=False
     )
-    """of the last scans, which a look-up need not repeat"""
+    """files of earlier scans"""
     _words: dict[str, AdapterFile] = field(default_factory=dict, repr=False, compare=False)
     """the embeddings of the last scan, by the words that name them"""
     _scanned: dict[Path, int] | None = field(default=None, repr=False, compare=False)
-    """the folders of that scan, with the times of their last changes"""
+    """the folders of the last scan for embeddings, with the times of their changes"""
 
     def loras(self) -> list[AdapterFile]:
         return self._listed("lora")
@@ -210,26 +198,26 @@ class Catalogue:
         return self._listed("image")
 
     def names(self) -> tuple[tuple[str, ...], dict[str, int], dict[str, str], dict[str, str]]:
-        """The names of the LoRAs, those of the embeddings with their numbers of vectors, and those
-        of the ControlNets and of the image adapters with stable-diffusion-webui's hashes."""
+        """Return the names of LoRAs, of embeddings with their number of vectors, and of ControlNets
+        and image adapters with stable-diffusion-webui's hashes."""
         loras = tuple(each.name for each in self.loras())
         vectors = {each.name: each.vectors for each in self.embeddings()}
         nets = {each.name: each.webui_hash for each in self.controls()}
         return loras, vectors, nets, {each.name: each.webui_hash for each in self.image_adapters()}
 
-    def lora(self, name: str, field: str = "loras") -> AdapterFile:
+    def lora(self, name: str) -> AdapterFile:
         """Find a LoRA, or raise InvalidParams with the nearest names."""
-        return self._found("lora", name, field, "LoRAs")
+        return self._find("lora", name, "LoRAs")
 
-    def control(self, name: str, field: str = "controls") -> AdapterFile:
+    def control(self, name: str) -> AdapterFile:
         """Find a ControlNet, or raise InvalidParams with the nearest names."""
-        return self._found("control", name, field, "ControlNets")
+        return self._find("control", name, "ControlNets")
 
-    def image_adapter(self, name: str, field: str = "image_prompts") -> AdapterFile:
+    def image_adapter(self, name: str) -> AdapterFile:
         """Find an image adapter, or raise InvalidParams with the nearest names."""
-        return self._found("image", name, field, "IP-Adapters")
+        return self._find("image", name, "IP-Adapters")
 
-    def _found(self, kind: Kind, name: str, field: str, what: str) -> AdapterFile:
+    def _find(self, kind: Kind, name: str, kinds: str) -> AdapterFile:
         known = self._known.get((kind, name))
         if known and known.is_unchanged:
             return known
@@ -237,29 +225,29 @@ class Catalogue:
         self._known |= {(kind, each): file for each, file in files.items()}
         if name in files:
             return files[name]
-        raise unknown_name(field, name, files, what)
+        raise unknown_name(FIELDS[kind], name, files, kinds)
 
     def embeddings_in(self, texts: Mapping[str, str]) -> list[AdapterFile]:
-        """Return the embeddings that the texts of these fields name, by name. Raise InvalidParams
-        for an unknown embedding:NAME."""
+        """Return the embeddings that these texts name; the keys are the texts' fields. Raise
+        InvalidParams for an unknown embedding:NAME."""
         for _ in range(2):
             words = self._embeddings_by_word()
             named = set().union(*(embedding_words(text, words, n) for n, text in texts.items()))
-            found = sorted({words[word] for word in named}, key=_by_depth)
-            if all(each.is_unchanged for each in found):
+            files = sorted({words[word] for word in named}, key=_by_depth)
+            if all(each.is_unchanged for each in files):
                 break
             self._scanned = None
-        return found
+        return files
 
     def _embeddings_by_word(self) -> dict[str, AdapterFile]:
-        """Scan again only if a folder has changed."""
+        """Return the embeddings by the words that name them. Scan only if a folder has changed."""
         if self._scanned is None or _changes(self._scanned) != self._scanned:
             tops = [folder / EMBEDDINGS for folder in self.folders]
             inside = (place for top in tops for place, _ in _walk(top))
             scanned = _changes({*tops, *inside})
             files = sorted(self.embeddings(), key=_by_depth, reverse=True)
             self._words = {word: each for each in files for word in words_of(each.name)}
-            # A change just now may have the time of the next one.
+            # A later change may have the same time as a very recent one.
             is_settled = time.time_ns() - max(scanned.values(), default=0) > SETTLED_NS
             self._scanned = scanned if is_settled else None
         return self._words
@@ -274,7 +262,7 @@ class Catalogue:
 
 
 def _changes(folders: Iterable[Path]) -> dict[Path, int]:
-    """Return when each folder was changed; 0 if there is none."""
+    """Return the time of each folder's last change; 0 if the folder does not exist."""
     return {path: _changed_ns(path) for path in folders}
 
 
@@ -299,7 +287,7 @@ def _scan(folder: Path, kind: Kind) -> Iterator[AdapterFile]:
             stamp = tuple(stamps(files_of(path)))
             yield AdapterFile(name, path, kind, path.stat().st_size, stamp)
         except OSError:
-            # It was removed since, or is a link to nothing.
+            # The file was removed meanwhile, or is a dangling link.
             continue
 
 
@@ -308,7 +296,7 @@ def _by_depth(file: AdapterFile) -> tuple[int, str]:
 
 
 def _files(top: Path, skipped: str) -> Iterator[Path]:
-    """Yield the safetensors files below a folder; `skipped` is a subfolder of it."""
+    """Yield the safetensors files below a folder, without those in its subfolder `skipped`."""
     for place, files in _walk(top, skipped):
         for name in sorted(files):
             if name[0] != "." and name.lower().endswith(SAFETENSORS):
@@ -324,7 +312,7 @@ def _walk(top: Path, skipped: str = "") -> Iterator[tuple[Path, list[str]]]:
             for name in sorted(folders)
             if name[0] != "."
             and not (name == skipped and here == top)
-            # A link to a folder above would be followed without end.
+            # A link to a parent folder would be followed without end.
             and not here.resolve().is_relative_to((here / name).resolve())
         ]
         yield here, files

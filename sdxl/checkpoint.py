@@ -1,8 +1,7 @@
 """A Stable Diffusion XL checkpoint in diffusers layout: configs, tokenizers and networks.
 
-Reading configs and tokenizers needs neither diffusers nor transformers, so that compiled engines
-start quickly; the torch networks are built only when asked for. Weights are read from safetensors
-alone: a pickle can run code, and is refused by name.
+Configs and tokenizers are read without diffusers and transformers, so that compiled engines start
+quickly. Weights are read only from safetensors: pickles can run code and are refused.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from sdxl.arguments import VAE_MARK
 from sdxl.checkpoint_checks import CheckpointError as CheckpointError
 from sdxl.checkpoint_checks import check_network, count_numbers, foreign_errors, network_class
+from sdxl.digests import sha256_of
 from sdxl.hub_files import TOP, needed_files
 from sdxl.model_names import HUB_ID, MINI_NAME, MINI_NAMES, is_file, is_here, name_of, split_vae
 from sdxl.params import InvalidParams, Sizes
@@ -53,12 +53,12 @@ class UnknownModel(InvalidParams, CheckpointError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model on disk; everything below is read on first use."""
+    """A model on disk. Files are read on first use."""
 
     name: str
     folder: Path
     origin: str = ""
-    """`org/name@commit`, which identifies this model on the hub"""
+    """`org/name@commit` of a model from the hub"""
 
     @cached_property
     def index(self) -> dict[str, Any]:
@@ -66,13 +66,12 @@ class Checkpoint:
 
     @property
     def is_refiner(self) -> bool:
-        """Whether it only refines the latents of another model."""
+        """True if it only refines the latents of another model."""
         return bool(self.index.get("requires_aesthetics_score"))
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The folders of its networks. Latents that a refiner made are decoded by the other model's
-        VAE."""
+        """The folders of its networks. A refiner's latents are decoded by the base model's VAE."""
         return ("text_encoder_2", "unet") if self.is_refiner else NETWORK_FOLDERS
 
     def config(self, part: str) -> dict[str, Any]:
@@ -115,7 +114,7 @@ class Checkpoint:
 
     @cached_property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
-        """Of both text encoders; a refiner has the second alone."""
+        """The tokenizers of both text encoders; a refiner uses its only one for both."""
         first = "tokenizer_2" if self.is_refiner else "tokenizer"
         return self._tokenizer(first), self._tokenizer("tokenizer_2")
 
@@ -130,7 +129,7 @@ class Checkpoint:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of weights and configs; engines are tied to it."""
+        """Digest of weights and configs, which engines of this model record."""
         total = hashlib.sha256()
         for name, digest in self.file_digests.items():
             total.update(f"{name}\0".encode() + bytes.fromhex(digest))
@@ -138,21 +137,19 @@ class Checkpoint:
 
     @cached_property
     def file_digests(self) -> dict[str, str]:
-        """The sha256 of every config and weight file by path in the folder."""
-        digests = {}
-        for part in self.parts:
-            for path in (self.folder / part / "config.json", *self.weight_files(part)):
-                with path.open("rb") as file:
-                    digest = hashlib.file_digest(file, "sha256").hexdigest()
-                digests[f"{part}/{path.name}"] = digest
-        return digests
+        """The sha256 of every config and weight file, by path in the folder."""
+        return {
+            f"{part}/{path.name}": sha256_of(path)
+            for part in self.parts
+            for path in (self.folder / part / "config.json", *self.weight_files(part))
+        }
 
     def weight_files(self, part: str) -> list[Path]:
         """Return the safetensors files of one network after checking that they are complete."""
         return self._weights(part)[1]
 
     def _weights(self, part: str) -> tuple[str | None, list[Path]]:
-        """Return the files and their variant: fp16 only if there is no other."""
+        """Return the variant and its files; variant fp16 only if there is no other."""
         folder, stem = _existing(self.folder / part), WEIGHT_NAMES[part]
         for variant in (None, "fp16"):
             suffix = f".{variant}" if variant else ""
@@ -195,7 +192,13 @@ class Checkpoint:
         module: nn.Module = model.eval().requires_grad_(False)
         return module
 
-    def unet(self) -> nn.Module:
+    def part(self, part: str) -> nn.Module:
+        """Build one folder's module; refuse a UNet that is not SDXL's."""
+        if part == "unet":
+            self._check_unet()
+        return self.network(part)
+
+    def _check_unet(self) -> None:
         from sdxl.networks.unet import REFINER, SUPPORTED
 
         config = self.config("unet")
@@ -207,29 +210,24 @@ class Checkpoint:
                     f"{self.folder / 'unet' / 'config.json'}: {key} is {config[key]!r}, "
                     f"an {kind} has {needed!r}"
                 )
-        return self.network("unet")
-
-    def part(self, part: str) -> nn.Module:
-        """Build one folder's module and check that it is an SDXL's."""
-        return self.unet() if part == "unet" else self.network(part)
 
 
 def find(model: str) -> Checkpoint:
     """Find a model: `mini`, a folder in diffusers layout, a safetensors file, or a hub id such as
-    `org/name` or `org/name@revision` (branch, tag or commit). `,vae=FILE` after it replaces the
+    `org/name` or `org/name@revision` (branch, tag or commit). A suffix `,vae=FILE` replaces the
     VAE."""
     check_files(model)
     base, vae = split_vae(model)
-    found = _find(base)
-    if found.is_refiner:
+    checkpoint = _find(base)
+    if checkpoint.is_refiner:
         raise CheckpointError(f"model {model!r}: is the SDXL refiner; {AS_REFINER}")
     if not vae:
-        return found
+        return checkpoint
     from sdxl.single_file.folder import with_vae
 
-    origin = found.origin and found.origin + VAE_MARK + vae
-    place = with_vae(found.folder, _vae_file(vae))
-    return Checkpoint(name_of(model), place, origin)
+    origin = checkpoint.origin and checkpoint.origin + VAE_MARK + vae
+    folder = with_vae(checkpoint.folder, _vae_file(vae))
+    return Checkpoint(name_of(model), folder, origin)
 
 
 def find_refiner(model: str) -> Checkpoint:
@@ -237,18 +235,18 @@ def find_refiner(model: str) -> Checkpoint:
     check_files(model, is_refiner=True)
     if model in MINI_NAMES:
         return Checkpoint(MINI_NAME, MINI_REFINER, MINI_NAME)
-    found = _find(model)
-    if not found.is_refiner:
+    checkpoint = _find(model)
+    if not checkpoint.is_refiner:
         raise CheckpointError(
             f"refiner {model!r}: model_index.json lacks requires_aesthetics_score; expected an "
             "SDXL refiner"
         )
-    return found
+    return checkpoint
 
 
 def check_files(model: str, *, is_refiner: bool = False) -> None:
-    """Raise CheckpointError for missing files or files of another model, in milliseconds. The hub
-    is not asked."""
+    """Raise CheckpointError for missing files or files of another model. It takes milliseconds and
+    does not use the network."""
     from sdxl.single_file.recognition import (
         check_has_vae,
         check_is_refiner,
@@ -272,7 +270,7 @@ def check_files(model: str, *, is_refiner: bool = False) -> None:
 
 
 def check_model(model: str, *, is_refiner: bool = False) -> None:
-    """`check_files`; a hub id must exist on the hub."""
+    """Do `check_files`, and check that a hub id exists on the hub."""
     check_files(model, is_refiner=is_refiner)
     base, _ = split_vae(model)
     if base in MINI_NAMES or is_here(base):
@@ -294,7 +292,7 @@ def _check_folder(model: str) -> None:
         )
     for path in (*folder.glob("*"), *folder.glob("*/*")):
         if path.exists() and not (path.is_file() or path.is_dir()):
-            # Opening a named pipe would wait for its writer.
+            # Opening a named pipe would wait for a writer.
             raise CheckpointError(f"{path}: not a regular file")
 
 
@@ -308,8 +306,8 @@ def _find(model: str) -> Checkpoint:
         return Checkpoint(name_of(model), folder_of(path, MINI))
     if is_here(model):
         return Checkpoint(name_of(model), Path(os.path.expanduser(model)))
-    if found := HUB_ID.fullmatch(model):
-        repo, revision = found["repo"], found["revision"]
+    if match := HUB_ID.fullmatch(model):
+        repo, revision = match["repo"], match["revision"]
         snapshot = _download(repo, revision)
         commit = snapshot.name if COMMIT.fullmatch(snapshot.name) else revision
         origin = f"{repo}@{commit}" if commit else repo
@@ -323,14 +321,14 @@ def _unknown(model: str) -> UnknownModel:
 
 
 def _vae_file(name: str) -> Path:
-    """Return the weights' file if a folder is named."""
+    """Return the VAE's weight file; `name` may be the folder that contains it."""
     path = Path(os.path.expanduser(name))
     inside = path / f"{WEIGHT_NAMES['vae']}{SAFETENSORS}"
     return inside if path.is_dir() else path
 
 
 def _download(repo: str, revision: str | None) -> Path:
-    """Download a snapshot from the hub to a folder named by its commit."""
+    """Download a snapshot from the hub and return its folder, whose name is the commit."""
     from huggingface_hub import snapshot_download
 
     with _hub_errors(repo + (f"@{revision}" if revision else "")):
@@ -342,7 +340,7 @@ def _download(repo: str, revision: str | None) -> Path:
 
 @contextmanager
 def _hub_errors(model: str) -> Iterator[None]:
-    """Turn the hub's errors into CheckpointError with one line."""
+    """Convert the hub's errors to a CheckpointError of one line."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
@@ -355,8 +353,8 @@ def _hub_errors(model: str) -> Iterator[None]:
 
 
 def _files_of(repo: str, revision: str | None) -> list[str] | None:
-    """List the files to download: one variant of each network's weights. None if the hub does not
-    answer and the model was downloaded before."""
+    """List the files to download, with one variant of each network's weights. None if the hub does
+    not answer."""
     from huggingface_hub import HfApi
     from huggingface_hub.constants import DEFAULT_REVISION
     from huggingface_hub.errors import (
@@ -374,18 +372,18 @@ def _files_of(repo: str, revision: str | None) -> list[str] | None:
             raise
         return None
     except Exception:
-        # Its type depends on the library's version; the download that follows reports the error.
+        # The error's type depends on the library's version. The download will report the error.
         return None
     names = [file.rfilename for file in info.siblings or ()]
     return [glob.escape(name) for name in needed_files(names, WEIGHT_NAMES)]
 
 
 def _fetched(repo: str, revision: str | None) -> Path | None:
-    """Return the earlier snapshot."""
+    """Return the folder of a snapshot that was downloaded before."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(repo, "model_index.json", revision=revision)
-    return Path(found).parent if isinstance(found, str) else None
+    index = try_to_load_from_cache(repo, "model_index.json", revision=revision)
+    return Path(index).parent if isinstance(index, str) else None
 
 
 def _existing(path: Path) -> Path:
@@ -410,19 +408,18 @@ def _shards(index: Path) -> list[Path]:
     weight_map = _read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: needs weight_map, an object from tensor to file")
-    names = set(weight_map.values()) if all_text(weight_map.values()) else {""}
-    if any(Path(name).name != name or not name.endswith(SAFETENSORS) for name in names):
+    names = list(weight_map.values())
+    if not all(
+        isinstance(name, str) and Path(name).name == name and name.endswith(SAFETENSORS)
+        for name in names
+    ):
         raise CheckpointError(f"{index}: needs names of {SAFETENSORS} files in its folder")
-    return [_existing(index.parent / name) for name in sorted(names)]
-
-
-def all_text(values: Iterable[object]) -> bool:
-    return all(isinstance(value, str) for value in values)
+    return [_existing(index.parent / name) for name in sorted(set(names))]
 
 
 @contextmanager
 def quiet_loading() -> Iterator[None]:
-    """Silence the libraries' progress bars and reports, which would break `--json`."""
+    """Disable the libraries' progress bars and reports, which would break `--json`."""
     import diffusers.utils.logging as diffusers_logging
     import transformers.utils.logging as transformers_logging
 

@@ -109,8 +109,8 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
 )
 def test_an_unknown_name_is_refused_with_the_nearest(name: str, near: str, tmp_path: Path) -> None:
     catalogue = write(tmp_path, "ink.safetensors", "styles/pen.safetensors")
-    with pytest.raises(InvalidParams, match=rf"^tag must name LoRAs .* such as .*{near}.*, got"):
-        catalogue.lora(name, "tag")
+    with pytest.raises(InvalidParams, match=rf"^loras must name LoRAs .* such as .*{near}.*, got"):
+        catalogue.lora(name)
 
 
 @pytest.mark.parametrize(

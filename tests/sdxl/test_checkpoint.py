@@ -85,7 +85,7 @@ def test_configs_that_do_not_fit_together_are_refused_in_one_line(folder: Path) 
 
 
 def _same(found: Checkpoint, expected: dict[str, torch.Tensor]) -> bool:
-    state = found.unet().state_dict()
+    state = found.part("unet").state_dict()
     return all(torch.equal(state[key], value.float()) for key, value in expected.items())
 
 
@@ -131,7 +131,7 @@ def test_a_unet_of_another_model_is_refused(folder: Path) -> None:
     path = folder / "unet/config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "addition_embed_type": "text"}))
     with pytest.raises(CheckpointError, match="addition_embed_type is 'text', an SDXL has"):
-        find(str(folder)).unet()
+        find(str(folder)).part("unet")
 
 
 def test_missing_models_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,4 +112,4 @@ def test_another_unet_is_refused(tmp_path: Path) -> None:
     config = json.loads(path.read_text()) | {"addition_embed_type": "text"}
     path.write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="an SDXL refiner has 'text_time'"):
-        find_refiner(str(folder)).unet()
+        find_refiner(str(folder)).part("unet")

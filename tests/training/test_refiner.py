@@ -43,7 +43,7 @@ def test_the_shipped_refiner_is_small_and_found_by_the_model_s_name() -> None:
     (file,) = found.weight_files("unet")
     for name, tensor in load_file(file).items():
         assert tensor.dtype == torch.float16 and torch.isfinite(tensor).all(), name
-    found.unet()
+    found.part("unet")
 
 
 def test_an_untrained_refiner_predicts_what_the_model_does() -> None:
