@@ -1,7 +1,4 @@
-"""Encodes prompts with both text encoders to the UNet's conditioning.
-
-It knows the two encoder engines by their specs, and of the UNet only its dtypes.
-"""
+"""Encodes prompts with both text encoders to the UNet's conditioning."""
 
 from __future__ import annotations
 
@@ -22,16 +19,17 @@ from sdxl.specs import REFINER_TIME_IDS, Architecture
 
 MAX_CHUNKS_PER_CALL = 32
 AESTHETIC_SCORES = (6.0, 2.5)
-"""diffusers', which a refiner reads for the prompt and for the negative one"""
+"""a refiner's inputs for the positive and the negative row, as in diffusers"""
 
 Chunk = tuple[int, ...]
 TokenRow = tuple[Tokens, Tokens] | None
-"""A prompt in both tokenizers' ids; None is diffusers' zeroed negative prompt."""
+"""A prompt in both tokenizers' ids; None: a negative prompt of zeros, as in diffusers."""
 
 
 @dataclass(frozen=True)
 class Conditioning:
-    """The UNet's conditioning of one request: two rows with guidance, positive first, else one."""
+    """The UNet's conditioning of one request: one row, or with guidance a positive and a negative
+    row."""
 
     context: Tensor
     """[rows, tokens, context width]"""
@@ -43,9 +41,9 @@ class Conditioning:
     """[rows, channels], for a UNet with a guidance embedding"""
     adapters: Adapters = NO_ADAPTERS
     images: tuple[ImageInput, ...] = ()
-    """its image prompts"""
+    """image prompts"""
     refined: Conditioning | None = None
-    """that of the refiner, if the request names it"""
+    """the refiner's conditioning, if the request names the refiner"""
 
     @property
     def tokens(self) -> int:
@@ -78,9 +76,9 @@ def encode(
     fixed_chunks: int | None = None,
     max_chunks_per_call: int = MAX_CHUNKS_PER_CALL,
 ) -> list[Conditioning]:
-    """Encode resolved requests with their `tokenize_rows` and adapters; a chunk that requests with
-    the same LoRAs share is encoded once. `fixed_chunks` pads every call to that many chunks, so
-    that a prompt's bytes do not depend on other prompts."""
+    """Encode resolved requests; `prompts` are the results of `tokenize_rows`. Equal chunks of
+    requests with the same LoRAs are encoded once. `fixed_chunks` pads every call to that many
+    chunks, so that a prompt's bytes do not depend on other prompts."""
     if not requests:
         return []
     adapters = adapters or [NO_ADAPTERS] * len(requests)
@@ -121,27 +119,27 @@ def tokenize_rows(
     embeds_guidance: bool = False,
     learned: Learned | None = None,
 ) -> list[TokenRow]:
-    """Return a request's rows, all of one length. What cannot be encoded, or has more than `most`
-    tokens, is refused by field, so that a request can be checked before it joins a batch."""
+    """Return a request's rows, padded to one length. Raise InvalidParams for text that cannot be
+    encoded or has more than `most` tokens."""
 
-    def both(text: str, field: str) -> TokenRow:
+    def row(text: str, field: str) -> TokenRow:
         first, second = (tokenize(text, each, field, most, learned) for each in tokenizers)
         return first, second
 
-    rows: list[TokenRow] = [both(request.prompt, "prompt")]
+    rows: list[TokenRow] = [row(request.prompt, "prompt")]
     if request.is_guided and not embeds_guidance:
         negative = request.negative_prompt
-        # As in diffusers: only an absent negative prompt is zeroed; an empty one is encoded.
+        # As in diffusers: only a missing negative prompt is zeroed; an empty one is encoded.
         if negative is None and force_zeros:
             rows.append(None)
         else:
-            rows.append(both(negative or "", "negative_prompt"))
-    longest = max(len(tokens.ids) for row in rows if row for tokens in row)
-    return [row and (row[0].pad_to(longest), row[1].pad_to(longest)) for row in rows]
+            rows.append(row(negative or "", "negative_prompt"))
+    longest = max(len(tokens.ids) for pair in rows if pair for tokens in pair)
+    return [pair and (pair[0].pad_to(longest), pair[1].pad_to(longest)) for pair in rows]
 
 
 def _in_bank(rows: Sequence[TokenRow], adapters: Adapters) -> list[TokenRow]:
-    """Number the vectors of a request's embeddings as in the bank."""
+    """Replace the ids of embeddings' vectors by the vectors' numbers in the bank."""
     if not adapters.vectors:
         return list(rows)
 
@@ -158,13 +156,13 @@ def _unique(prompts: Iterable[Tokens]) -> list[Chunk]:
 
 @dataclass(frozen=True)
 class _Encoded:
-    """One encoder's outputs for the chunks of a whole call."""
+    """One encoder's outputs for a set of chunks."""
 
     place: Mapping[Chunk, int]
     hidden: Tensor
     """[chunks, 77, width]"""
     pooled: Tensor | None
-    """[chunks, width], from the second encoder alone"""
+    """[chunks, width], only of the second encoder"""
 
     @classmethod
     def of(
@@ -187,7 +185,7 @@ class _Encoded:
         )
 
     def context(self, tokens: Tokens) -> Tensor:
-        """[77 * chunks, width]"""
+        """Return [77 * chunks, width]."""
         hidden = self.hidden[[self.place[chunk] for chunk in tokens.ids]]
         if any(weight != 1 for chunk in tokens.weights for weight in chunk):
             hidden = emphasise(hidden, tokens.weights)
@@ -212,8 +210,8 @@ def _run(
 
 
 def emphasise(hidden: Tensor, weights: Sequence[Sequence[float]]) -> Tensor:
-    """Scale each token's embedding by its weight, then restore the chunk's mean, as
-    stable-diffusion-webui does for SDXL: per encoder and chunk; the pooled embedding stays."""
+    """Scale each token's embedding by its weight, then restore the mean of each encoder's chunk, as
+    stable-diffusion-webui does for SDXL. The pooled embedding does not change."""
     exact = hidden.float()
     weighted = exact * torch.tensor(weights, device=hidden.device)[..., None]
     before, after = (t.mean(dim=(1, 2), keepdim=True) for t in (exact, weighted))
@@ -265,8 +263,8 @@ def _time_ids(height: int, width: int, rows: int, *, is_refiner: bool) -> Tensor
 
 
 def embedded(guidance: float, channels: int) -> Tensor:
-    """Return [channels]: sines and cosines of guidance - 1, in diffusers' order and rounding: for
-    angles in the thousands the last digit matters. LCM (arXiv:2310.04378) takes them from VDM."""
+    """Return [channels]: sines and cosines of guidance - 1 (LCM, arXiv:2310.04378). Order and
+    rounding are diffusers': for angles in the thousands the last digit matters."""
     half = channels // 2
     steps = torch.log(torch.tensor(10000.0)) / (half - 1)
     angles = torch.tensor(guidance - 1) * 1000.0 * torch.exp(torch.arange(half).float() * -steps)

@@ -1,7 +1,7 @@
 """Runs ControlNets for images in flight: a call is one step of one net for all rows that it guides.
 
-Its residuals are kept with the images until their next deep step, which adds them. They are added
-up over nets in the order of the calls. It imports no policy and reads no clock.
+Images keep the residuals until their next deep step. Residuals of several nets are added up in the
+order of the calls. This module imports no policy and reads no clock.
 """
 
 from __future__ import annotations
@@ -31,47 +31,47 @@ class ControlState:
     given: ControlInput
     conditioning: Conditioning
     rows: int
-    """of the image"""
-    ready: dict[str, Tensor] = field(default_factory=dict)
-    """outputs of `control_prompt`, which are the same in every step; empty before its first call"""
+    """rows of the image"""
+    prepared: dict[str, Tensor] = field(default_factory=dict)
+    """outputs of `control_prompt`, which all steps read; empty before the first step"""
     number: int = field(default_factory=_numbers.__next__)
 
     def prepare(self, engines: Engines) -> bool:
-        """Return whether there was nothing to do."""
-        if self.ready:
+        """Run `control_prompt` once. Return True if it ran before."""
+        if self.prepared:
             return True
         engine = self.given.net.engines["control_prompt"]
         inputs = {t.name: self._input(t, engines.device) for t in engine.spec.inputs}
-        ready = call(engine, engines.arch, inputs)
-        # The map is the same for all rows.
-        ready[HINT] = ready[HINT].expand(len(inputs["context"]), -1, -1, -1)
-        self.ready = ready
+        prepared = call(engine, engines.arch, inputs)
+        # All rows have the same map.
+        prepared[HINT] = prepared[HINT].expand(len(inputs["context"]), -1, -1, -1)
+        self.prepared = prepared
         return False
 
     def _input(self, spec: TensorSpec, device: torch.device) -> Tensor:
-        shown = self.given.hints.get(spec.name)
-        if shown is None:
-            own: Tensor = getattr(self.conditioning, spec.name)
-            return own[: self.rows if self.given.window.has_negative else 1].contiguous()
-        return shown.to(device, torch_dtype(spec))[None].contiguous()
+        hint = self.given.hints.get(spec.name)
+        if hint is None:
+            rows: Tensor = getattr(self.conditioning, spec.name)
+            return rows[: self.rows if self.given.window.has_negative else 1].contiguous()
+        return hint.to(device, torch_dtype(spec))[None].contiguous()
 
 
 @dataclass
 class ControlCalls:
-    """The caller holds the lock of the stage, whose memory it shares."""
+    """Calls in the memory of a stage, whose lock the caller holds."""
 
     engines: Engines
     memory: StaticMemory
     number: int
     """identifies the addresses of the memory"""
     _content: dict[int, Hashable] = field(default_factory=dict)
-    """by address: whose outputs of `control_prompt` are there"""
+    """the bucket and states of the outputs of `control_prompt` in the memory, by address"""
 
     def run(
         self, layout: Layout, states: Sequence[ControlState], coefficients: Tensor, tables: Tables
     ) -> bool:
-        """Run a step of the members' net; return whether it took its usual time."""
-        was_ready = [state.prepare(self.engines) for state in states]
+        """Run a step of the members' net. Return whether the call took its usual time."""
+        was_prepared = [state.prepare(self.engines) for state in states]
         net = states[0].given.net
         deep = net.engines["control_deep"]
         sizes = self.memory.all_sizes({ROWS: layout.bucket, **dict(layout.axes)})
@@ -93,7 +93,7 @@ class ControlCalls:
         key = self.number, "control_deep", net.number, layout.axes, layout.bucket
         is_usual = self.engines.run_recorded("control_deep", key, work)
         self._keep(layout, [outputs[t.name] for t in deep.spec.outputs])
-        return is_usual and all(was_ready)
+        return is_usual and all(was_prepared)
 
     def _place(self, spec: TensorSpec, sizes: dict[str, int]) -> Tensor:
         is_residual = spec.name.startswith(RESIDUAL)
@@ -105,24 +105,24 @@ class ControlCalls:
     ) -> None:
         pairs = zip(states, layout.members, strict=True)
         content = layout.bucket, [(s.number, m.is_guided) for s, m in pairs]
-        for name in states[0].ready:
+        for name in states[0].prepared:
             target = inputs[name]
             if self._content.get(target.data_ptr()) != content:
-                rows = layout.rows([state.ready[name].unbind() for state in states])
+                rows = layout.rows([state.prepared[name].unbind() for state in states])
                 torch.stack(rows, out=target)
                 self._content[target.data_ptr()] = content
 
     def _keep(self, layout: Layout, residuals: Sequence[Tensor]) -> None:
-        """Add the call's residuals to those of its images."""
+        """Add the call's residuals to the residuals of its images."""
         copies = [each[: layout.used_rows].clone() for each in residuals]
-        for member, places in zip(layout.members, layout.rows_of_members, strict=True):
-            made = [[copy[place] for place in places] for copy in copies]
+        for member, rows in zip(layout.members, layout.rows_of_members, strict=True):
+            new = [[copy[row] for row in rows] for copy in copies]
             before = member.image.residuals
-            pairs = zip(before, made, strict=True)
-            member.image.residuals = [_sum(a, b) for a, b in pairs] if before else made
+            pairs = zip(before, new, strict=True)
+            member.image.residuals = [_sum(a, b) for a, b in pairs] if before else new
 
 
 def _sum(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Tensor]:
-    """Add up rows, of which one may have fewer."""
+    """Add two lists of rows, of which one may be shorter."""
     pairs = itertools.zip_longest(first, second)
     return [a + b if a is not None and b is not None else a if b is None else b for a, b in pairs]

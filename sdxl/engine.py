@@ -1,19 +1,17 @@
-"""The one seam between the sampler and whatever computes a network.
+"""The interface between the sampler and the backends.
 
 Contract of an Engine, for every backend:
 
-- it is called with every input of its spec by name, contiguous, on its device, in the spec's dtype;
-  the UNet's maps may lie channels-last where its Engines ask for that;
-- it fills the output tensors it is handed, in place, and returns nothing; it never keeps a
-  reference to an input or output beyond the call (a captured graph may remember addresses);
-- shapes may differ from call to call along the free axes; what it cannot run it refuses with a
-  ShapeError before computing anything;
-- on a GPU it enqueues on the current stream and does not synchronise;
-- a row's result does not depend on the other rows, beyond rounding;
-- maps in slots (Engines.slot_of) are [rows, channels, 1, slot], and come with one more input,
+- a call gives every input of the spec by name, contiguous, on the device, in the spec's dtype; the
+  UNet's maps are channels-last if Engines.memory_format says so;
+- a call fills the given output tensors in place and returns nothing; the engine keeps no reference
+  to an input or output after the call (a captured graph may keep addresses);
+- the free axes may differ between calls; the engine raises ShapeError for a shape that it does not
+  support, before it computes anything;
+- on a GPU a call enqueues work on the current stream and does not synchronise;
+- a row's result does not depend on the other rows, except for rounding;
+- maps in slots (Engines.slot_of) are [rows, channels, 1, slot] and come with one more input,
   "sides": int32 [rows, 2], each row's latent height and width.
-
-The sampler does not know whether TensorRT, ONNX Runtime or PyTorch is behind one.
 """
 
 from __future__ import annotations
@@ -55,8 +53,8 @@ class Fence(Protocol):
     def wait(self) -> None: ...
 
     def seconds_since(self, earlier: Any) -> float | None:
-        """Seconds of the device since an earlier fence; None if calls block, so that the host's
-        clock measures them. Both must have been passed."""
+        """Return the device's seconds since an earlier fence; both must have been passed. None if
+        calls block, so that the host's clock can measure them."""
         ...
 
 
@@ -81,51 +79,50 @@ def run_directly(network: str, key: Hashable, work: Callable[[], None]) -> bool:
 
 @dataclass(frozen=True)
 class Engines:
-    """The seven networks of a model on one device; those in specs.OPTIONAL may be missing. With
-    `adapters`, also those of specs.VARIANTS."""
+    """The seven networks of a model on one device; the networks in specs.OPTIONAL may be missing.
+    With `adapters`, also the networks in specs.VARIANTS."""
 
     arch: Architecture
     by_name: Mapping[str, Engine]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     cut: Cut = "reference"
     buckets: tuple[int, ...] = (1, 2, 4, 8, 16)
-    """Row counts a UNet call is padded to; the largest bounds one call."""
+    """Row counts that UNet calls are padded to; the largest is the most rows of a call."""
     decode_batch: int = 1
     """The best number of pictures in one decoder call."""
     stream: Any = None
     """The stream of the loop's calls on a GPU; other streams synchronise with it."""
     on_stream: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """Entered around GPU work: it selects the loop's stream, unless the thread has selected
-    another."""
+    """A context for GPU work, which selects the loop's stream unless the thread has selected
+    another one."""
     memory_format: torch.memory_format = torch.contiguous_format
-    """The memory layout of the UNet's maps in the loop's buffers, so that no call converts them."""
+    """The memory layout of the UNet's maps in the loop's buffers."""
     fence: Callable[[], Fence] = PassedFence
     """Marks the work enqueued so far."""
     calls_ahead: int = 0
-    """Calls that may run while the host prepares the next; 0 if calls block."""
+    """The calls that may run while the host prepares the next one; 0 if calls block."""
     run_recorded: Callable[[str, Hashable, Callable[[], None]], bool] = run_directly
-    """Runs a network's work. The same key means the same tensor addresses, so a GPU backend may
-    record the work as a CUDA graph, and replay that. Returns whether it took its usual time, not
-    that of a first run."""
+    """Runs a network's work. Equal keys mean equal tensor addresses, so a GPU backend may record
+    the work as a CUDA graph and replay it. Returns False for a first run, which takes longer."""
     failed_captures: Callable[[], int] = lambda: 0
-    """The number of failed recordings; such work runs unrecorded."""
+    """The number of failed recordings, whose work runs unrecorded."""
     compiled_kernels: Callable[[], int] = lambda: 0
     """The number of kernels that this process compiled."""
     warming: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Entered during warm-up, when the backend may spend time on measurements."""
+    """A context for warm-up, in which the backend may spend time on measurements."""
     slot_of: Callable[[int, int], int | None] = no_slot
-    """Latent height and width to the pixels of the slot in which pictures of several sizes share a
-    call; None if only equal sizes can."""
+    """Returns the pixels of the slot for a latent height and width. Pictures of several sizes share
+    calls in slots of one size. None: only equal sizes share calls."""
     adapters: AdapterShelf | None = None
-    """LoRAs of requests; None if the engines cannot apply them."""
+    """LoRAs of requests; None if the engines cannot apply LoRAs."""
     controls: Shelf[ControlNet] | None = None
-    """ControlNets of requests; None if the engines cannot apply them."""
+    """ControlNets of requests; None if the engines cannot apply ControlNets."""
     image_prompts: Shelf[ImageAdapter] | None = None
-    """image adapters of requests; None if the engines cannot apply them"""
+    """Image adapters of requests; None if the engines cannot apply image prompts."""
     latent_sides: tuple[int, int] | None = None
     """The smallest and largest latent side of the engines; None: any."""
     most_chunks: int = MAX_CHUNKS
-    """Chunks of the longest prompt that the engines take."""
+    """The chunks of the longest prompt that the engines support."""
     description: Mapping[str, Any] = field(default_factory=dict)
     """Backend, precision and versions, for logs and metadata."""
 
@@ -133,17 +130,18 @@ class Engines:
         return self.by_name[name]
 
     def of(self, network: str, variant: Variant) -> Engine:
-        """Return the engine that runs a network's rows of a variant."""
+        """Return the engine that runs a network with a variant."""
         return self.by_name[variant.graph(network)]
 
     def slot(self, latent_h: int, latent_w: int, variant: Variant = PLAIN) -> int | None:
-        """Return a picture's slot; LoRAs of convolutions and ControlNets know no slots."""
+        """Return the pixels of a picture's slot; None with ControlNets or LoRAs of convolutions,
+        which do not support slots."""
         if variant.name == "locon" or variant.is_controlled:
             return None
         return self.slot_of(latent_h, latent_w)
 
     def axes(self, latent_h: int, latent_w: int, tokens: int, variant: Variant = PLAIN) -> Axes:
-        """Return what pictures must share to share calls."""
+        """Return the axes that pictures must have in common to share calls."""
         slot = self.slot(latent_h, latent_w, variant)
         if slot is not None:
             latent_h, latent_w = 1, slot
@@ -163,7 +161,7 @@ def allocate(
     device: torch.device | str = "cpu",
     layout: torch.memory_format = torch.contiguous_format,
 ) -> Tensor:
-    """Allocate tensors; `layout` applies to maps only."""
+    """Allocate a tensor; `layout` applies only to maps."""
     if len(spec.dims) != 4:
         layout = torch.contiguous_format
     dims, dtype = spec.shape(axes), torch_dtype(spec)
@@ -173,16 +171,16 @@ def allocate(
 def check_inputs(spec: ModelSpec, inputs: Mapping[str, Tensor]) -> dict[str, int]:
     """Check a call's inputs against the spec and return its free axes."""
     for tensor in spec.inputs:
-        found = inputs.get(tensor.name)
-        if found is not None and found.dtype != torch_dtype(tensor):
+        given = inputs.get(tensor.name)
+        if given is not None and given.dtype != torch_dtype(tensor):
             raise ShapeError(
-                f"{spec.name}: input {tensor.name!r} is {found.dtype}, expected {tensor.dtype}"
+                f"{spec.name}: input {tensor.name!r} is {given.dtype}, expected {tensor.dtype}"
             )
     return spec.axes({name: tuple(value.shape) for name, value in inputs.items()})
 
 
 def call(engine: Engine, arch: Architecture, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Run an engine into fresh outputs."""
+    """Run an engine and return new output tensors."""
     axes = check_inputs(engine.spec, inputs)
     if "latent_h" in axes:
         axes |= image_axes(arch, axes["latent_h"], axes["latent_w"])
@@ -196,8 +194,8 @@ def call(engine: Engine, arch: Architecture, inputs: Mapping[str, Tensor]) -> di
 
 
 def to_host(tensor: Tensor, engines: Engines) -> Tensor:
-    """Copy to the host without waiting on an asynchronous device: the reader waits for a fence. A
-    copy into memory that is not pinned would wait and take three times as long."""
+    """Copy a tensor to the host without waiting; the reader must wait for a fence. The memory is
+    pinned: otherwise the copy would wait and take three times as long."""
     if engines.device.type == "cpu":
         return tensor
     host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)

@@ -1,4 +1,4 @@
-"""One image's tensors, and how images lie in a call."""
+"""The tensors of an image in flight, and the arrangement of images in a call."""
 
 from __future__ import annotations
 
@@ -22,37 +22,38 @@ SCALE, TIMESTEP = (schedulers.COLUMNS.index(name) for name in ("s", "timestep"))
 
 @dataclass(eq=False)
 class ImageTensors:
-    """One image's tensors on the device. Rows: the positive one, then the negative one if any."""
+    """One image's tensors on the device. The positive row is first, then the negative one if
+    any."""
 
     latents: Tensor
-    """[channels, h, w], float32; in a slot [channels, 1, slot], as all maps"""
+    """[channels, h, w], float32; all maps in a slot are [channels, 1, slot]"""
     guidance: float
     masked: Tensor | None = None
     """[channels, h, w]: input of an inpainting UNet besides the latents"""
     slot: int | None = None
-    """pixels of its slot; None outside slots"""
+    """pixels of the slot; None outside slots"""
     pages: Pages = NO_ADAPTERS.unet
-    """its LoRAs"""
+    """LoRAs"""
     controls: Sequence[Any] = ()
-    """states of its ControlNets (control_calls.py)"""
+    """states of the ControlNets (control_calls.py)"""
     prompts: Sequence[list[Tensor]] = ()
-    """its image prompts: keys and values stacked by width, [tensors, rows, tokens, width]"""
+    """image prompts: keys and values stacked by width, [tensors, rows, tokens, width]"""
     sides: tuple[int, int] = field(init=False)
-    """height and width of its latents"""
+    """height and width of the latents"""
     estimate: Tensor = field(init=False)
-    """of the finished picture, like the latents"""
+    """estimate of the finished picture, in the shape of the latents"""
     text: list[Tensor] = field(default_factory=list)
     """outputs of `unet_prompt`, stacked by shape: [rows, tensors, ...]"""
     cache: list[Tensor] = field(default_factory=list)
-    """[rows, memory of a map] of each cache, once they had to leave the stage"""
+    """[rows, memory of a map] of each cache, once other caches have replaced it on the stage"""
     residuals: list[list[Tensor]] = field(default_factory=list)
-    """what ControlNets add in the next deep step, of each row"""
+    """residuals of ControlNets for the next deep step, a list of rows for each"""
     kept_residuals: list[list[Tensor]] = field(default_factory=list)
-    """those of them that shallow steps add, too"""
+    """the residuals that the following shallow steps also add"""
     staged: Layout | None = None
-    """the call whose caches on the stage are this image's, until they leave it"""
+    """the call that left this image's caches on the stage; None once they are gone"""
     keeps_cache: bool = False
-    """True if the next step reads the caches."""
+    """True if the next step reads the caches"""
 
     def __post_init__(self) -> None:
         height, width = self.latents.shape[1:]
@@ -61,22 +62,22 @@ class ImageTensors:
         self.masked = None if self.masked is None else self.in_slot(self.masked)
         self.estimate = torch.zeros_like(self.latents)
 
-    def in_slot(self, given: Tensor) -> Tensor:
-        """Return a map [channels, h, w] as it lies in the image's slot, followed by zeros."""
+    def in_slot(self, map_: Tensor) -> Tensor:
+        """Return a map [channels, h, w] in the slot's shape, padded with zeros."""
         if self.slot is None:
-            return given
-        pixels = given.flatten(1)
+            return map_
+        pixels = map_.flatten(1)
         return pad(pixels, (0, self.slot - pixels.shape[1]))[:, None]
 
-    def picture(self, own: Tensor) -> Tensor:
-        """Return a view [channels, h, w] of one of its maps."""
+    def picture(self, map_: Tensor) -> Tensor:
+        """Return a view [channels, h, w] of one of the image's maps."""
         if self.slot is None:
-            return own
+            return map_
         height, width = self.sides
-        return own[:, 0, : height * width].unflatten(1, self.sides)
+        return map_[:, 0, : height * width].unflatten(1, self.sides)
 
     def release(self) -> None:
-        """Free everything but the result."""
+        """Free everything except the result."""
         self.text, self.cache, self.staged, self.keeps_cache = [], [], None, False
         self.controls, self.residuals, self.kept_residuals = [], [], []
         self.prompts = []
@@ -84,26 +85,26 @@ class ImageTensors:
 
 @dataclass(frozen=True)
 class Member:
-    """An image that takes part in a call."""
+    """An image in a call."""
 
     image: ImageTensors
     is_guided: bool
-    """True if it has a negative row in this call."""
+    """True if the image has a negative row in this call"""
     prompts: tuple[int, ...] = field(default=(), compare=False)
-    """the image prompts of this step, by their places in `image.prompts`"""
+    """the indices in `image.prompts` of this step's image prompts"""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a call lies on the stage: each member's positive row, then the negative rows, then copies
-    of row 0 up to the bucket."""
+    """The rows of a call: each member's positive row, then the negative rows, then copies of row 0
+    up to the bucket."""
 
     axes: Axes
     bucket: int
     members: tuple[Member, ...]
     variant: Variant = field(default=PLAIN, compare=False)
     is_refined: bool = False
-    """whether it lies on the refiner's stage"""
+    """True on the refiner's stage"""
 
     @cached_property
     def rows_of_members(self) -> list[list[int]]:
@@ -122,25 +123,25 @@ class Layout:
         return used + [0] * (self.bucket - len(used))
 
     def rows(self, tensors: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        """Return the tensor of each row of the stage; `tensors` are the members' rows."""
-        found = {
-            place: tensor
-            for places, own in zip(self.rows_of_members, tensors, strict=True)
-            for place, tensor in zip(places, own, strict=False)
+        """Return the tensor of each row of the call; `tensors` are the rows of each member."""
+        by_row = {
+            row: tensor
+            for rows, given in zip(self.rows_of_members, tensors, strict=True)
+            for row, tensor in zip(rows, given, strict=False)
         }
-        return [found.get(place, found[0]) for place in range(self.bucket)]
+        return [by_row.get(row, by_row[0]) for row in range(self.bucket)]
 
 
 class Tables:
-    """What the host tells the calls of one bucket."""
+    """The small inputs from the host for calls of one bucket."""
 
     def __init__(self, bucket: int, device: torch.device) -> None:
         self.numbers = torch.zeros(bucket, len(schedulers.COLUMNS) + 1, device=device)
-        """each member's coefficients of this step, and its guidance"""
+        """each member's scheduler coefficients and guidance"""
         self.member_of_row, self.negative_row = torch.zeros(
             2, bucket, dtype=torch.int64, device=device
         )
-        """the negative row is the positive one if there is no other"""
+        """the negative row of an unguided member is its positive one"""
         self.sides = torch.ones(bucket, 2, dtype=torch.int32, device=device)
         """each row's latent height and width"""
         self._loras: dict[int, dict[str, Tensor]] = {}
@@ -168,11 +169,11 @@ class Tables:
                     fill(self.loras(count)[name], values)
 
     def loras(self, count: int) -> dict[str, Tensor]:
-        """Each row's pages and their scales, for calls with this many."""
+        """Return each row's pages and their scales, for calls with `count` pages."""
         if count not in self._loras:
             device, bucket = self.sides.device, len(self.sides)
-            given = lora_inputs([NO_ADAPTERS.unet] * bucket, count)
-            self._loras[count] = {name: each.to(device) for name, each in given.items()}
+            inputs = lora_inputs([NO_ADAPTERS.unet] * bucket, count)
+            self._loras[count] = {name: each.to(device) for name, each in inputs.items()}
         return self._loras[count]
 
     @cached_property
@@ -185,7 +186,7 @@ class Tables:
 
 
 def stacked_by_width(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Stack those of one width; the widths are in the order of their first."""
+    """Stack the tensors of each width; the widths stay in the order of their first tensor."""
     groups: dict[int, list[Tensor]] = {}
     for each in tensors:
         groups.setdefault(each.shape[-1], []).append(each)
@@ -193,14 +194,14 @@ def stacked_by_width(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def fill(target: Tensor, values: Tensor) -> None:
-    """Fill the first lines without waiting for the device."""
+    """Copy values to the target's first lines without waiting for the device."""
     if target.is_cuda and not values.is_cuda:
         values = values.pin_memory()
     target[: len(values)].copy_(values, non_blocking=True)
 
 
 def scaled_sample(latents: Tensor, tables: Tables, sample: Tensor, timestep: Tensor) -> None:
-    """Fill a network's inputs of this step: each row's scaled latents and its own timestep."""
+    """Fill a network's inputs of this step: each row's scaled latents and timestep."""
     scaled, times = latents * tables.coefficients[SCALE], tables.coefficients[TIMESTEP]
     sample.copy_(scaled.index_select(0, tables.member_of_row))
     timestep.copy_(times.flatten().index_select(0, tables.member_of_row))

@@ -1,9 +1,9 @@
-"""The tensors of images in flight, and the static ones that UNet calls run on.
+"""The stage: the static tensors that UNet calls run on.
 
-An image owns its tensors. All calls run on one set of static tensors, the stage: before a call the
-rows of its images are copied there, after it the results are copied back. So the addresses of a
-call depend only on its network, axes and bucket, and a backend records each such call once. Text
-and caches stay on the stage while the same images run. It imports no policy and reads no clock.
+Each image in flight has its own tensors. Before a call the rows of its images are copied to the
+stage, and afterwards the results are copied back. So a call's addresses depend only on its network,
+axes and bucket, and a backend records each such call once. Text and caches stay on the stage while
+the same images run. This module imports no policy and reads no clock.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ from sdxl.specs import (
 from sdxl.static_memory import StaticMemory
 
 MOST_LAYOUTS = 512
-"""Axes and buckets whose views are kept."""
+"""the pairs of axes and bucket whose views are kept"""
 _numbers = itertools.count()
 
 
 @dataclass(frozen=True)
 class _Views:
-    """The stage's tensors as calls of one set of axes and one bucket see them."""
+    """The views of the stage's tensors for calls of one set of axes and one bucket."""
 
     by_name: dict[str, Tensor]
     text: list[Tensor]
     """[tensors, rows, ...]"""
     caches: list[Tensor]
-    """[rows, memory of a map]: copies of whole rows need not know how a map lies in memory"""
+    """[rows, memory of a map], so that rows are copied whole in any memory layout"""
     latents: Tensor
-    """a line for each row, of which the members use the first"""
+    """a line for each row; member i uses line i"""
     estimate: Tensor
     noise: Tensor
-    """fresh noise, for schedulers that use it"""
+    """fresh noise"""
 
 
 class Stage:
-    """The static tensors of a device's UNet calls, shared by its loops."""
+    """The static tensors of a device's UNet calls, shared by the device's loops."""
 
     def __init__(self, engines: Engines) -> None:
         self.number = next(_numbers)
@@ -74,22 +74,22 @@ class Stage:
         controlled = with_residuals({"unet_deep": deep, "unet_shallow": shallow}, engines.arch)
         shallow_inputs = controlled[f"unet_shallow+{CONTROL}"].inputs
         self._kept = sum(t.name.startswith(RESIDUAL) for t in shallow_inputs)
-        """residuals that shallow steps add"""
+        """the number of residuals that shallow steps add"""
         self._texts_of = {
-            spec.name: [i for i, own in enumerate(self._stacks) if set(own) & set(spec.inputs)]
+            spec.name: [i for i, stack in enumerate(self._stacks) if set(stack) & set(spec.inputs)]
             for spec in (deep, shallow)
         }
         self._images = image_specs(engines.arch, deep.outputs[0].dtype)
         self._images_at: dict[int, Hashable] = {}
-        """by address: the image prompts on the stage"""
+        """the image prompts on the stage, by address"""
         self._memory = StaticMemory(engines)
         self._control_calls = ControlCalls(engines, self._memory, self.number)
         self._tables: dict[int, Tables] = {}
         self._views: OrderedDict[tuple[Axes, int], _Views] = OrderedDict()
         self._texts_at: dict[int, Hashable] = {}
-        """by address: the bucket and members of texts on the stage"""
+        """the bucket and members of the texts on the stage, by address"""
         self._caches_at: dict[int, Layout] = {}
-        """by address: the layout of caches on the stage"""
+        """the layout of the caches on the stage, by address"""
 
     # -- before an image's first step -------------------------------------------------------
 
@@ -99,37 +99,30 @@ class Stage:
         bucket: int,
         variant: Variant = PLAIN,
     ) -> None:
-        """Compute the text of images in one call of `unet_prompt`. Each comes with its conditioning
-        and the number of its rows."""
-        rows = [(given, 0) for _, given, _ in images]
-        rows += [(given, 1) for _, given, count in images if count == 2]
+        """Compute the text of images in one call of `unet_prompt`. Each image is given with its
+        conditioning and the number of its rows."""
+        rows = [(conditioning, 0) for _, conditioning, _ in images]
+        rows += [(conditioning, 1) for _, conditioning, count in images if count == 2]
         rows += rows[:1] * (bucket - len(rows))
         engine = self._engines.of("unet_prompt", variant)
         inputs = {
-            t.name: torch.stack([getattr(given, t.name)[row] for given, row in rows])
+            t.name: torch.stack([getattr(conditioning, t.name)[row] for conditioning, row in rows])
             for t in self._prompt.inputs
         }
         if variant.pages:
-            pages = lora_inputs([given.adapters.unet for given, _ in rows], variant.pages)
+            pages = lora_inputs([each.adapters.unet for each, _ in rows], variant.pages)
             inputs |= {name: each.to(self._engines.device) for name, each in pages.items()}
         sizes = {ROWS: bucket, "tokens": images[0][1].tokens}
-        texts = [self._new_text(own, sizes) for own in self._stacks]
-        engine(inputs, self._named(texts))
+        texts = [self._new_text(stack, sizes) for stack in self._stacks]
+        engine(inputs, _by_name(self._stacks, texts))
         negative = itertools.count(len(images))
         for index, (image, _, count) in enumerate(images):
             places = [index, next(negative)] if count == 2 else [index]
             image.text = [torch.stack([text[:, row] for row in places]) for text in texts]
 
-    def _new_text(self, own: Sequence[TensorSpec], sizes: dict[str, int]) -> Tensor:
-        dims, dtype = (len(own), *own[0].shape(sizes)), torch_dtype(own[0])
+    def _new_text(self, stack: Sequence[TensorSpec], sizes: dict[str, int]) -> Tensor:
+        dims, dtype = (len(stack), *stack[0].shape(sizes)), torch_dtype(stack[0])
         return torch.empty(dims, dtype=dtype, device=self._engines.device)
-
-    def _named(self, texts: Sequence[Tensor]) -> dict[str, Tensor]:
-        return {
-            spec.name: tensor
-            for own, text in zip(self._stacks, texts, strict=True)
-            for spec, tensor in zip(own, text, strict=True)
-        }
 
     # -- a step -----------------------------------------------------------------------------
 
@@ -140,8 +133,9 @@ class Stage:
         coefficients: Tensor,
         noise: Sequence[Tensor | None],
     ) -> bool:
-        """Run a call: one step of each member, by its line of coefficients, and with fresh noise
-        where its scheduler uses it. Return whether it took its usual time."""
+        """Run one step of each member in a call. `coefficients` has a line for each member, and
+        `noise` is None for a step without fresh noise. Return whether the call took its usual
+        time."""
         with self._lock:
             views, tables = self._views_of(layout), self._tables_of(layout.bucket)
             self._load(network, layout, views)
@@ -151,11 +145,11 @@ class Stage:
                     fill(line, member.image.in_slot(fresh))
             is_usual = self._run(network, layout, views, tables)
             images = [member.image for member in layout.members]
-            for own, lines in (
+            for targets, lines in (
                 ([image.latents for image in images], views.latents),
                 ([image.estimate for image in images], views.estimate),
             ):
-                torch._foreach_copy_(own, list(lines[: len(own)]))
+                torch._foreach_copy_(targets, list(lines[: len(targets)]))
             return is_usual
 
     def _run(self, network: str, layout: Layout, views: _Views, tables: Tables) -> bool:
@@ -182,8 +176,8 @@ class Stage:
         return self._engines.run_recorded(network, key, work)
 
     def control(self, layout: Layout, coefficients: Tensor, places: Sequence[int]) -> bool:
-        """Run a ControlNet for the next deep step of each member; `places` are those of the net in
-        their `controls`. Return whether it took its usual time."""
+        """Run a ControlNet for the next deep step of each member. `places` are the indices of the
+        net in the members' `controls`. Return whether the call took its usual time."""
         with self._lock:
             pairs = zip(layout.members, places, strict=True)
             states = [member.image.controls[place] for member, place in pairs]
@@ -191,13 +185,13 @@ class Stage:
             return self._control_calls.run(layout, states, coefficients, tables)
 
     def _load_residuals(self, network: str, layout: Layout, spec: ModelSpec) -> dict[str, Tensor]:
-        """Copy what ControlNets add to the stage. After a deep step the images keep what shallow
-        ones add."""
+        """Copy the residuals of ControlNets to the stage. After a deep step the images keep the
+        residuals that shallow steps add."""
         sizes = self._memory.all_sizes({ROWS: layout.bucket, **dict(layout.axes)})
-        own = [t for t in spec.inputs if t.name.startswith(RESIDUAL)]
+        specs = [t for t in spec.inputs if t.name.startswith(RESIDUAL)]
         is_deep, images = network == "unet_deep", [member.image for member in layout.members]
         loaded = {}
-        for number, tensor in enumerate(own):
+        for number, tensor in enumerate(specs):
             target = self._memory.map(tensor.name, tensor, sizes)
             nothing = target.new_zeros(()).expand(target.shape[1:])
             all_rows = []
@@ -214,14 +208,14 @@ class Stage:
         return loaded
 
     def _load_images(self, layout: Layout) -> dict[str, Tensor]:
-        """Copy the members' image prompts to the stage, unless they are there. A row without any
-        has values of 0."""
+        """Copy the members' image prompts to the stage, unless they are there already. A row
+        without image prompts has values of 0."""
         variant = layout.variant
         most = {"images": variant.images, "image_tokens": variant.image_tokens}
         sizes = {ROWS: layout.bucket, **dict(layout.axes), **most}
         *specs, mask = self._images
         stacks = _by_shape(specs)
-        text = [self._memory.stack(own[0], sizes, len(own)) for own in stacks]
+        text = [self._memory.stack(stack[0], sizes, len(stack)) for stack in stacks]
         (masks,) = self._memory.stack(mask, sizes, 1)
         content = variant, layout.bucket, [(m, m.prompts) for m in layout.members]
         if self._images_at.get(masks.data_ptr()) != content:
@@ -231,15 +225,10 @@ class Stage:
             for member, rows in zip(layout.members, layout.rows_of_members, strict=True):
                 for place, number in enumerate(member.prompts):
                     _put_image(text, masks, member.image.prompts[number], rows, place)
-        named = {
-            spec.name: tensor
-            for own, tensors in zip(stacks, text, strict=True)
-            for spec, tensor in zip(own, tensors, strict=True)
-        }
-        return {**named, mask.name: masks}
+        return {**_by_name(stacks, text), mask.name: masks}
 
     def _load(self, network: str, layout: Layout, views: _Views) -> None:
-        """Copy what the call reads to the stage, unless it is there."""
+        """Copy the call's inputs to the stage, unless they are there already."""
         images = [member.image for member in layout.members]
         count = len(images)
         torch.stack([image.latents for image in images], out=views.latents[:count])
@@ -267,12 +256,12 @@ class Stage:
                     torch.stack(rows, out=target)
             self._caches_at[address] = layout
         if not is_read:
-            # This call makes new ones.
+            # This call computes new caches.
             for image in images:
                 image.cache, image.staged = [], layout
 
     def _save_caches(self) -> None:
-        """Copy caches that are only on the stage to their images."""
+        """Copy the caches that are only on the stage to their images."""
         for layout in self._caches_at.values():
             views = self._views_of(layout)
             for member, rows in zip(layout.members, layout.rows_of_members, strict=True):
@@ -299,22 +288,33 @@ class Stage:
 
     def _new_views(self, sizes: dict[str, int]) -> _Views:
         memory = self._memory
-        texts = [memory.stack(own[0], sizes, len(own)) for own in self._stacks]
+        texts = [memory.stack(stack[0], sizes, len(stack)) for stack in self._stacks]
         maps = {spec.name: memory.map(spec.name, spec, sizes) for spec in self._maps}
         caches = [memory.flat(t.name, t, sizes).view(sizes[ROWS], -1) for t in self._caches]
-        own = [memory.lines(name, sizes) for name in ("latents", "estimate", "fresh noise")]
-        return _Views({**maps, **self._named(texts)}, texts, caches, *own)
+        lines = [memory.lines(name, sizes) for name in ("latents", "estimate", "fresh noise")]
+        return _Views({**maps, **_by_name(self._stacks, texts)}, texts, caches, *lines)
 
 
 def _put_image(
-    text: Sequence[Tensor], masks: Tensor, own: Sequence[Tensor], rows: Sequence[int], place: int
+    text: Sequence[Tensor], masks: Tensor, prompt: Sequence[Tensor], rows: Sequence[int], place: int
 ) -> None:
     """Copy an image prompt to its place in a member's rows."""
-    for target, each in zip(text, own, strict=True):
+    for target, source in zip(text, prompt, strict=True):
         for number, row in enumerate(rows):
-            target[:, row, place, : each.shape[2]] = each[:, number]
+            target[:, row, place, : source.shape[2]] = source[:, number]
     for row in rows:
-        masks[row, place, own[0].shape[2] :] = -math.inf
+        masks[row, place, prompt[0].shape[2] :] = -math.inf
+
+
+def _by_name(
+    stacks: Sequence[Sequence[TensorSpec]], tensors: Sequence[Tensor]
+) -> dict[str, Tensor]:
+    """Return the tensors of stacked tensors by name."""
+    return {
+        spec.name: tensor
+        for stack, stacked in zip(stacks, tensors, strict=True)
+        for spec, tensor in zip(stack, stacked, strict=True)
+    }
 
 
 def _by_shape(specs: Iterable[TensorSpec]) -> list[list[TensorSpec]]:
@@ -325,8 +325,8 @@ def _by_shape(specs: Iterable[TensorSpec]) -> list[list[TensorSpec]]:
 
 
 def _advance(views: _Views, tables: Tables) -> None:
-    """Guide the noise prediction and take one scheduler step, in float32. Lines that no member uses
-    are computed too, and read by nothing."""
+    """Guide the noise prediction and take one scheduler step, in float32. Unused lines are computed
+    too, but not read."""
     positive = views.by_name["noise"].float()
     negative = positive.index_select(0, tables.negative_row)
     latents, estimate = schedulers.step(

@@ -1,8 +1,8 @@
 """Memory for the static tensors of a device's calls.
 
-It holds the largest bucket at the model's own size, and is shared by all axes and buckets that fit;
-for larger ones there is memory of twice that size, and so on. So the address of a tensor depends
-only on its name and size.
+A tensor name's memory has room for the largest bucket at the model's own size; all axes and buckets
+that fit share it. Larger calls use another memory of twice the size, and so on. So a tensor's
+address depends only on its name and size.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class StaticMemory:
         self._standard = {ROWS: self.engines.buckets[-1], **self.all_sizes(sizes)}
 
     def all_sizes(self, sizes: dict[str, int]) -> dict[str, int]:
-        """Return the sizes with those that follow from the latents'."""
+        """Add the sizes of the UNet's lower levels."""
         return sizes | level_axes(sizes["latent_h"], sizes["latent_w"])
 
     def map(self, name: str, spec: TensorSpec, sizes: dict[str, int]) -> Tensor:
-        """Return a tensor of the UNet's maps, in the layout of the engines."""
+        """Return one of the UNet's maps, in the engines' memory layout."""
         dims, memory = spec.shape(sizes), self.flat(name, spec, sizes)
         if len(dims) == 4 and self.engines.memory_format is torch.channels_last:
             rows, channels, height, width = dims
@@ -42,17 +42,17 @@ class StaticMemory:
         return memory.view(dims)
 
     def lines(self, name: str, sizes: dict[str, int]) -> Tensor:
-        """Return a tensor of the loop's own, like latents: float32, a line for each row."""
+        """Return a tensor of the loop's state, such as latents: float32, a line for each row."""
         dims = (ROWS, self.engines.arch.latent_channels, "latent_h", "latent_w")
         spec = TensorSpec(name, "float32", dims)
         return self.flat(name, spec, sizes).view(spec.shape(sizes))
 
     def stack(self, spec: TensorSpec, sizes: dict[str, int], count: int) -> Tensor:
-        """Return `count` such tensors, stacked."""
+        """Return `count` stacked tensors of a spec."""
         return self.flat(spec.name, spec, sizes, count).view(count, *spec.shape(sizes))
 
     def flat(self, name: str, spec: TensorSpec, sizes: dict[str, int], count: int = 1) -> Tensor:
-        """Return as much of the memory of this name as such tensors take."""
+        """Return the part of the name's memory that `count` tensors of a spec take."""
         size, wanted = (count * math.prod(spec.shape(each)) for each in (self._standard, sizes))
         while size < wanted:
             size *= 2
