@@ -1,16 +1,15 @@
 """Admission: whether a request is accepted, and if not, why and when to retry.
 
-Replicas and a loop in a program both decide here. Work is counted in seconds of the device, for
-each client:
+Replicas and library loops decide here. Work is measured in seconds of the device, for each client:
 
-- the queue: a client may have `limits.queue` standard images waiting, less if others wait too.
-  It never gets the last free part, so a new client always finds room (dynamic thresholds:
-  Choudhury, Hahne, IEEE/ACM Transactions on Networking 6(2), 1998);
-- deadlines: a picture that would be late is refused, and a client with other requests waiting
-  leaves time for one more client;
+- the queue: a client may have `limits.queue` standard images waiting, fewer if others wait too. No
+  client can fill the queue, so a new client always finds room (dynamic thresholds: Choudhury,
+  Hahne, IEEE/ACM Transactions on Networking 6(2), 1998);
+- deadlines: a picture that would be late is refused, and further requests of a client leave time
+  for one more client;
 - promises: no newcomer makes another picture miss its deadline.
 
-Only the virtual time that callers pass in changes. It knows no tensors, no clock and no HTTP.
+Only the callers' virtual time is changed. It knows no tensors, no clock and no HTTP.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from sdxl.policy import Limits
 
 Reason = Literal["queue_full", "too_late", "others_first"]
 NEWCOMER_WEIGHT = 1.0
-"""Weight of the client that deadlines leave time for."""
+"""weight of the future client that deadlines leave time for"""
 
 
 class Refused(RuntimeError):
-    """A refused request, and the seconds to wait before a retry."""
+    """A refused request, with the seconds to wait before a retry."""
 
     def __init__(self, message: str, retry_after_s: float, reason: Reason = "queue_full") -> None:
         super().__init__(message)
@@ -50,12 +49,12 @@ class Admission:
     """The state of one device when a request arrives."""
 
     flights: Sequence[Flight]
-    """All that are accepted and not done."""
+    """accepted images that are not done"""
     limits: Limits
     costs: Costs
     now: float
     delay_s: float = 0.0
-    """Seconds before a newcomer's first step, such as for encoding its prompt."""
+    """seconds before a newcomer's first step, such as for encoding its prompt"""
 
     def admit(self, newcomer: Flight, time: VirtualTime) -> Flight:
         """Return the newcomer with its work and its place in the queue, or raise Refused."""
@@ -65,41 +64,42 @@ class Admission:
         return self._placed(time.stamped(newcomer, self.flights))
 
     def ready_s(self, newcomer: Flight) -> float:
-        """When the newcomer would be ready behind all flights."""
+        """Predict when the newcomer would be ready behind all flights."""
         behind = self._behind_all(newcomer)
         return self._project(behind, [behind.id])[behind.id] + self.delay_s
 
     def waiting(self, newcomer: Flight) -> list[Flight]:
-        """Waiting flights that are at least as urgent as the newcomer."""
+        """Return the waiting flights that are at least as urgent as the newcomer."""
         return [
             f for f in self.flights if f.state is State.QUEUED and f.priority <= newcomer.priority
         ]
 
-    # -- one check each ---------------------------------------------------------------------
+    # -- checks -----------------------------------------------------------------------------
 
     def check_queue(self, newcomer: Flight) -> None:
-        """A request whose first picture is within the bound is accepted whole, however large."""
+        """Raise Refused if the queue is full. A request is accepted whole if its first picture is
+        within the bound."""
         waiting = [f for f in self.waiting(newcomer) if not is_same_request(f, newcomer)]
         images: dict[str, float] = {}
         for flight in waiting:
             images[flight.client] = images.get(flight.client, 0.0) + flight.images
         own = images.get(newcomer.client, 0.0)
-        # The part of a request above the bound takes nothing from other clients.
+        # Images of a large request above the bound take no room from other clients.
         free = 2 * self.limits.queue - sum(min(n, self.limits.queue) for n in images.values())
         if own < newcomer.weight * free:
             return
         owners = "all clients" if free <= 0 else "this client"
         count = sum(f.client == newcomer.client for f in waiting) if free > 0 else len(waiting)
-        # A place is free at the first end; those that wait now begin first.
-        again_s = max(self._first_end_s() - self.now, 0.0) + sum(f.work_s for f in waiting)
-        raise Refused(f"the queue is full ({count} images of {owners} wait)", again_s, "queue_full")
+        # The first end frees a place; the images that wait now begin first.
+        retry_s = max(self._first_end_s() - self.now, 0.0) + sum(f.work_s for f in waiting)
+        raise Refused(f"the queue is full ({count} images of {owners} wait)", retry_s, "queue_full")
 
     def _check_reserve(self, newcomer: Flight) -> None:
-        """For further requests of a client, leave time for one more client. Otherwise the first
-        client would be promised all of the device's time."""
+        """Raise Refused if a client's further request leaves no time for one more client. Otherwise
+        the first client would be promised all of the device's time."""
         ahead = [f for f in self.flights if f.priority <= newcomer.priority]
         own = [f for f in ahead if f.client == newcomer.client]
-        # A loop in a program knows no requests, and no other client will come.
+        # A library loop has no request ids and no other clients.
         has_others = newcomer.request_id and not all(is_same_request(f, newcomer) for f in own)
         if math.isinf(newcomer.deadline_s) or not has_others:
             return
@@ -123,8 +123,8 @@ class Admission:
             )
 
     def _placed(self, newcomer: Flight) -> Flight:
-        """Try three places: in turn, in turn without pausing others, behind all others. Take the
-        first that keeps every promise."""
+        """Return the newcomer in the first of three places that keeps every promise: in turn, in
+        turn without pausing others, behind all others."""
         timed = {f.id for f in (newcomer, *self.flights) if f.deadline_s < math.inf}
         if not timed or self._is_no_hurry(newcomer):
             return newcomer
@@ -135,11 +135,12 @@ class Admission:
                 self._check_own(place, after)
                 return place
         self._check_own(place, after)
-        again_s = after.get(newcomer.id, self._first_end_s()) - self.now
-        raise Refused("another image's promised time would be missed", again_s, "others_first")
+        retry_s = after.get(newcomer.id, self._first_end_s()) - self.now
+        raise Refused("another image's promised time would be missed", retry_s, "others_first")
 
     def _is_no_hurry(self, newcomer: Flight) -> bool:
-        """True if all would be ready in time in any order, so no projection is needed."""
+        """True if all images would be ready in time in any order, so that no projection is
+        needed."""
         flights = (*self.flights, newcomer)
         ready_s = all_ready_s(flights, self.limits, self.costs, self.now) + self.delay_s
         return ready_s <= min(f.deadline_s for f in flights)
@@ -149,7 +150,7 @@ class Admission:
             self._check_time(newcomer, after[newcomer.id] + self.delay_s)
 
     def _breaks(self, after: dict[int, float]) -> bool:
-        """True if a flight would be late that is in time without the newcomer."""
+        """True if the newcomer would make a flight late."""
         late = [f for f in self.flights if f.deadline_s < after.get(f.id, -math.inf)]
         if not late:
             return False
@@ -160,7 +161,7 @@ class Admission:
         last = max((f.due for f in self.flights), default=0.0)
         return replace(newcomer, due=max(newcomer.due, last), is_last=True)
 
-    # -- what the checks use ----------------------------------------------------------------------
+    # -- helpers of the checks --------------------------------------------------------------
 
     def _measured(self, flight: Flight) -> Flight:
         if flight.later is not None:
@@ -171,7 +172,7 @@ class Admission:
         return replace(flight, work_s=work_s, images=work_s / unit_s if unit_s else 1.0)
 
     def _first_end_s(self) -> float:
-        """When the first running flight is done and frees a place."""
+        """Predict when the first running flight is done and frees a place."""
         running = [f for f in self.flights if f.state is not State.QUEUED]
         ends = project(running, self.limits, self.costs, self.now).values()
         return min(ends, default=self.now)

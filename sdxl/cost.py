@@ -1,6 +1,6 @@
-"""Measured costs of ticks, and what follows from them: the knee, and when each picture is ready.
+"""Measured costs of calls, and predictions from them: the knee, and when each picture is ready.
 
-Costs are learned from the ticks themselves. `project` runs the policy forward over plain data with
+Costs are learned from the calls of the loop. `project` runs the policy forward over plain data with
 these costs, so an estimate includes every queue, bucket and step plan. It knows no engines and no
 clock.
 """
@@ -29,15 +29,15 @@ NETWORK_SHARES: Mapping[Network, float] = {
     "unet_shallow": SHALLOW_SHARE,
     "control_deep": CONTROL_SHARE,
 }
-"""Cost of a call over a deep one's, until it is measured."""
+"""Assumed cost of a call relative to a deep one, until it is measured."""
 VARIANT_SHARES: Mapping[str, float] = {"": 1.0, "lora": 1.3, "locon": 1.8}
-"""Cost of a call with LoRAs over a plain one's, until it is measured."""
+"""Assumed cost of a call with LoRAs relative to a plain one, until it is measured."""
 MOST_TICKS = 1000
 """The most costs kept: each picture size adds some, and each estimate reads all."""
 MEASURED = ("between_s", "encode_s", "image_s", "decode_s", "paste_s")
-"""Costs other than those of UNet calls."""
+"""Costs other than UNet calls."""
 NETWORKS: tuple[Network, Network] = ("unet_deep", "unet_shallow")
-"""the UNet's"""
+"""The UNet's networks."""
 
 
 class CostKey(NamedTuple):
@@ -62,25 +62,25 @@ class Costs:
 
     ticks: dict[CostKey, float] = field(default_factory=dict)
     between_s: float = 0.0
-    """From the end of a call to the start of the next one: planning, first steps, ETAs."""
+    """from the end of a call to the start of the next one: planning, first steps, ETAs"""
     encode_s: float = 0.0
-    """To encode the prompts of one picture."""
+    """to encode the prompts of one picture"""
     image_s: float = 0.0
-    """To encode an edit's image of the model's own size."""
+    """to encode an edit's image of the model's own size"""
     decode_s: float = 0.0
-    """From final latents to a file, at the model's own size."""
+    """from final latents to a file, at the model's own size"""
     paste_s: float = 0.0
-    """Pasting a result into a larger image and writing that file, by its pixels over those of the
-    model's own size; until it is measured, `decode_s`."""
+    """to paste a result into an image with as many pixels as the model's own size, and to write the
+    file; 0: unknown, `decode_s` is assumed"""
     pasting_s: float = 0.0
-    """Predicted seconds of pasting left for pictures whose steps are done."""
+    """predicted seconds of pasting left for pictures whose steps are done"""
     lasting: frozenset[CostKey] = frozenset()
-    """Costs from the warm-up, which are never dropped."""
+    """costs from the warm-up, which are never dropped"""
 
     def observe(
         self, group: Group, seconds: float, between_s: float = 0.0, *, is_usual: bool = True
     ) -> None:
-        """Learn from a call and the time before it, unless it was a first run."""
+        """Learn from a call and the time before it; the time of a first run is ignored."""
         if not is_usual:
             return
         self.between_s = smoothed(self.between_s or None, between_s)
@@ -92,17 +92,16 @@ class Costs:
                 seconds = min(seconds, 2 * self._estimate(key))
         self.ticks[key] = smoothed(mean_s, seconds)
         if len(self.ticks) > MOST_TICKS:
-            # Drop the oldest; it is measured again when it occurs again.
+            # Drop the oldest; the next such call measures it again.
             oldest = next((each for each in self.ticks if each not in self.lasting), key)
             del self.ticks[oldest]
 
     def tick_s(self, group: Group) -> float:
-        """The measured seconds, or an estimate from the nearest measured call, with those of the
-        ControlNets before it."""
+        """Return the seconds of a group's call and of its ControlNets' calls."""
         return self.call_s(group) + sum(map(self.call_s, group.nets))
 
     def call_s(self, group: Group) -> float:
-        """Seconds of a call and of the time before it."""
+        """Return the seconds of a call and of the time before it."""
         return self.between_s + self.device_s(CostKey(group.call, group.bucket))
 
     def device_s(self, key: CostKey) -> float:
@@ -132,8 +131,8 @@ class Costs:
         return min(self.ticks.copy().items(), key=distance, default=None)
 
     def knee(self, image: Flight, buckets: Sequence[int], tolerance: float = KNEE_TOLERANCE) -> int:
-        """The smallest bucket whose measured cost per row is near the best: more rows in flight
-        would slow each other down and finish no sooner."""
+        """Return the smallest bucket whose measured cost per row is near the best. More rows would
+        slow each other down and finish no sooner."""
         per_row = {
             bucket: seconds / bucket
             for bucket in buckets
@@ -145,7 +144,7 @@ class Costs:
         return min(b for b, cost in per_row.items() if cost <= best * (1 + tolerance))
 
     def knees(self, limits: Limits, image: Flight) -> Limits:
-        """The limits with the best numbers of rows; a guided image needs two."""
+        """Return the limits with the best numbers of rows; a guided image needs two."""
         calls = (self.tick_s(Group(image.call("unet_deep"), (), b)) for b in limits.buckets)
         return replace(
             limits,
@@ -156,8 +155,8 @@ class Costs:
         )
 
     def row_at_most_s(self, call: CallKey, limits: Limits) -> float:
-        """The most that a row of such a call costs in any bucket; infinite unless all are measured.
-        A bucket holds at least one row more than the next smaller bucket's size."""
+        """Return the largest cost of a row of this call in any bucket; infinite unless all buckets
+        are measured. A bucket has at least one row more than the next smaller bucket's size."""
         fewest = (1, *(bucket + 1 for bucket in limits.buckets))
         return max(
             (self.ticks.get(CostKey(call, bucket), math.inf) + self.between_s) / rows
@@ -165,41 +164,38 @@ class Costs:
         )
 
     def work_s(self, flight: Flight, limits: Limits) -> float:
-        """Seconds of the device for an image's steps in full calls, and for the work between and
-        after its legs."""
+        """Return the device's seconds for an image's steps in full calls, and for the work between
+        and after its legs."""
         bucket = limits.bucket(min(limits.rows, limits.buckets[-1]))
-        own_s = 0.0
+        leg_s = 0.0
         for network, is_refined in itertools.product(NETWORKS, (False, True)):
             rows = flight.plan.rows(is_deep=network == "unet_deep", is_refined=is_refined)
             if rows:
                 call = flight.call(network)
                 call = CallKey(network, flight.axes, is_refined=True) if is_refined else call
-                own_s += self.tick_s(Group(call, (), bucket)) * rows / bucket
-        own_s += sum(self._net_s(window, flight, bucket) for window in flight.windows)
+                leg_s += self.tick_s(Group(call, (), bucket)) * rows / bucket
+        leg_s += sum(self._net_s(window, flight, bucket) for window in flight.windows)
         later = flight.later
         if later is None:
-            return own_s + self.pasted_s(flight)
-        return own_s + later.delay_s + self.work_s(flight.next_leg, limits)
+            return leg_s + self.pasted_s(flight)
+        return leg_s + later.delay_s + self.work_s(flight.next_leg, limits)
 
     def _net_s(self, window: Window, flight: Flight, bucket: int) -> float:
-        """Seconds of a ControlNet's calls."""
-        steps = enumerate(flight.plan)
-        deep = (
-            step
-            for number, step in steps
+        """Return the seconds of a ControlNet's calls in full calls."""
+        rows = sum(
+            window.rows(step.rows)
+            for number, step in enumerate(flight.plan)
             if step.is_deep and not step.is_refined and window.covers(number, len(flight.plan))
         )
         call = CallKey("control_deep", flight.axes, net=window.net)
-        return (
-            self.call_s(Group(call, (), bucket)) * sum(window.rows(s.rows) for s in deep) / bucket
-        )
+        return self.call_s(Group(call, (), bucket)) * rows / bucket
 
     def decoded_s(self, flight: Flight, limits: Limits) -> float:
-        """Seconds from its final latents to its file."""
+        """Return the seconds from an image's final latents to its file."""
         return self.decode_s * (size_of(flight) / size_of(limits.standard or flight))
 
     def pasted_s(self, flight: Flight) -> float:
-        """Seconds to paste its result."""
+        """Return the seconds to paste an image's result."""
         return (self.paste_s or self.decode_s) * flight.pasted
 
     def as_dict(self) -> dict[str, Any]:
@@ -212,7 +208,7 @@ class Costs:
 
 
 def size_of(flight: Flight) -> int:
-    """Pixels of its latents."""
+    """Return the pixels of an image's latents."""
     axes = dict(flight.axes)
     return axes["latent_h"] * axes["latent_w"]
 
@@ -230,14 +226,14 @@ def project(
     now: float,
     of: Collection[int] | None = None,
 ) -> dict[int, float]:
-    """When each picture will be ready if no more requests arrive; held ones never are. `of`: stop
-    when these are ready, which saves time with a long queue."""
+    """Predict when each picture will be ready if no more requests arrive; infinite for images that
+    never run. `of`: stop once these are ready, which saves time with a long queue."""
     states = {f.id: f.changed(deadline_s=math.inf) for f in flights}
     delay_s = dict.fromkeys(states, 0.0)
     finish = {f.id: math.inf for f in flights}
-    asked, known = set(states if of is None else of), _Ticks()
+    left, known = set(states if of is None else of), _Ticks()
     pasting_until = now + costs.pasting_s
-    while asked:
+    while left:
         near = foremost(states.values(), limits)
         plan = plan_tick(near, limits, now)
         if not plan.groups:
@@ -253,7 +249,7 @@ def project(
             moved = flight.advanced(taken)
             states[flight.id] = moved
             if moved.is_done and moved.later is not None:
-                # Only this image waits; others run meanwhile.
+                # Only this image waits; other images run meanwhile.
                 delay_s[flight.id] = moved.later.delay_s
                 states[flight.id] = moved.next_leg
             elif moved.is_done:
@@ -261,21 +257,21 @@ def project(
                 if moved.pasted:
                     ready = pasting_until = max(ready, pasting_until) + costs.pasted_s(moved)
                 finish[flight.id] = ready
-                asked.discard(flight.id)
+                left.discard(flight.id)
                 del states[flight.id]
     return finish
 
 
 def all_ready_s(flights: Sequence[Flight], limits: Limits, costs: Costs, now: float) -> float:
-    """An upper bound of `project` for all flights, in any order: each row counts at the most that
-    it can cost. It takes a twentieth of the time. It is infinite if a cost is unknown, or an image
-    has ControlNets, image prompts or a refiner, or has LoRAs and shares calls."""
+    """Return an upper bound of `project` for all flights in any order, in a twentieth of the time:
+    each row counts with the largest possible cost. The bound is infinite if a cost is unknown, or
+    an image has ControlNets, image prompts or a refiner, or has LoRAs and shares calls."""
     work_s, after_s, pasting_s = 0.0, 0.0, costs.pasting_s
     row_s: dict[CallKey, float] = {}
     for flight in flights:
         has_windows = flight.windows or flight.image_windows
         if has_windows or (flight.rides and flight.variant != PLAIN):
-            # A row that rides with others makes theirs dearer.
+            # Rows with LoRAs make the calls that they share slower.
             return math.inf
         later = flight.later
         if any(leg.plan.refined_from is not None for leg in (flight, later) if leg):
@@ -296,22 +292,25 @@ def all_ready_s(flights: Sequence[Flight], limits: Limits, costs: Costs, now: fl
 
 
 _Ticks = dict[tuple[object, ...], tuple[float, list[int]]]
-"""Seconds of a tick, and the steps that each image takes in it, by pattern: each image's next step
-and its distance to a deep one. Patterns repeat."""
+"""Seconds of a tick and the steps that each image takes, by the pattern of all images' next steps
+and distances to a deep step. Patterns repeat."""
 
 
 def _stride(
     running: Sequence[Flight], limits: Limits, costs: Costs, known: _Ticks, *, is_long: bool
 ) -> tuple[float, list[int]]:
-    """Seconds of the next tick, and the steps that each image takes. If `is_long`: of all ticks
-    until one image needs less room."""
+    """Return the seconds of the next tick and the steps that each image takes. With `is_long`, sum
+    over all ticks until one image needs less room."""
     at, ends = [f.step for f in running], [f.step + f.steady_ticks for f in running]
-    looked_up = [((f.axes, f.variant, _windows(f)), f.plan, f.plan.to_deep) for f in running]
+    facts = [
+        ((f.axes, f.variant, (*f.windows, *f.image_windows)), f.plan, f.plan.to_deep)
+        for f in running
+    ]
     seconds = 0.0
     while True:
         pattern = tuple(
             (key, plan[step], to_deep[step], key[2] and _covering(key[2], step, len(plan)))
-            for (key, plan, to_deep), step in zip(looked_up, at, strict=True)
+            for (key, plan, to_deep), step in zip(facts, at, strict=True)
         )
         if pattern not in known:
             known[pattern] = _tick(running, at, limits, costs)
@@ -322,10 +321,6 @@ def _stride(
             return seconds, [step - f.step for f, step in zip(running, at, strict=True)]
 
 
-def _windows(flight: Flight) -> Sequence[Window | ImageWindow]:
-    return (*flight.windows, *flight.image_windows)
-
-
 def _covering(windows: Sequence[Window | ImageWindow], step: int, steps: int) -> tuple[bool, ...]:
     return tuple(window.covers(step, steps) for window in windows)
 
@@ -333,7 +328,8 @@ def _covering(windows: Sequence[Window | ImageWindow], step: int, steps: int) ->
 def _tick(
     running: Sequence[Flight], at: Sequence[int], limits: Limits, costs: Costs
 ) -> tuple[float, list[int]]:
-    taking = stepping([f.changed(step=step) for f, step in zip(running, at, strict=True)])
-    ids = {f.id for f in taking}
-    cost = sum(costs.tick_s(group) for group in groups_of(taking, limits))
+    """Return the seconds of the tick at these steps, and the step or none that each image takes."""
+    flights = stepping([f.changed(step=step) for f, step in zip(running, at, strict=True)])
+    ids = {f.id for f in flights}
+    cost = sum(costs.tick_s(group) for group in groups_of(flights, limits))
     return cost, [int(f.id in ids) for f in running]

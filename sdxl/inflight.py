@@ -1,8 +1,8 @@
-"""The one denoising loop: images join, run, pause and leave at any tick, and share UNet calls.
+"""The denoising loop: images join, run, pause and leave at any tick, and share UNet calls.
 
-`tick` asks the policy what to run, makes one engine call per group, and takes one scheduler step
-for every image in it. It serves a single picture, a batch, a server and the offline job alike. It
-has no thread and no clock of its own, and knows no pictures and no HTTP; it yields latents.
+`tick` asks the policy for groups, makes one engine call per group, and takes one scheduler step for
+each image in a group. A single picture, a service and the offline job use the same loop. It has no
+thread and no clock, and knows no pictures and no HTTP; its results are latents.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DeadlineExceeded(RuntimeError):
 
 @dataclass(frozen=True)
 class Request:
-    """One image to denoise: all that the loop needs, independent of the source of the request."""
+    """One image to denoise."""
 
     conditioning: Conditioning
     table: schedulers.Table
@@ -58,15 +58,15 @@ class Request:
     latent_w: int
     priority: Priority = Priority.INTERACTIVE
     deadline_s: float = math.inf
-    """on the loop's clock, picture included"""
+    """time on the loop's clock by which the picture must be ready"""
     client: str = ""
     weight: float = 1.0
     source: SourceLatents | None = None
-    """start in place of noise; the table starts there, too"""
+    """start instead of noise; the table must start at the same step"""
     controls: tuple[ControlInput, ...] = ()
-    """by net"""
+    """sorted by net"""
     variation: Variation | None = None
-    """of the noise"""
+    """variation of the noise"""
 
     def __post_init__(self) -> None:
         if self.plan.room[0] > self.conditioning.rows:
@@ -76,9 +76,8 @@ class Request:
 
     @property
     def variant(self) -> Variant:
-        """What its rows need of a call, except image prompts."""
-        own = self.conditioning.adapters.variant
-        return own._replace(is_controlled=bool(self.controls))
+        """The variant of its calls, without image prompts."""
+        return self.conditioning.adapters.variant._replace(is_controlled=bool(self.controls))
 
     @property
     def windows(self) -> tuple[Window, ...]:
@@ -110,18 +109,18 @@ class _Image:
     request: Request
     noise: NoiseSource
     tensors: ImageTensors | None = None
-    """None before its first step"""
+    """None before the first step"""
     has_refined_text: bool | None = None
-    """whether its text is the refiner's; None before its first step"""
+    """True if the text is the refiner's; None before the first step"""
     kept: KeptPart | None = None
 
-    def text(self, *, is_refined: bool) -> Conditioning:
-        """What a model's text is computed from."""
-        own = self.request.conditioning
+    def conditioning(self, *, is_refined: bool) -> Conditioning:
+        """Return the conditioning of the model, or of its refiner."""
+        conditioning = self.request.conditioning
         if not is_refined:
-            return own
-        assert own.refined is not None
-        return own.refined
+            return conditioning
+        assert conditioning.refined is not None
+        return conditioning.refined
 
     def begin(self, engines: Engines) -> ImageTensors:
         request, source, masked = self.request, self.request.source, None
@@ -129,13 +128,16 @@ class _Image:
             latents = self.noise.start() * request.table.start
         else:
             latents, self.kept, masked = begin(source, request.table, self.noise, engines.device)
-        slot = engines.slot(request.latent_h, request.latent_w, request.variant)
-        latents, pages = latents.to(engines.device), request.conditioning.adapters.unet
         rows = request.plan.room[0]
-        controls = [ControlState(each, request.conditioning, rows) for each in request.controls]
-        prompts = [stacked_by_width(each.text) for each in request.conditioning.images]
-        own = latents, request.guidance, masked, slot, pages, controls, prompts
-        self.tensors = ImageTensors(*own)
+        self.tensors = ImageTensors(
+            latents.to(engines.device),
+            request.guidance,
+            masked,
+            engines.slot(request.latent_h, request.latent_w, request.variant),
+            request.conditioning.adapters.unet,
+            [ControlState(each, request.conditioning, rows) for each in request.controls],
+            [stacked_by_width(each.text) for each in request.conditioning.images],
+        )
         return self.tensors
 
 
@@ -150,21 +152,21 @@ class _Launch:
     start: Fence
     end: Fence
     is_usual: bool
-    """whether the call took its usual time: a first one is also compiled or recorded"""
+    """False for a first call, whose time includes compiling or recording"""
 
 
 @dataclass
 class InFlight:
-    """See the module. `clock` gives seconds; `limits.rows` may be changed between ticks."""
+    """The loop of one device. `limits` may be replaced between ticks."""
 
     engines: Engines
     clock: Callable[[], float]
     limits: Limits
     costs: Costs = field(default_factory=Costs)
     stage: Stage | None = None
-    """Loops that run in turn may share one."""
+    """the UNet's stage, which loops that run in turn may share"""
     refiner: Stage | None = None
-    """that of the refiner, which takes the last steps of requests that name it"""
+    """the refiner's stage"""
 
     def __post_init__(self) -> None:
         self._flights: dict[int, Flight] = {}
@@ -179,17 +181,17 @@ class InFlight:
         """when an image came to an idle loop"""
         self.steps_taken = 0
         self.call: tuple[Group, float] | None = None
-        """the current engine call and its start; read by other threads"""
+        """the current engine call and its start; other threads read it"""
 
-    # -- what a caller says -----------------------------------------------------------------
+    # -- commands ---------------------------------------------------------------------------
 
     def submit(self, request: Request, admitted: Flight | None = None) -> int:
-        """Accept an image, or raise Refused (admission.py); one that was `admitted` before keeps
-        its promise."""
+        """Accept an image, or raise Refused (admission.py). An `admitted` image is not checked
+        again."""
         flight = admitted or self.admission().admit(self._flight(request), self.time)
         if self.is_idle:
             self._busy_from_s = self.clock()
-        # What files need is known for certain only once they are loaded.
+        # Admission predicted these before the files were loaded.
         flight = flight.changed(
             axes=self._axes(request),
             variant=request.variant,
@@ -206,15 +208,14 @@ class InFlight:
         return next(self._ids)
 
     def cancel(self, id_: int) -> None:
-        """Drop an image from the next tick on. Unknown or finished ids are no error: the caller may
-        be late."""
+        """Drop an image before the next tick. An unknown or finished id is ignored."""
         self._drop(id_)
 
-    # -- what a caller asks -----------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing is in flight and no result waits to be collected."""
+        """True if no image is in flight and no call is running."""
         return not self._flights and not self._launched
 
     @property
@@ -226,11 +227,11 @@ class InFlight:
         return Admission(self.flights, self.limits, self.costs, self.clock())
 
     def finish_times(self) -> dict[int, float]:
-        """Predict when each image will be ready, on the loop's clock, from measured costs."""
+        """Predict from measured costs when each image will be ready, on the loop's clock."""
         return project(self.flights, self.limits, self.costs, self.clock())
 
     def preview(self, id_: int) -> Tensor | None:
-        """Return the picture as the model expects it, in latents; None before its first step."""
+        """Return the latents of the picture that the model expects; None before its first step."""
         image = self._images.get(id_)
         if image is None or image.tensors is None or self._flights[id_].step == 0:
             return None
@@ -240,7 +241,7 @@ class InFlight:
     # -- the loop ---------------------------------------------------------------------------
 
     def tick(self) -> list[Event]:
-        """Do one step for every runnable image; return what finished or failed."""
+        """Take one step of every runnable image; return the finished and failed images."""
         with self.engines.on_stream():
             return self._tick()
 
@@ -262,14 +263,15 @@ class InFlight:
         return events
 
     def drain(self) -> list[Event]:
-        """Tick until nothing is left."""
+        """Tick until no image is left."""
         events: list[Event] = []
         while self._flights or self._launched:
             events += self.tick()
         return events
 
     def _launch(self, group: Group, whole: Group, events: list[Event]) -> None:
-        """Launch a group's call, or one of a ControlNet before it."""
+        """Launch a group's call, or the call of one of the group's ControlNets. `whole` is the
+        group of the UNet's call."""
         group = self._left(group)
         if not group.ids:
             return
@@ -281,7 +283,7 @@ class InFlight:
             is_usual = self._control(group) if group.call.net else self._step(group)
             end = self.engines.fence()
         except Exception as cause:
-            # The call is shared, so its images share its fate; the others go on.
+            # All images of the call fail; other images continue.
             for id_ in group.ids:
                 self._fail(id_, cause, events)
             return
@@ -298,28 +300,28 @@ class InFlight:
         self._launched.append(_Launch(group, ends, began, start, end, is_usual))
 
     def _left(self, group: Group) -> Group:
-        """The group without images that an earlier call failed for."""
+        """Return the group without images that have failed meanwhile."""
         is_left = [id_ in self._flights for id_ in group.ids]
         ids, places = (tuple(compress(each, is_left)) for each in (group.ids, group.places))
         return replace(group, ids=ids, places=places)
 
     def _begin(self, group: Group) -> None:
-        """Compute the text of the group's images that begin, or go over to the refiner."""
+        """Compute the text of the group's images that begin or switch to the refiner."""
         is_refined, stage = group.call.is_refined, self._stage_of(group)
         new = [id_ for id_ in group.ids if self._images[id_].has_refined_text != is_refined]
         rows, variant = 0, group.call.variant
-        together: list[tuple[ImageTensors, Conditioning, int]] = []
+        batch: list[tuple[ImageTensors, Conditioning, int]] = []
         for id_ in new:
             image, count = self._images[id_], self._flights[id_].rows
             if rows + count > self.limits.buckets[-1]:
-                stage.begin(together, self.limits.bucket(rows), variant)
-                rows, together = 0, []
+                stage.begin(batch, self.limits.bucket(rows), variant)
+                rows, batch = 0, []
             rows += count
             tensors = image.tensors or image.begin(self.engines)
-            together.append((tensors, image.text(is_refined=is_refined), count))
+            batch.append((tensors, image.conditioning(is_refined=is_refined), count))
             image.has_refined_text = is_refined
-        if together:
-            stage.begin(together, self.limits.bucket(rows), variant)
+        if batch:
+            stage.begin(batch, self.limits.bucket(rows), variant)
 
     def _stage_of(self, group: Group) -> Stage:
         if not group.call.is_refined:
@@ -339,7 +341,7 @@ class InFlight:
         return self._stage.control(layout, rows, group.places)
 
     def _coefficients(self, flights: Sequence[Flight]) -> Any:
-        """The scheduler's line of each image's next step."""
+        """Return the line of the scheduler's table for each image's next step."""
         tables = (self._images[f.id].request.table for f in flights)
         return np.array([t.rows[f.step] for t, f in zip(tables, flights, strict=True)], np.float32)
 
@@ -360,13 +362,14 @@ class InFlight:
         is_usual = stage.step(group.network, layout, torch.from_numpy(rows), noise)
         for image, flight in zip(images, flights, strict=True):
             if image.kept is not None:
-                # The masked part stays.
+                # Restore the part of an edit's source that does not change.
                 tensors, table = self._tensors(flight.id), image.request.table
                 image.kept.restore(tensors.picture(tensors.latents), table, flight.step + 1)
         return is_usual
 
     def _settle(self, calls_ahead: int, events: list[Event]) -> None:
-        """Wait for calls beyond `calls_ahead`, observe their cost, return finished images."""
+        """Wait until at most `calls_ahead` calls are running. Learn the costs of the others and
+        append their finished images to `events`."""
         while len(self._launched) > calls_ahead:
             launch = self._launched.popleft()
             self.call = launch.group, self.clock()

@@ -1,16 +1,15 @@
-"""What runs in the next tick: pure decisions over plain data.
+"""Plans the next tick: pure decisions over plain data.
 
-`plan_tick` is the whole policy of the in-flight loop: which images are admitted, which pause,
-which rows share one UNet call and to what size that call is padded. The loop runs the plan, and
-cost.py runs the same policy forward in time, so predictions follow what the loop does.
-It knows no tensors, no engines and no clock.
+`plan_tick` is the policy of the in-flight loop: which images join, which pause, which rows share a
+UNet call, and the bucket of each call. The loop runs the plan, and cost.py runs the same policy
+forward in time, so predictions match the loop. It knows no tensors, no engines and no clock.
 
-Deep steps are taken together: a deep step waits while images that could share its call are about
-to reach theirs. So images of all plans soon run in one rhythm, and a newcomer joins at a deep step.
+Deep steps run together: a deep step waits while images that could share its call are about to reach
+theirs. So images of all plans soon take deep steps in the same ticks, where newcomers join too.
 
 Clients share a device by weighted fair queueing. Every image has a virtual time, `due`, at which it
-would be done if all clients ran at once, each at the pace of its weight (fairness.py). The smallest
-goes first, and images within their client's share of the rows go before all others.
+would be done if all clients ran at once, each at the pace of its weight (fairness.py). Images in
+their client's share of the rows go first, then those with the smallest virtual time.
 """
 
 from __future__ import annotations
@@ -25,30 +24,31 @@ from sdxl.flight import PLAIN, CallKey, Flight, Network, Priority, State
 from sdxl.specs import Axes
 
 PATIENCE = 2
-"""Shallow steps of others that a deep step waits for; each takes a few percent of its time."""
+"""The shallow steps of other images that a deep step waits for. Each takes a few percent of its
+time."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one device runs and queues."""
+    """The limits of one device's loop and queue."""
 
     buckets: tuple[int, ...]
-    """Row counts that calls are padded to, rising."""
+    """row counts that calls are padded to, rising"""
     rows: int
-    """Rows in flight: the knee of the measured tick cost."""
+    """rows in flight: the knee of the measured costs"""
     crowded_rows: int = 0
-    """Rows in flight under load, if more than `rows`: the least cost per row."""
+    """rows in flight under load, if more than `rows`: the least cost per row"""
     paused_cache_rows: int = 16
-    """Paused rows whose caches may stay in memory."""
+    """paused rows whose caches may stay in memory"""
     queue: int = 1000
-    """Standard images that one client may have waiting while no other client waits."""
+    """standard images that one client may have waiting while no other client waits"""
     standard: Flight | None = None
-    """The unit that the queue counts in; None: each image counts as one."""
+    """the queue's unit of work; None: each image counts as one"""
     call_s: tuple[float, ...] = ()
-    """Measured seconds of a call by bucket; empty if unknown."""
+    """measured seconds of a deep call by bucket; empty if unknown"""
     rides: bool = False
-    """True if rows with and without LoRAs share calls: a GPU's calls cost by the call, a CPU's by
-    the row."""
+    """True if rows with and without LoRAs share calls. This is faster on a GPU, whose costs depend
+    on the number of calls more than on the number of rows."""
 
     def __post_init__(self) -> None:
         if list(self.buckets) != sorted(set(self.buckets)) or self.buckets[-1] < 2:
@@ -59,11 +59,11 @@ class Limits:
 
     @property
     def most_rows(self) -> int:
-        """The most rows ever in flight."""
+        """The most rows in flight under any load."""
         return max(self.rows, self.crowded_rows)
 
-    def while_wanted(self, rows: int) -> Limits:
-        """The limits while this many rows run or wait."""
+    def for_load(self, rows: int) -> Limits:
+        """Return the limits while this many rows run or wait."""
         return self._crowded if self.rows < self.crowded_rows <= rows else self
 
     @cached_property
@@ -71,7 +71,7 @@ class Limits:
         return replace(self, rows=self.crowded_rows)
 
     def rows_at(self, slowdown: float) -> int:
-        """The most rows in flight that slow an image's calls down by at most this factor."""
+        """Return the most rows in flight that slow an image's calls by at most this factor."""
         if not self.call_s:
             return self.rows
         timed = list(zip(self.buckets, self.call_s, strict=True))
@@ -88,9 +88,9 @@ class Group:
     ids: tuple[int, ...]
     bucket: int
     nets: tuple[Group, ...] = ()
-    """calls of ControlNets, which run before this one"""
+    """the calls of ControlNets before this call"""
     places: tuple[int, ...] = ()
-    """of a ControlNet in each flight's `windows`"""
+    """for a ControlNet's call, the net's index in each flight's `windows`"""
 
     @property
     def network(self) -> Network:
@@ -101,24 +101,24 @@ class Group:
 class TickPlan:
     groups: tuple[Group, ...]
     admitted: tuple[int, ...] = ()
-    """Queued before, running from this tick on."""
+    """queued images that run from this tick on"""
     paused: tuple[int, ...] = ()
     resumed: tuple[int, ...] = ()
     expired: tuple[int, ...] = ()
-    """Past their deadline."""
+    """images past their deadline"""
     is_settled: bool = False
-    """True if the same images run until one is done or needs less room, unless more arrive."""
+    """True if, without new arrivals, the same images run until one is done or needs less room"""
 
 
 def plan_tick(flights: Sequence[Flight], limits: Limits, now: float) -> TickPlan:
-    """Plan a tick. `flights` are in order of arrival. Each running image takes a step, or waits for
-    others to reach a deep one."""
+    """Plan a tick. `flights` are in order of arrival. Each running image takes a step, or waits
+    until other images reach a deep step."""
     expired = tuple(f.id for f in flights if f.deadline_s < now)
     alive = [f for f in flights if f.deadline_s >= now] if expired else list(flights)
     active = _active_class(alive)
     kept, halted = _kept_and_paused(alive, active, limits)
     wanting = [f for f in alive if f.priority == active]
-    limits = limits.while_wanted(sum(f.rows for f in wanting))
+    limits = limits.for_load(sum(f.rows for f in wanting))
     shares = Shares.of(wanting, limits)
     paused = [f for f in alive if f.state is State.PAUSED and f.priority == active]
     change = _join(wanting, kept, paused, shares, limits)
@@ -136,8 +136,8 @@ def plan_tick(flights: Sequence[Flight], limits: Limits, now: float) -> TickPlan
 
 
 def foremost(flights: Iterable[Flight], limits: Limits) -> list[Flight]:
-    """The `flights`, in their order, that can change the next tick's plan: of each client no more
-    waiting ones than could run."""
+    """Return the flights that the next tick's plan can depend on, in order: only the first waiting
+    flights of each client, as many as could run."""
     flights = list(flights)
     active = _active_class(flights)
     room: dict[str, int] = {}
@@ -154,17 +154,17 @@ def foremost(flights: Iterable[Flight], limits: Limits) -> list[Flight]:
 
 @dataclass(frozen=True)
 class Shares:
-    """What each client may take of one device while others want it too."""
+    """How clients share one device's rows."""
 
     within: frozenset[int]
-    """images that lie within their client's share"""
+    """ids of images within their client's share"""
     rows: int
-    """in flight at most. While some client asks less than its share, fewer than the device takes:
-    its images are not to be slowed down by another's many"""
+    """the most rows in flight. They are reduced while a client wants less than its share, so that
+    its images are not slowed down by another client's many images"""
 
     @classmethod
     def of(cls, flights: Sequence[Flight], limits: Limits) -> Shares:
-        """`flights` are those that want to run."""
+        """Compute the shares of the flights that want to run."""
         weights = {f.client: f.weight for f in flights}
         if len(weights) <= 1:
             return cls(frozenset(f.id for f in flights), limits.rows)
@@ -175,8 +175,8 @@ class Shares:
         light = {c: w for c, w in weights.items() if wanted[c] <= w / total * limits.rows}
         rows = limits.rows
         if light:
-            # Half way between alone and what its share of the device's time would allow: a
-            # newcomer has waited for a call of many rows before its first.
+            # Allow half of the slowdown that the client's share of the time would allow, because a
+            # newcomer has already waited for a call of many rows.
             rows = limits.rows_at((1 + total / max(light.values())) / 2)
         within, taken = set(), dict.fromkeys(weights, 0)
         for flight in sorted(flights, key=_turn):
@@ -187,7 +187,7 @@ class Shares:
         return cls(frozenset(within), rows)
 
     def rank(self, flight: Flight) -> tuple[bool, float, bool, int]:
-        """Sort key: the smallest goes first."""
+        """Return a sort key; the smallest goes first."""
         return flight.id not in self.within, *_turn(flight)
 
 
@@ -196,34 +196,36 @@ def _turn(flight: Flight) -> tuple[float, bool, int]:
 
 
 def line(flights: Iterable[Flight], limits: Limits) -> list[Flight]:
-    """Flights that wait for their first step, in the order of the queue."""
+    """Return the flights that wait for their first step, in the order of the queue."""
     waiting = [f for f in flights if f.state is State.QUEUED]
     shares = Shares.of(waiting, limits)
     return sorted(waiting, key=lambda f: (f.priority, *shares.rank(f)))
 
 
 def _active_class(flights: Iterable[Flight]) -> Priority | None:
-    """The most urgent class that wants to run."""
+    """Return the most urgent priority among the flights."""
     return min((f.priority for f in flights), default=None)
 
 
 def _kept_and_paused(
     flights: Sequence[Flight], active: Priority | None, limits: Limits
 ) -> tuple[list[Flight], list[Flight]]:
-    """Running images that keep running, and less urgent ones, which pause.
+    """Return the running images that keep running, and the less urgent ones, which pause.
 
-    If too many caches are in memory already, an image with a cache runs on to its next deep step,
-    where it needs no cache, and pauses there.
+    If too many caches are in memory already, an image with a cache runs until its next deep step,
+    which needs no cache, and pauses there.
     """
-    waiting = sum(_cache_rows(f) for f in flights if f.state is State.PAUSED)
+    cached = sum(_cache_rows(f) for f in flights if f.state is State.PAUSED)
     kept, halted = [], []
     for flight in flights:
         if flight.state is not State.RUNNING:
             continue
-        if flight.priority == active or not _can_pause(flight, waiting, limits):
+        rows = _cache_rows(flight)
+        can_pause = not rows or cached + rows <= limits.paused_cache_rows
+        if flight.priority == active or not can_pause:
             kept.append(flight)
         else:
-            waiting += _cache_rows(flight)
+            cached += rows
             halted.append(flight)
     return kept, halted
 
@@ -232,18 +234,13 @@ def _cache_rows(flight: Flight) -> int:
     return flight.next_step.rows if flight.needs_cache else 0
 
 
-def _can_pause(flight: Flight, waiting: int, limits: Limits) -> bool:
-    rows = _cache_rows(flight)
-    return not rows or waiting + rows <= limits.paused_cache_rows
-
-
 @dataclass(frozen=True)
 class _Change:
     joining: Sequence[Flight] = ()
     yielding: Sequence[Flight] = ()
-    """Running ones that pause for those that join."""
+    """running images that pause for the joining ones"""
     is_pending: bool = False
-    """True if an image has a place, but waits for a deep step of others or for a cache."""
+    """True if an image has a place but must wait for other images' deep step or for memory"""
 
 
 def _join(
@@ -253,10 +250,10 @@ def _join(
     shares: Shares,
     limits: Limits,
 ) -> _Change:
-    """Waiting images that join, by rank, while rows are free or can be freed.
+    """Choose the waiting images that join, by rank, while rows are free or can be freed.
 
-    Order is strict: the first image without a place ends the search, so large ones do not starve.
-    An image keeps its place while it waits for others to reach a deep step.
+    The order is strict: the first image without a place ends the search, so large images do not
+    starve. An image keeps its place while it waits until others reach a deep step.
     """
     joining: list[Flight] = []
     yielding: list[Flight] = []
@@ -276,7 +273,7 @@ def _join(
             yielding += others
             staying, taken = rest, taken + flight.rows - freed
         elif others:
-            # The others run on until it can join; no image overtakes it.
+            # The running images continue until this one can join; no image overtakes it.
             is_pending = True
             break
         else:
@@ -288,8 +285,8 @@ def _join(
 def _yielding(
     flight: Flight, excess: int, staying: Sequence[Flight], shares: Shares
 ) -> list[Flight]:
-    """Running images of other clients and lower rank that pause for this one, the lowest first,
-    until `excess` rows are free."""
+    """Return the running images of other clients and lower rank that pause for this one, the lowest
+    first, until `excess` rows are free."""
     rank, chosen = shares.rank(flight), list[Flight]()
     if excess <= 0 or flight.is_last:
         return chosen
@@ -303,13 +300,13 @@ def _yielding(
 
 
 def _can_all_pause(flights: Sequence[Flight], paused: Sequence[Flight], limits: Limits) -> bool:
-    """True if all of them may be paused at once: limited rows, and few caches."""
+    """True if these flights may pause beside the paused ones: rows and caches are limited."""
     if not flights:
         return True
-    waiting = [*paused, *flights]
-    caches = sum(_cache_rows(f) for f in waiting)
+    together = [*paused, *flights]
+    caches = sum(_cache_rows(f) for f in together)
     is_small = caches <= limits.paused_cache_rows or not any(map(_cache_rows, flights))
-    return is_small and sum(f.rows for f in waiting) <= limits.rows
+    return is_small and sum(f.rows for f in together) <= limits.rows
 
 
 def stepping(running: Sequence[Flight]) -> list[Flight]:
@@ -318,7 +315,7 @@ def stepping(running: Sequence[Flight]) -> list[Flight]:
 
 
 def _awaited(running: Iterable[Flight]) -> set[object]:
-    """Batch keys of images that are about to reach a deep step."""
+    """Return the batch keys of images that are about to reach a deep step."""
     return {f.batch_key for f in running if 0 < f.to_deep <= PATIENCE}
 
 
@@ -327,7 +324,7 @@ def _must_wait(flight: Flight, awaited: Container[object]) -> bool:
 
 
 def groups_of(running: Sequence[Flight], limits: Limits) -> Iterable[Group]:
-    """The calls that run the next step of each image."""
+    """Yield the calls for the next step of each image."""
     by_call: dict[CallKey, list[Flight]] = {}
     for flight in sorted(running, key=lambda f: f.id):
         network: Network = "unet_deep" if flight.next_is_deep else "unet_shallow"
@@ -342,8 +339,9 @@ def groups_of(running: Sequence[Flight], limits: Limits) -> Iterable[Group]:
 
 
 def _net_groups(axes: Axes, members: Sequence[Flight], limits: Limits) -> Iterable[Group]:
-    """The calls of ControlNets before the next deep step of these images, sorted by net: sums of
-    several nets have one order. A net with several maps of one image is called for each."""
+    """Yield the calls of ControlNets before the next deep step of these images. They are sorted by
+    net, so that residuals are summed in one order. A net is called once for each map of an
+    image."""
     by_turn: dict[tuple[str, int], list[tuple[Flight, int, int]]] = {}
     for flight in members:
         turns = Counter[str]()
@@ -359,7 +357,7 @@ def _net_groups(axes: Axes, members: Sequence[Flight], limits: Limits) -> Iterab
 
 
 def _joined(call: CallKey, members: Sequence[Flight]) -> CallKey:
-    """The call with all that its members need."""
+    """Return the call with the least variant that runs all members."""
     variant = call.variant
     for flight in members:
         variant = variant.joined(flight.step_variant.of(call.network))
