@@ -1,4 +1,4 @@
-"""The maps of a request's ControlNets, as pictures of its size.
+"""The maps of a request's ControlNets, as pictures of the request's size.
 
 It knows no torch and no networks.
 """
@@ -17,15 +17,15 @@ from sdxl.source import SHARP, SourceImage, decode
 
 FIELD = "controls"
 TOLERANCE = 0.02
-"""of the proportions of a map that is not resized explicitly"""
+"""the largest relative difference of proportions if a request does not choose `resize`"""
 MOST_PIXELS = 2**21
-"""of a map that is shown without a request for a picture"""
+"""the most pixels of a map that is only previewed"""
 Pictures = Mapping[str, bytes]
-"""The files of maps and of image prompts' pictures, by their `image`."""
+"""the files of maps and of image prompts' pictures, by the attachment's `image`"""
 
 
 def add_map(file: bytes, maps: dict[str, bytes]) -> str:
-    """Add the file of a map or another picture; return its name there, the SHA-256."""
+    """Add a picture's file to `maps`; return its key, the SHA-256."""
     digest = hashlib.sha256(file).hexdigest()
     maps[digest] = file
     return digest
@@ -50,7 +50,7 @@ def shown_map(
 def preprocessed(picture: Image.Image, control: Control) -> Image.Image:
     if control.preprocess != CANNY:
         return picture
-    # Here and not above: a front end checks maps without arrays.
+    # Imported here: a front end checks maps without numpy.
     import numpy as np
 
     from sdxl.canny import canny
@@ -62,7 +62,7 @@ def preprocessed(picture: Image.Image, control: Control) -> Image.Image:
 def check_maps(
     params: GenerationParams, pictures: Pictures, source: SourceImage | None = None
 ) -> None:
-    """Raise InvalidParams for a map that is missing or wrong, without the work of preparing it."""
+    """Raise InvalidParams for a map that is missing or wrong. The map is not prepared."""
     whole = source.whole if source else None
     size = whole.size if whole else _size_of(params)
     for each in params.controls or ():
@@ -98,7 +98,7 @@ def _size_of(params: GenerationParams) -> tuple[int, int]:
 
 
 def previewed(data: bytes, control: Control) -> Image.Image:
-    """Return a picture preprocessed at its own size, with at most MOST_PIXELS."""
+    """Return a preprocessed picture of at most MOST_PIXELS."""
     picture = read_map(data, "image")
     scale = math.sqrt(MOST_PIXELS / (picture.width * picture.height))
     if scale < 1:
@@ -108,7 +108,7 @@ def previewed(data: bytes, control: Control) -> Image.Image:
 
 
 def _given(control: Control, pictures: Pictures, source: SourceImage | None) -> Image.Image | None:
-    """Return the map that the request gives; None: it is the image that is edited."""
+    """Return the map that the request gives; None if the edited image is the map."""
     data = pictures.get(control.image)
     if data is not None:
         try:
@@ -125,7 +125,7 @@ def _wrong(control: Control, needed: str) -> InvalidParams:
 
 
 def read_map(data: bytes, field: str = "its map") -> Image.Image:
-    """Decode a file; what is transparent becomes black. Raise InvalidParams."""
+    """Decode a file and make transparent parts black. Raise InvalidParams."""
     picture = decode(data, field)
     if picture.has_transparency_data:
         black = Image.new("RGBA", picture.size, "black")

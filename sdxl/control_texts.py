@@ -1,5 +1,5 @@
-"""Writes and reads a ControlNet or an image prompt as sd-webui-controlnet does in the `parameters`
-text, which has no place for its picture. It knows no files."""
+"""Writes and reads ControlNets and image prompts in the `parameters` text, in the format of
+sd-webui-controlnet ("units"), which has no place for pictures. It knows no files."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from sdxl.image_prompts import USUAL, ImagePrompt
 from sdxl.pictured import Pictured
 
 UNIT = "ControlNet "
-"""the beginning of a unit's name; its number follows"""
+"""the start of a unit's name; its number follows"""
 MODULE, MODEL, WEIGHT = "Module", "Model", "Weight"
 RESIZE, MODE = "Resize Mode", "Control Mode"
 LOW, HIGH, START, END = "Threshold A", "Threshold B", "Guidance Start", "Guidance End"
 READ = (MODULE, MODEL, WEIGHT, RESIZE, MODE, LOW, HIGH, START, END, "Pixel Perfect")
 UNUSED = ("Processor Res",)
-"""without an effect on `none` and on a `canny` that sees the picture's size"""
+"""facts without effect on `none`, and on `canny` at the picture's size"""
 RESIZES = {"Crop and Resize": CROP, "Resize and Fill": FILL, "Just Resize": STRETCH}
 BALANCED, OF_GUESS = "Balanced", "ControlNet is more important"
 MODES = {BALANCED: "balanced", "My prompt is more important": "prompt", OF_GUESS: "control"}
 IP_ADAPTER, AUTO = "ip-adapter", "ip-adapter-auto"
-"""the beginning of the names of its modules and models, and the module that fits every model"""
+"""the start of the names of IP-Adapters' modules and models, and the module for any model"""
 WEIGHT_TYPE = "Weight Type"
-"""ours: the mode of an image prompt, unless it is the usual one"""
+"""this project's fact for the mode of an image prompt, unless it is the usual one"""
 NAME = re.compile(r"(?P<name>.+?)( \[[0-9a-f]{8}\])?", re.DOTALL)
 
 
 def unit_text(control: Control, hash: str) -> str:
-    """Return a unit's text; `hash` is that of the model's file. Guess mode is written as the
-    nearest mode."""
+    """Return a ControlNet's text; `hash` is the short hash of its file. Guess mode is written as
+    the nearest mode."""
     is_canny = control.preprocess == CANNY
-    labels = {ours: theirs for theirs, ours in MODES.items()}
-    resizes = {ours: theirs for theirs, ours in RESIZES.items()}
+    labels = {mode: label for label, mode in MODES.items()}
+    resizes = {resize: label for label, resize in RESIZES.items()}
     facts = {
         MODULE: control.preprocess,
         MODEL: f"{control.name} [{hash}]" if hash else control.name,
@@ -50,7 +50,7 @@ def unit_text(control: Control, hash: str) -> str:
 
 
 def prompt_text(prompt: ImagePrompt, hash: str) -> str:
-    """Return the text of an image prompt's unit; `hash` is that of the adapter's file."""
+    """Return an image prompt's text; `hash` is the short hash of the adapter's file."""
     facts = {
         MODULE: AUTO,
         MODEL: f"{prompt.name} [{hash}]" if hash else prompt.name,
@@ -65,13 +65,13 @@ def prompt_text(prompt: ImagePrompt, hash: str) -> str:
 
 
 def is_of_ip_adapter(name: str) -> bool:
-    """Whether a module's or a model's name is that of an IP-Adapter."""
+    """True for the name of an IP-Adapter's module or model."""
     return name.rpartition("/")[2].lower().startswith(IP_ADAPTER)
 
 
 def read_unit(text: str) -> tuple[Pictured, list[str]]:
-    """Return a unit's ControlNet or image prompt without its picture, and the facts that have no
-    meaning here. Raise ValueError for a text that is none."""
+    """Return a unit's ControlNet or image prompt, without its picture, and the facts that are not
+    supported. Raise ValueError for a text that is not a unit."""
     facts = dict(_pair(part) for part in text.split(","))
     match = NAME.fullmatch(facts.get(MODEL, ""))
     if match is None:
@@ -119,6 +119,6 @@ def _pair(part: str) -> tuple[str, str]:
 
 
 def _threshold(facts: Mapping[str, str], name: str, usual: int) -> int:
-    """Read a threshold; a negative one stands for the default."""
+    """Read a threshold; a negative one means the default."""
     value = float(facts.get(name, -1))
     return round(value) if value >= 0 else usual

@@ -1,4 +1,4 @@
-"""The ControlNets of a request: each with its map, strength and steps. It knows no files and no
+"""A request's ControlNets, each with its map, strength and steps. It knows no files and no
 tensors."""
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from sdxl.parameter import InvalidParams, parameter
 from sdxl.pictured import MAX_PATH, Pictured, is_within
 
 CONTROL_FILES = "control_files"
-"""The key of a picture's metadata for the digests of ControlNets' files, by name."""
+"""the metadata key for the digests of ControlNets' files, by name"""
 NONE, CANNY = "none", "canny"
 PREPROCESSORS = (NONE, CANNY)
 RESIZES = CROP, FILL, STRETCH = "crop", "fill", "stretch"
-"""How a map of other proportions becomes one of the picture's."""
+"""how a map of other proportions is fitted to the picture"""
 TYPES = ("openpose", "depth", "scribble", "canny", "normal", "segment", "tile", "repaint")
-"""The maps of a union, in the order of its numbers (xinsir/controlnet-union-sdxl-1.0)."""
+"""a union's types of maps, in the order of their numbers (xinsir/controlnet-union-sdxl-1.0)"""
 
 
 class Window(NamedTuple):
@@ -26,16 +26,17 @@ class Window(NamedTuple):
 
     net: str
     begin: float = 0.0
-    """shares of the picture's steps"""
+    """share of the picture's steps"""
     end: float = 1.0
+    """share of the picture's steps"""
     has_negative: bool = True
-    """whether it guides the negative row, too"""
+    """True if it also guides the negative row"""
 
     def covers(self, step: int, steps: int) -> bool:
         return is_within(self.begin, self.end, step, steps)
 
     def rows(self, rows: int) -> int:
-        """How many of a step's rows it guides."""
+        """Return the number of a step's rows that it guides."""
         return rows if self.has_negative else 1
 
 
@@ -73,11 +74,11 @@ class Control(Pictured):
 
     @property
     def map_type(self) -> str | None:
-        """What a union's map shows."""
+        """The type of a union's map."""
         return self.type or (CANNY if self.preprocess == CANNY else None)
 
     def type_number(self, types: int) -> int:
-        """The number of its map's type for a union that knows so many types."""
+        """Return the number of the map's type for a union with `types` types."""
         known = TYPES[:types]
         if self.map_type not in known:
             needed = f"with {self.name!r}: type must be one of {', '.join(known)}"
@@ -86,7 +87,7 @@ class Control(Pictured):
 
     @property
     def has_negative(self) -> bool:
-        """Whether it guides the negative row, too."""
+        """True if it also guides the negative row."""
         return self.mode not in ("control", "guess")
 
     def window(self, net: str) -> Window:
@@ -94,5 +95,5 @@ class Control(Pictured):
 
 
 def windows_of(controls: Sequence[Control]) -> tuple[Window, ...]:
-    """The windows of ControlNets that are not loaded."""
+    """Return the windows of ControlNets that need not be loaded."""
     return tuple(sorted(each.window(each.name) for each in controls if each.strength))

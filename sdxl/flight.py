@@ -1,4 +1,4 @@
-"""The policy's record of one picture in the loop, as plain data. It knows no tensors."""
+"""The policy's record of a picture in the loop, as plain data. It knows no tensors."""
 
 from __future__ import annotations
 
@@ -26,38 +26,37 @@ Network = Literal["unet_deep", "unet_shallow", "control_deep"]
 
 
 class Variant(NamedTuple):
-    """What a call computes beside the plain network. The greater one also runs rows of a lesser."""
+    """A call's additions to the plain network. A greater variant also runs rows of a lesser one."""
 
     name: str = ""
-    """of specs.VARIANTS; empty: the plain network"""
+    """a key of specs.VARIANTS; empty: the plain network"""
     pages: int = 0
     """pages of LoRAs for each row"""
     is_controlled: bool = False
-    """whether residuals of ControlNets are added"""
+    """True if residuals of ControlNets are added"""
     images: int = 0
     """image prompts of each row"""
     image_tokens: int = 0
-    """of each image prompt"""
+    """tokens of each image prompt"""
 
     def of(self, network: str) -> Variant:
-        """What it needs of one network."""
+        """Return the part of the variant that concerns one network."""
         has_loras = network in VARIANTS.get(self.name, ())
-        own = self if has_loras else PLAIN
         is_prompted = network in PROMPTED
-        return own._replace(
+        return (self if has_loras else PLAIN)._replace(
             is_controlled=self.is_controlled and network in CONTROLLED,
             images=self.images if is_prompted else 0,
             image_tokens=self.image_tokens if is_prompted else 0,
         )
 
     def graph(self, network: str) -> str:
-        """The name of the network that computes it."""
-        own, name = self.of(network), VARIANTS.get(self.name, {}).get(network, network)
-        name = f"{name}+{CONTROL}" if own.is_controlled else name
-        return f"{name}+{IMAGE}" if own.images else name
+        """Return the name of the network with these additions."""
+        part, name = self.of(network), VARIANTS.get(self.name, {}).get(network, network)
+        name = f"{name}+{CONTROL}" if part.is_controlled else name
+        return f"{name}+{IMAGE}" if part.images else name
 
     def with_images(self, windows: Sequence[ImageWindow]) -> Variant:
-        """The least that has room for these image prompts."""
+        """Return the least variant that also has room for these image prompts."""
         most = max((window.tokens for window in windows), default=0)
         return self._replace(
             images=next(count for count in (0, *IMAGE_COUNTS) if count >= len(windows)),
@@ -65,7 +64,7 @@ class Variant(NamedTuple):
         )
 
     def joined(self, other: Variant) -> Variant:
-        """The least variant that runs rows of both."""
+        """Return the least variant that runs rows of both."""
         name = max(self.name, other.name, key=["", *VARIANTS].index)
         return Variant(
             name,
@@ -84,16 +83,16 @@ class CallKey(NamedTuple):
 
     network: Network
     axes: Axes
-    """Sizes of all axes but the rows."""
+    """sizes of all axes except the rows"""
     variant: Variant = PLAIN
     net: str = ""
-    """the ControlNet"""
+    """key of the ControlNet"""
     is_refined: bool = False
-    """whether the UNet is the refiner's"""
+    """True if the UNet is the refiner's"""
 
 
 class Priority(IntEnum):
-    """The lower value runs first. A batch image runs only while no interactive one wants to."""
+    """The lower value runs first. A batch image runs only while no interactive image waits."""
 
     INTERACTIVE = 0
     BATCH = 1
@@ -112,9 +111,9 @@ class Leg:
     axes: Axes
     plan: StepPlan
     delay_s: float = 0.0
-    """Seconds before its first step, to decode the latents so far and encode them again."""
+    """seconds before its first step, to decode the first leg's latents and encode them again"""
     work_s: float = 0.0
-    """Seconds of the device, as in a Flight."""
+    """seconds of the device"""
 
 
 @dataclass(frozen=True)
@@ -129,40 +128,40 @@ class Flight:
     deadline_s: float = math.inf
     state: State = State.QUEUED
     client: str = ""
-    """Clients share the device."""
+    """clients share the device"""
     weight: float = 1.0
-    """Weight of the client's share."""
+    """weight of the client's share"""
     work_s: float = 0.0
-    """Seconds of the device, the later leg included, as estimated at admission."""
+    """seconds of the device, estimated at admission; includes the later leg"""
     images: float = 1.0
-    """The same in standard images."""
+    """the work in standard images"""
     due: float = 0.0
-    """The virtual time at which it would be done if all clients ran at once."""
+    """the virtual time at which it would be done if all clients ran at once"""
     is_last: bool = False
-    """True if other promises left no room: no image pauses for it."""
+    """True if no image pauses for it, because other promises leave no room"""
     request_id: str = ""
-    """Images of one request are promised together."""
+    """images of one request are promised together"""
     variant: Variant = PLAIN
-    """What its rows need of a call, except image prompts."""
+    """variant of its calls, without image prompts"""
     rides: bool = False
-    """True if its rows share calls with rows of other variants."""
+    """True if its rows share calls with rows of other variants"""
     windows: tuple[Window, ...] = ()
-    """of its ControlNets, which run in deep steps, by net"""
+    """windows of its ControlNets, which run before deep steps, sorted by net"""
     image_windows: tuple[ImageWindow, ...] = ()
-    """of its image prompts, which deep steps attend to"""
+    """windows of its image prompts, which deep steps attend to"""
     later: Leg | None = None
     pasted: float = 0.0
-    """Pixels of the image files that the result is pasted into, over those of the model's own size;
-    0: its file has the size that it is made in."""
+    """pixels of the images that the result is pasted into, relative to the model's own size; 0: it
+    is not pasted"""
 
     def call(self, network: Network) -> CallKey:
-        """The call of its next step, by itself."""
+        """Return the call of its next step if no other image shared it."""
         is_refined = self.next_step.is_refined
         return CallKey(network, self.axes, self.step_variant.of(network), is_refined=is_refined)
 
     @property
     def step_variant(self) -> Variant:
-        """What its rows need in the next step; the refiner takes no LoRAs and no ControlNets."""
+        """The variant of its next step; the refiner supports no LoRAs and no ControlNets."""
         if self.next_step.is_refined:
             return PLAIN
         return self._with_images([self.image_windows[i] for i in self.image_places])
@@ -172,7 +171,7 @@ class Flight:
 
     @property
     def image_places(self) -> tuple[int, ...]:
-        """The image prompts of its next step, by their places in `image_windows`."""
+        """The indices in `image_windows` of the next step's image prompts."""
         if not self.image_windows or self.next_step.is_refined:
             return ()
         steps = len(self.plan)
@@ -188,7 +187,7 @@ class Flight:
 
     @property
     def nets(self) -> list[tuple[int, Window]]:
-        """The ControlNets of its next step, with their places in `windows`."""
+        """The ControlNets of its next step, with their indices in `windows`."""
         if not self.windows or not self.next_is_deep or self.next_step.is_refined:
             return []
         steps = len(self.plan)
@@ -200,20 +199,20 @@ class Flight:
 
     @property
     def batch_key(self) -> tuple[Axes, Variant, bool]:
-        """Images with the same key can share the call of their next deep steps."""
+        """Images with equal keys can share the call of their next deep steps."""
         is_refined = self.plan.deep_is_refined[self.step]
         is_plain = self.rides or is_refined
-        own = PLAIN if is_plain else self._with_images(self.image_windows)
-        return self.axes, own, is_refined
+        variant = PLAIN if is_plain else self._with_images(self.image_windows)
+        return self.axes, variant, is_refined
 
     @property
     def rows(self) -> int:
-        """Rows that it needs room for: the most of its remaining steps."""
+        """The rows that it needs room for: the most of its remaining steps."""
         return self.plan.room[self.step]
 
     @property
     def steady_ticks(self) -> int:
-        """Ticks until it needs less room: guidance ends, or it is done."""
+        """The ticks until it needs less room, because guidance ends or it is done."""
         return self.plan.steady[self.step]
 
     @property
@@ -231,7 +230,7 @@ class Flight:
 
     @property
     def next_leg(self) -> Flight:
-        """The same image in its next leg. It waits again, at its old place in the queue."""
+        """The image in its next leg, which waits at the old place in the queue."""
         assert self.later is not None
         share = self.later.work_s / self.work_s if self.work_s else 1.0
         return self.changed(
@@ -248,7 +247,7 @@ class Flight:
         return self.changed(step=self.step + ticks)
 
     def changed(self, **fields: object) -> Flight:
-        # dataclasses.replace is five times as slow, and a projection calls this a thousand times.
-        moved = object.__new__(Flight)
-        vars(moved).update(vars(self), **fields)
-        return moved
+        # A projection calls this a thousand times, and dataclasses.replace is five times as slow.
+        copy = object.__new__(Flight)
+        vars(copy).update(vars(self), **fields)
+        return copy

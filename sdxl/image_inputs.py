@@ -1,4 +1,4 @@
-"""What image prompts give to a picture's rows: keys and values of their tokens.
+"""The inputs of a picture's image prompts: keys and values of their tokens.
 
 It knows no networks.
 """
@@ -25,18 +25,19 @@ CLIP_DEVIATION = (0.26862954, 0.26130258, 0.27577711)
 
 @dataclass(frozen=True, eq=False)
 class ImageInput:
-    """Pictures that are attended to together, in one softmax."""
+    """Pictures that rows attend to together, in one softmax."""
 
     window: ImageWindow
     text: tuple[Tensor, ...]
     """keys and values of every cross-attention in order, [rows, tokens, width], positive row first;
-    the strength is in the values"""
+    the values are scaled by the strength"""
 
 
 def image_inputs(
     prompts: Iterable[ImagePrompt], adapters: Mapping[str, ImageAdapter], pictures: Pictures
 ) -> tuple[ImageInput, ...]:
-    """Return the inputs by group. Raise InvalidParams for a picture that is missing or wrong."""
+    """Return an input for each group of prompts. Raise InvalidParams for a picture that is missing
+    or wrong."""
     groups: dict[object, list[ImagePrompt]] = {}
     for each in prompts:
         if each.strength:
@@ -46,16 +47,16 @@ def image_inputs(
 
 def _input(group: Sequence[ImagePrompt], adapter: ImageAdapter, pictures: Pictures) -> ImageInput:
     attending, first = adapter.layers[group[0].mode], group[0]
-    shown = [_encoded(each, adapter, pictures) for each in group]
+    encoded = [_encoded(each, adapter, pictures) for each in group]
     text = []
     for index, negative in enumerate(adapter.negative):
         layer, is_value = divmod(index, 2)
-        rows = []
-        for each, own in zip(group, shown, strict=True):
+        parts = []
+        for each, positive in zip(group, encoded, strict=True):
             share = each.strength if layer in attending else 0.0
-            row = torch.cat([own[index], negative])
-            rows.append(row * share if is_value else row)
-        text.append(torch.cat(rows, 1))
+            rows = torch.cat([positive[index], negative])
+            parts.append(rows * share if is_value else rows)
+        text.append(torch.cat(parts, 1))
     return ImageInput(ImageWindow(first.start, first.end, text[0].shape[1]), tuple(text))
 
 
@@ -68,7 +69,7 @@ def _encoded(prompt: ImagePrompt, adapter: ImageAdapter, pictures: Pictures) -> 
 
 
 def pixels_of(data: bytes, side: int) -> Tensor:
-    """Return [1, 3, side, side] as CLIP's encoder reads it: the middle of the picture. Raise
+    """Return the middle of the picture as [1, 3, side, side] for CLIP's encoder. Raise
     InvalidParams for a wrong file."""
     picture = read_map(data, PICTURE)
     scale = side / min(picture.size)

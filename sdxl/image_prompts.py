@@ -1,5 +1,5 @@
-"""The image prompts of a request: each with its picture, strength and steps. It knows no files and
-no tensors."""
+"""A request's image prompts, each with its picture, strength and steps. It knows no files and no
+tensors."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from sdxl.parameter import parameter
 from sdxl.pictured import MAX_PATH, Pictured, is_within
 
 IMAGE_FILES = "image_prompt_files"
-"""The key of a picture's metadata for the digests of image adapters' files, by name."""
+"""the metadata key for the digests of image adapters' files, by name"""
 USUAL, STYLE, COMPOSITION = "usual", "style", "composition"
 MODES = (USUAL, STYLE, COMPOSITION)
-"""Which layers attend to the picture: all, or those of InstantStyle (arXiv:2404.02733)."""
+"""which layers attend to the picture: all, or those of InstantStyle (arXiv:2404.02733)"""
 UNKNOWN_TOKENS = 16
-"""tokens of a picture for an adapter that is not loaded: those of IP-Adapter Plus"""
+"""tokens of a picture that are assumed until the adapter is loaded; IP-Adapter Plus has as many"""
 
 
 class ImageWindow(NamedTuple):
     """The steps in which an image prompt guides a picture."""
 
     begin: float = 0.0
-    """shares of the picture's steps"""
+    """share of the picture's steps"""
     end: float = 1.0
+    """share of the picture's steps"""
     tokens: int = UNKNOWN_TOKENS
 
     def covers(self, step: int, steps: int) -> bool:
@@ -50,12 +51,12 @@ class ImagePrompt(Pictured):
 
     @property
     def group(self) -> tuple[object, ...]:
-        """Pictures of one group are attended to together."""
+        """Rows attend together to the pictures with equal groups."""
         return self.name, self.start, self.end, self.mode
 
 
 def image_windows_of(prompts: Iterable[ImagePrompt]) -> tuple[ImageWindow, ...]:
-    """The windows of image prompts whose adapters are not loaded."""
+    """Return the windows of image prompts, whose adapters need not be loaded."""
     groups: dict[object, ImageWindow] = {}
     for each in prompts:
         if each.strength:

@@ -1,5 +1,5 @@
-"""The pictures of a request's image prompts, and the check of all its pictures. It knows no torch
-and no networks."""
+"""The pictures of a request's image prompts, and a check of all pictures of a request. It knows no
+torch and no networks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sdxl.source import SourceImage
 
 FIELD = "image_prompts"
 PICTURE = "its picture"
-"""what errors call it"""
+"""the picture's name in errors"""
 
 
 def picture_file(prompt: ImagePrompt, pictures: Pictures) -> bytes:
-    """Return the file of its picture. Raise InvalidParams if there is none."""
+    """Return the file of an image prompt's picture. Raise InvalidParams if it is missing."""
     data = pictures.get(prompt.image)
     if data is None:
         raise wrong_picture(prompt, "needs its picture")
@@ -24,7 +24,7 @@ def picture_file(prompt: ImagePrompt, pictures: Pictures) -> bytes:
 def check_pictures(
     params: GenerationParams, pictures: Pictures, source: SourceImage | None = None
 ) -> None:
-    """Raise InvalidParams for a map or a picture of an image prompt that is missing or wrong."""
+    """Raise InvalidParams for a map or an image prompt's picture that is missing or wrong."""
     check_maps(params, pictures, source)
     for each in params.image_prompts or ():
         data = picture_file(each, pictures)
