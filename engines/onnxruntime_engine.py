@@ -27,7 +27,7 @@ from engines.low_rank import Bank
 from engines.trt.flavours import BackendFailed
 from sdxl.engine import Engine, Engines, check_inputs
 from sdxl.handover import WorkThread
-from sdxl.slow import named_if_slow
+from sdxl.slow import log_if_slow
 from sdxl.specs import (
     ModelSpec,
     ShapeError,
@@ -155,7 +155,7 @@ def _opened(
     content: bytes = b"",
     bank: Mapping[str, Tensor] | None = None,
 ) -> Engine:
-    with named_if_slow(f"loading {spec.name}"):
+    with log_if_slow(f"loading {spec.name}"):
         session = open_session(export, name, content)
     return OnnxRuntimeEngine(spec, session, is_large(export, name), bank or {})
 

@@ -109,7 +109,7 @@ class Loads:
         return places, ready_s
 
 
-def asked(count: int, rows: int, rng: np.random.Generator) -> Array:
+def replicas_to_ask(count: int, rows: int, rng: np.random.Generator) -> Array:
     """Draw the replicas that routers ask in a period, out of `count`; a row for each router."""
     if count <= ASKED:
         return np.tile(np.arange(count), (rows, 1))

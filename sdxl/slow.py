@@ -14,7 +14,7 @@ PATIENCE_S = 10.0
 
 
 @contextmanager
-def named_if_slow(what: str) -> Iterator[None]:
+def log_if_slow(what: str) -> Iterator[None]:
     """Log `what` after PATIENCE_S inside, and again at the end."""
     began_s = time.monotonic()
     timer = threading.Timer(PATIENCE_S, log.info, [f"{what} …"])

@@ -24,7 +24,7 @@ from sdxl.inflight import Event, Failed, InFlight
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
 from sdxl.policy import Limits
-from sdxl.slow import named_if_slow
+from sdxl.slow import log_if_slow
 from sdxl.source import GivenImage, SourceImage
 
 log = logging.getLogger(__name__)
@@ -58,11 +58,11 @@ def measure(pipeline: Pipeline, rooms: Rooms, costs: Costs) -> None:
     """Measure the costs at the model's usual size."""
     began = pipeline.clock()
     with pipeline.engines.warming():
-        with named_if_slow("making a first picture"):
+        with log_if_slow("making a first picture"):
             learn_picture(pipeline, rooms, costs)
         for bucket, params in itertools.product(pipeline.limits().buckets, requests(pipeline)):
             calls = "the refiner's calls" if params.refiner else "calls"
-            with named_if_slow(f"timing {calls} of {bucket} rows"):
+            with log_if_slow(f"timing {calls} of {bucket} rows"):
                 learn_bucket(pipeline, rooms, bucket, costs, params)
     costs.lasting = frozenset(costs.ticks)
     calls = ", ".join(

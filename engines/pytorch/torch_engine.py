@@ -46,7 +46,7 @@ from sdxl.networks.control import control_networks, net_like
 from sdxl.networks.halves import fit_halves
 from sdxl.networks.parts import networks_of
 from sdxl.params import InvalidParams
-from sdxl.slow import named_if_slow
+from sdxl.slow import log_if_slow
 from sdxl.specs import (
     IMAGE_KEYS,
     IMAGE_MASK,
@@ -128,7 +128,7 @@ def load_torch(
         else nullcontext()
     ):
         for part in checkpoint.parts:
-            with named_if_slow(f"loading {part}"):
+            with log_if_slow(f"loading {part}"):
                 module = (load_part or checkpoint.part)(part)
                 if part in ADAPTED and not options.compile:
                     shapes |= adapt(part, module)

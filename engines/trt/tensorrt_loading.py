@@ -15,7 +15,7 @@ from engines.folders.profiles import buckets, latent_sides, most_chunks
 from engines.trt.flavours import Flavour
 from engines.trt.tensorrt_engine import Scratch, TensorRTEngine
 from sdxl.engine import Engine, Engines
-from sdxl.slow import named_if_slow
+from sdxl.slow import log_if_slow
 from sdxl.specs import plain_name
 
 TURNS = {
@@ -73,7 +73,7 @@ def open_plans(
     new_context = context_maker(flavour, library)
     engines: dict[str, Engine] = {}
     for name, plan in folder.plans.items():
-        with named_if_slow(f"loading {name}"):
+        with log_if_slow(f"loading {name}"):
             deserialized = runtime.deserialize_cuda_engine(folder.plan_bytes(name))
         if deserialized is None:
             raise EngineError(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sdxl.fleet import ASK_PERIOD_S, ASKED, Loads, asked, hashed, homes
+from sdxl.fleet import ASK_PERIOD_S, ASKED, Loads, hashed, homes, replicas_to_ask
 
 STEP_S = 0.05
 TURNS = round(ASK_PERIOD_S / STEP_S)
@@ -70,7 +70,7 @@ class Fronts:
 
     def report(self, fronts: Any, now: float, outlook: Any, waiting: Any, present: Any) -> None:
         """These front ends learn what the replicas that they ask say now."""
-        local = asked(self.active, len(fronts), self.rng)
+        local = replicas_to_ask(self.active, len(fronts), self.rng)
         self.asked[fronts, : local.shape[1]], self.count = local, local.shape[1]
         places = fronts[:, None] * self.shape.replicas + local
         replicas = self.replicas_of(fronts)[:, None] + local

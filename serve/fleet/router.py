@@ -28,7 +28,7 @@ from ray.serve.request_router import (
     RunningReplica,
 )
 
-from sdxl.fleet import ASKED, Loads, asked, hashed, homes
+from sdxl.fleet import ASKED, Loads, hashed, homes, replicas_to_ask
 from serve.fleet import liveness
 from serve.orders import ImageOrder, KeptFile
 
@@ -201,7 +201,7 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
         if len(replicas) <= ASKED:
             return dict(replicas)
         each = list(replicas.items())
-        drawn = {each[i][0]: each[i][1] for i in asked(len(each), 1, self._rng)[0]}
+        drawn = {each[i][0]: each[i][1] for i in replicas_to_ask(len(each), 1, self._rng)[0]}
         return drawn | {id_: r for id_, r in each if id_.unique_id in holders}
 
     async def _ask(self, replica: RunningReplica, like: RequestMetadata) -> None:

@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sdxl.fleet import ASKED, CHOICES, HOMES, SPILL_S, STALE_S, Loads, asked, hashed, homes
+from sdxl.fleet import (
+    ASKED,
+    CHOICES,
+    HOMES,
+    SPILL_S,
+    STALE_S,
+    Loads,
+    hashed,
+    homes,
+    replicas_to_ask,
+)
 from sdxl.fleet import replicas_needed as needed
 
 RNG = np.random.default_rng(0)
@@ -64,8 +74,8 @@ def test_files_spread_evenly_and_move_only_with_their_replica() -> None:
 
 
 def test_a_router_asks_no_more_of_a_larger_fleet() -> None:
-    assert asked(5, 2, RNG).tolist() == [[0, 1, 2, 3, 4]] * 2
-    assert asked(10_000, 3, RNG).shape == (3, ASKED)
+    assert replicas_to_ask(5, 2, RNG).tolist() == [[0, 1, 2, 3, 4]] * 2
+    assert replicas_to_ask(10_000, 3, RNG).shape == (3, ASKED)
 
 
 def test_work_and_queue_decide_about_the_number_of_replicas() -> None:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from sdxl import slow
-from sdxl.slow import named_if_slow
+from sdxl.slow import log_if_slow
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def heard(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_slow_work_is_named_before_its_end(caplog: pytest.LogCaptureFixture) -> None:
-    with named_if_slow("loading unet"):
+    with log_if_slow("loading unet"):
         while not caplog.messages:
             time.sleep(0.01)
         assert caplog.messages == ["loading unet …"]
@@ -31,13 +31,13 @@ def test_quick_work_is_not_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(slow, "PATIENCE_S", 60.0)
-    with named_if_slow("loading unet"):
+    with log_if_slow("loading unet"):
         pass
     assert caplog.messages == []
 
 
 def test_an_error_ends_the_watch_too(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(KeyError), named_if_slow("loading unet"):
+    with pytest.raises(KeyError), log_if_slow("loading unet"):
         raise KeyError
     time.sleep(0.2)
     assert caplog.messages == []
