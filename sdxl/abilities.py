@@ -1,4 +1,4 @@
-"""Checks of requests against a model's networks and scheduler; errors name the field."""
+"""Checks requests against a model's networks and scheduler; errors name the field."""
 
 from __future__ import annotations
 
@@ -9,14 +9,9 @@ from sdxl.params import LATENT, GenerationParams, InvalidParams
 from sdxl.schedulers import SchedulerConfig
 
 
-def can_edit(engines: Engines) -> bool:
-    """Return whether the engines have an image encoder; engines of old exports do not."""
-    return ENCODER in engines.by_name
-
-
 def check_able(engines: Engines, params: GenerationParams) -> None:
-    """Check that the model supports the request's guidance, and has an image encoder if the request
-    needs one."""
+    """Raise InvalidParams if the engines do not support the request's guidance, adapters or source
+    image."""
     for name in ("guidance_interval", "guided_steps"):
         value = getattr(params, name)
         if value is not None and engines.arch.embeds_guidance:
@@ -25,14 +20,14 @@ def check_able(engines: Engines, params: GenerationParams) -> None:
     if params.loras and engines.adapters is None:
         needed = "cannot be applied: these engines have no networks with LoRAs"
         raise InvalidParams("loras", None, needed)
-    is_encoded = params.is_upscaled and params.upscaler != LATENT
     if params.controls and engines.controls is None:
         needed = "cannot be applied: these engines have no networks with ControlNets"
         raise InvalidParams("controls", None, needed)
     if params.image_prompts and engines.image_prompts is None:
         needed = "cannot be applied: these engines have no networks with image prompts"
         raise InvalidParams("image_prompts", None, needed)
-    if can_edit(engines) or not (params.is_edit or is_encoded):
+    is_encoded = params.is_upscaled and params.upscaler != LATENT
+    if ENCODER in engines.by_name or not (params.is_edit or is_encoded):
         return
     needed = f"needs engines with {ENCODER} (run sdxl export and sdxl build again)"
     if params.is_edit:
@@ -41,7 +36,7 @@ def check_able(engines: Engines, params: GenerationParams) -> None:
 
 
 def check_schedules(params: GenerationParams, config: SchedulerConfig) -> None:
-    """Check that the scheduler has enough steps for each leg of a resolved request."""
+    """Raise InvalidParams if the scheduler cannot take the steps of a leg of a resolved request."""
     for field, leg in zip(("steps", "upscale_steps"), params.legs, strict=False):
         try:
             schedulers.table(leg.scheduler, leg.steps, config)

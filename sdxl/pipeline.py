@@ -1,7 +1,6 @@
-"""Turns requests into pictures: encodes, submits to the in-flight loop, decodes.
+"""Turns requests into pictures: encodes prompts, submits images to the in-flight loop, decodes.
 
-There is no second denoising loop: one picture and a million go through `inflight`. It knows nothing
-of files or HTTP.
+It knows nothing of files or HTTP.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from sdxl import schedulers
-from sdxl.abilities import can_edit, check_able, check_schedules
+from sdxl.abilities import check_able, check_schedules
 from sdxl.adapters import NO_ADAPTERS, Adapters, NoRoom, Use
 from sdxl.catalogue import AdapterFile, Catalogue
 from sdxl.checkpoint import Checkpoint
@@ -31,7 +30,7 @@ from sdxl.editing import SourceLatents
 from sdxl.engine import Engines, to_host
 from sdxl.flight import PLAIN, Variant
 from sdxl.image_decoder import ImageDecoder, checked
-from sdxl.image_encoder import ImageEncoder
+from sdxl.image_encoder import ENCODER, ImageEncoder
 from sdxl.image_inputs import image_inputs
 from sdxl.images import BrokenImage, Pixels, forming, load_preview_map
 from sdxl.inflight import Failed, InFlight, Request
@@ -57,7 +56,7 @@ class WithPictures:
 
     params: GenerationParams
     source: SourceImage | None = None
-    """of an edit"""
+    """source of an edit"""
     maps: Pictures = field(default_factory=dict)
     """pictures of ControlNets and image prompts"""
 
@@ -71,7 +70,7 @@ class Edit(WithPictures):
 
 @dataclass
 class Result:
-    """One picture, or the error."""
+    """One picture, or its error."""
 
     index: int
     params: GenerationParams
@@ -83,9 +82,9 @@ class Result:
     deep_steps: int = 0
     shallow_steps: int = 0
     source: SourceImage | None = None
-    """source that `image` will be pasted into"""
+    """the source that `image` must be pasted into"""
     files: dict[str, Any] = field(default_factory=dict)
-    """what its metadata says of the files of LoRAs and embeddings"""
+    """digests of the files of LoRAs and other adapters, for the metadata"""
 
     def took(self, stage: str, seconds: float) -> None:
         self.timings[stage] = self.timings.get(stage, 0.0) + seconds
@@ -96,9 +95,8 @@ def _learned(files: Iterable[AdapterFile]) -> dict[str, tuple[int, ...]]:
     return learned_ids((file.name, file.vectors) for file in files if file.kind == "embedding")
 
 
-def _parted(uses: Iterable[Use]) -> tuple[list[Use], list[AdapterFile], list[AdapterFile]]:
-    """Return what the bank holds, the ControlNets and the image adapters."""
-    uses = list(uses)
+def _by_shelf(uses: Sequence[Use]) -> tuple[list[Use], list[AdapterFile], list[AdapterFile]]:
+    """Return the files for the bank, the ControlNets and the image adapters."""
     nets, images = ([f for f, *_ in uses if f.kind == kind] for kind in ("control", "image"))
     return [use for use in uses if use[0].kind not in ("control", "image")], nets, images
 
@@ -108,10 +106,10 @@ _Numbered = tuple[int, WithPictures]
 
 @dataclass
 class _Course:
-    """A picture in progress: the leg in flight and the later ones."""
+    """A picture in progress, with its later legs."""
 
     result: Result
-    asked: WithPictures
+    request: WithPictures
     conditioning: Conditioning
     later: list[GenerationParams]
     began_s: float
@@ -119,7 +117,7 @@ class _Course:
 
 @dataclass(frozen=True)
 class _Decoding:
-    """Results whose latents are being decoded; failed ones have no images."""
+    """Results whose latents are being decoded. `images` waits for them; None for failed results."""
 
     results: list[Result]
     images: Callable[[], Tensor] | None
@@ -133,15 +131,16 @@ class Pipeline:
     checkpoint: Checkpoint
     engines: Engines
     catalogue: Catalogue = field(default_factory=Catalogue)
-    """the LoRAs and embeddings that requests may name"""
+    """the files that requests may name"""
     is_deterministic: bool = False
-    """UNet and encoders at one fixed shape, so that neighbours cannot change a picture's bytes"""
+    """True: UNet and encoders run at one shape, so that other pictures cannot change a picture's
+    bytes"""
     clock: Callable[[], float] = time.perf_counter
     refiner: Refiner | None = None
 
     @property
     def origin(self) -> str:
-        """The most exact name of the model."""
+        """The model's most exact name."""
         return self.checkpoint.origin or self.checkpoint.name
 
     @property
@@ -150,7 +149,7 @@ class Pipeline:
 
     @property
     def sizes(self) -> Sizes:
-        """The sizes that model and engines support."""
+        """The sizes that both model and engines support."""
         sizes = self.checkpoint.sizes
         if self.engines.latent_sides is None:
             return sizes
@@ -165,13 +164,14 @@ class Pipeline:
     def resolve(self, params: GenerationParams) -> GenerationParams:
         resolved = params.resolve(self.sizes, lambda: secrets.randbelow(DRAWN_SEEDS))
         if resolved.refiner is not None:
-            # A command line's is the name of its folder or of its hub id.
+            # On a command line this may be a folder or a hub id.
             resolved = replace(resolved, refiner=name_of(resolved.refiner))
         return resolved
 
     @property
     def can_edit(self) -> bool:
-        return can_edit(self.engines)
+        """True if the engines have an image encoder; engines of old exports do not."""
+        return ENCODER in self.engines.by_name
 
     @property
     def embeds_guidance(self) -> bool:
@@ -182,8 +182,7 @@ class Pipeline:
         return plan_of(leg, embeds_guidance=self.embeds_guidance, refined_from=switch_at)
 
     def check(self, params: GenerationParams) -> GenerationParams:
-        """Return the resolved request, or raise InvalidParams for what the model does not
-        support."""
+        """Return the resolved request, or raise InvalidParams if the model does not support it."""
         resolved = self.resolve(params)
         check_able(self.engines, resolved)
         check_schedules(resolved, self.checkpoint.scheduler)
@@ -192,8 +191,8 @@ class Pipeline:
 
     def uses(self, params: GenerationParams) -> list[Use]:
         """Look up a request's LoRAs, the embeddings in its prompts, its ControlNets and its image
-        adapters, or raise InvalidParams for an unknown name, a map's unknown type, and engines that
-        cannot use them."""
+        adapters. Raise InvalidParams for an unknown name, an unknown type of a map, and files that
+        the engines cannot use."""
         check_refiner(self.refiner, params)
         loras = [(self.catalogue.lora(e.name), e.weight, e.in_text) for e in params.loras or ()]
         texts = {"prompt": params.prompt, "negative_prompt": params.negative_prompt or ""}
@@ -214,8 +213,8 @@ class Pipeline:
 
     def adapters(self, uses: Sequence[Use]) -> Adapters:
         """Load a request's LoRAs, embeddings, ControlNets and image adapters. They stay loaded
-        while the result lives."""
-        in_bank, nets, images = _parted(uses)
+        while the result exists."""
+        in_bank, nets, images = _by_shelf(uses)
         leased = NO_ADAPTERS
         with self.engines.on_stream():
             if in_bank and self.engines.adapters is not None:
@@ -229,43 +228,47 @@ class Pipeline:
         return leased
 
     def _open_networks(self, variant: Variant, is_controlled: bool, has_images: bool) -> None:
-        """Open the networks that these requests need, beside the loop. Steps outside the windows
-        of image prompts run those without."""
+        """Open the networks that a request needs before the loop calls them. Steps outside the
+        windows of image prompts use the networks without image prompts."""
         variant = variant._replace(is_controlled=is_controlled)
         for images in {False, has_images}:
             for network in CONTROLLED:
                 self.engines.of(network, variant._replace(images=int(images)))
 
     def loading_s(self, uses: Sequence[Use]) -> float:
-        """Predict the time to load them."""
-        (in_bank, nets, images), engines = _parted(uses), self.engines
+        """Predict the seconds to load these files."""
+        (in_bank, nets, images), engines = _by_shelf(uses), self.engines
         delay_s = engines.adapters.delay_s(in_bank) if engines.adapters else 0.0
         delay_s += engines.controls.delay_s(nets) if engines.controls else 0.0
         return delay_s + (engines.image_prompts.delay_s(images) if engines.image_prompts else 0.0)
 
     def variant(self, uses: Sequence[Use]) -> Variant:
-        """Predict what they need of the UNet, except for image prompts."""
-        in_bank, nets, _ = _parted(uses)
-        own = self.engines.adapters.variant(in_bank) if self.engines.adapters else PLAIN
-        return own._replace(is_controlled=bool(nets))
+        """Predict the UNet's variant with these files, without image prompts."""
+        in_bank, nets, _ = _by_shelf(uses)
+        variant = self.engines.adapters.variant(in_bank) if self.engines.adapters else PLAIN
+        return variant._replace(is_controlled=bool(nets))
 
     def tokenize(
         self, params: GenerationParams, files: Iterable[AdapterFile] = (), most: int = MAX_TOKENS
     ) -> list[TokenRow]:
-        """Return a resolved request's rows, with the embeddings among its files. Raise
-        InvalidParams for text that cannot be encoded or has more than `most` tokens."""
-        known, how = self.checkpoint, self.embeds_guidance
-        given = known.tokenizers, known.force_zeros, min(most, self.most_tokens)
-        return tokenize_rows(params, *given, embeds_guidance=how, learned=_learned(files))
+        """Return a resolved request's rows; `files` include its embeddings. Raise InvalidParams for
+        text that cannot be encoded or has more than `most` tokens."""
+        return tokenize_rows(
+            params,
+            self.checkpoint.tokenizers,
+            self.checkpoint.force_zeros,
+            min(most, self.most_tokens),
+            embeds_guidance=self.embeds_guidance,
+            learned=_learned(files),
+        )
 
     def count_tokens(self, prompt: str) -> int:
-        """Count tokens with both tokenizers and return the larger number."""
+        """Return the larger of both tokenizers' numbers of tokens."""
         learned = _learned(self.catalogue.embeddings_in({"prompt": prompt}))
         return max(count_tokens(prompt, each, learned) for each in self.checkpoint.tokenizers)
 
     def axes(self, height: int, width: int, chunks: int = 1) -> Axes:
-        """Return the axes that images must share to share calls, for this size and number of
-        chunks."""
+        """Return the axes of calls with images of this size and number of chunks."""
         scale = self.engines.arch.vae_scale
         return self.engines.axes(height // scale, width // scale, chunks * CHUNK)
 
@@ -281,34 +284,36 @@ class Pipeline:
         return Stage(self.engines)
 
     def in_flight(self, costs: Costs | None = None) -> InFlight:
-        """Return a new loop. All loops of a pipeline share its stage, and so its recorded calls."""
-        own = self.engines, self.clock, self.limits(), costs or Costs(), self.stage
-        return InFlight(*own, self.refiner.stage if self.refiner else None)
+        """Return a new loop. A pipeline's loops share its stage and the recorded calls."""
+        refiner = self.refiner.stage if self.refiner else None
+        return InFlight(
+            self.engines, self.clock, self.limits(), costs or Costs(), self.stage, refiner
+        )
 
-    def generate(self, asked: Iterable[GenerationParams | WithPictures]) -> list[Result]:
-        """Return all pictures in order. Raises what `check` raises for any of them."""
-        return sorted(self.stream(asked), key=lambda r: r.index)
+    def generate(self, requests: Iterable[GenerationParams | WithPictures]) -> list[Result]:
+        """Return all pictures in order. Raise InvalidParams as `check` does."""
+        return sorted(self.stream(requests), key=lambda r: r.index)
 
     def stream(
         self,
-        asked: Iterable[GenerationParams | WithPictures],
+        requests: Iterable[GenerationParams | WithPictures],
         on_tick: Callable[[int], None] | None = None,
         on_forming: Callable[[Forming], None] | None = None,
     ) -> Iterator[Result]:
-        """Yield each picture when it is finished; `asked` is read only as fast as it is rendered.
-        `on_tick` receives the number of steps taken, over all pictures; `on_forming` receives a
-        function that returns a preview."""
+        """Yield each picture when it is finished. `requests` is read only as fast as pictures are
+        rendered. `on_tick` receives the number of steps taken, over all pictures; `on_forming`
+        receives a function that returns a preview."""
         loop = self.in_flight()
-        waiting: Iterator[_Numbered] = enumerate(self._resolved(each) for each in asked)
+        waiting: Iterator[_Numbered] = enumerate(self._resolved(each) for each in requests)
         pending: dict[int, _Course] = {}
         while True:
             room = ENCODE_BATCH if len(pending) < 2 * loop.limits.rows else 0
             taken = list(itertools.islice(waiting, room))
             leased = self._leased([each.params for _, each in taken], is_idle=not pending)
             waiting = itertools.chain(taken[len(leased) :], waiting)
-            made, failed = self._submit(loop, taken[: len(leased)], leased)
+            courses, failed = self._submit(loop, taken[: len(leased)], leased)
             yield from self._pictures(failed)
-            pending |= made
+            pending |= courses
             if not pending:
                 if taken:
                     continue
@@ -327,7 +332,7 @@ class Pipeline:
                 if isinstance(event, Failed):
                     result.error = event.cause
                 elif course.later:
-                    result.error = self._go_on(loop, course, event.latents, pending)
+                    result.error = self._submit_later(loop, course, event.latents, pending)
                 else:
                     result.latents = event.latents
                 if result.error is not None or result.latents is not None:
@@ -340,26 +345,26 @@ class Pipeline:
         prompts: Sequence[list[TokenRow]] | None = None,
         adapters: Sequence[Adapters] = (),
     ) -> list[Conditioning]:
-        """Encode resolved requests with their adapters; `prompts` are their rows if already
-        tokenised."""
+        """Encode resolved requests with their adapters; `prompts` are their rows, if they are
+        tokenised already."""
         adapters = adapters or [NO_ADAPTERS] * len(params)
         rows = prompts or [
-            self.tokenize(each, [file for file, _ in own.files])
-            for each, own in zip(params, adapters, strict=True)
+            self.tokenize(request, [file for file, _ in loaded.files])
+            for request, loaded in zip(params, adapters, strict=True)
         ]
         fixed = 2 if self.is_deterministic else None
         with self.engines.on_stream():
-            made = encode(params, rows, self.engines, adapters, fixed_chunks=fixed)
+            encoded = encode(params, rows, self.engines, adapters, fixed_chunks=fixed)
             if self.refiner is None:
-                return made
-            return self.refiner.added(made, params, fixed, embeds_guidance=self.embeds_guidance)
+                return encoded
+            return self.refiner.added(encoded, params, fixed, embeds_guidance=self.embeds_guidance)
 
     @cached_property
     def image_encoder(self) -> ImageEncoder:
         return ImageEncoder(self.engines)
 
     def encode_image(self, params: GenerationParams, source: SourceImage) -> SourceLatents:
-        """Encode an edit's source for a resolved request."""
+        """Encode the source of a resolved edit."""
         return self.image_encoder.latents(
             source, is_sampled=params.encoding == "sample", is_full=params.first_step == 0
         )
@@ -370,7 +375,7 @@ class Pipeline:
             return enlarged_latents(latents, *self.latent_size(leg))
 
     def conditioned(self, leg: GenerationParams, conditioning: Conditioning) -> Conditioning:
-        """Return the first leg's conditioning at the second's size."""
+        """Return the first leg's conditioning for the size of the second leg."""
         assert leg.width and leg.height
         with self.engines.on_stream():
             return conditioning.sized(leg.height, leg.width)
@@ -407,34 +412,30 @@ class Pipeline:
         )
 
     def controls(
-        self, leg: GenerationParams, conditioning: Conditioning, asked: WithPictures
+        self, leg: GenerationParams, conditioning: Conditioning, request: WithPictures
     ) -> tuple[ControlInput, ...]:
-        """Return what ControlNets read in one leg of a resolved request. Raise InvalidParams for
-        wrong maps."""
+        """Return the inputs of ControlNets in one leg of a resolved request. Raise InvalidParams
+        for wrong maps."""
         if not leg.controls:
             return ()
-        maps = maps_of(leg, asked.maps, asked.source)
+        maps = maps_of(leg, request.maps, request.source)
         return control_inputs(leg.controls, conditioning.adapters.nets, maps)
 
-    def prompted(self, conditioning: Conditioning, asked: WithPictures) -> Conditioning:
+    def prompted(self, conditioning: Conditioning, request: WithPictures) -> Conditioning:
         """Return the conditioning with the request's image prompts. Raise InvalidParams for wrong
         pictures."""
-        if not asked.params.image_prompts:
+        prompts, adapters = request.params.image_prompts, conditioning.adapters.image_adapters
+        if not prompts:
             return conditioning
-        given = asked.params.image_prompts, conditioning.adapters.image_adapters, asked.maps
         with self.engines.on_stream():
-            return replace(conditioning, images=image_inputs(*given))
+            return replace(conditioning, images=image_inputs(prompts, adapters, request.maps))
 
     @cached_property
     def image_decoder(self) -> ImageDecoder:
         return ImageDecoder(self.engines)
 
-    def decode(self, latents: Tensor) -> Tensor:
-        """[channels, h, w] → [3, height, width] in -1..1."""
-        return self.image_decoder.image(latents)
-
     def pixels(self, latents: Tensor) -> Pixels:
-        """[channels, h, w] → 8 bits, [height, width, 3]."""
+        """Decode [channels, h, w] to 8 bits, [height, width, 3]."""
         return self.image_decoder.pixels(latents)
 
     @cached_property
@@ -442,7 +443,7 @@ class Pipeline:
         return load_preview_map(self.checkpoint.folder, self.engines.arch.latent_channels)
 
     def _forming(self, loop: InFlight, pending: Mapping[int, _Course]) -> Pixels | None:
-        """Preview the first unfinished picture, as the model expects it."""
+        """Return a preview of the first unfinished picture."""
         for id_, course in sorted(pending.items(), key=lambda each: each[1].result.index):
             latents = loop.preview(id_)
             if latents is not None:
@@ -454,12 +455,12 @@ class Pipeline:
                 return forming(host, self.preview_map, size, result.source)
         return None
 
-    def _resolved(self, asked: GenerationParams | WithPictures) -> WithPictures:
-        if isinstance(asked, GenerationParams):
-            asked = WithPictures(asked)
-        if asked.source is None:
-            asked.params.check_plain()
-        return replace(asked, params=self.resolve(asked.params))
+    def _resolved(self, request: GenerationParams | WithPictures) -> WithPictures:
+        if isinstance(request, GenerationParams):
+            request = WithPictures(request)
+        if request.source is None:
+            request.params.check_plain()
+        return replace(request, params=self.resolve(request.params))
 
     def _submit(
         self,
@@ -467,44 +468,44 @@ class Pipeline:
         numbered: Sequence[_Numbered],
         leased: Sequence[Adapters | Exception],
     ) -> tuple[dict[int, _Course], list[Result]]:
-        """Return the submitted pictures, and those whose adapters or maps cannot be used."""
-        made, failed, able = {}, [], []
-        for (index, asked), adapters in zip(numbered, leased, strict=True):
+        """Submit requests. Return the pictures in progress by id, and the failed results."""
+        courses, failed, ready = {}, [], []
+        for (index, request), adapters in zip(numbered, leased, strict=True):
             if isinstance(adapters, Exception):
-                failed.append(Result(index, asked.params, error=adapters))
+                failed.append(Result(index, request.params, error=adapters))
             else:
-                able.append((index, asked, adapters))
+                ready.append((index, request, adapters))
         start = self.clock()
         conditionings = self.encode(
-            [asked.params for _, asked, _ in able], adapters=[adapters for *_, adapters in able]
+            [request.params for _, request, _ in ready], adapters=[loaded for *_, loaded in ready]
         )
-        encode_s = (self.clock() - start) / max(len(able), 1)
-        for (index, asked, adapters), conditioning in zip(able, conditionings, strict=True):
-            start, params, source = self.clock(), asked.params, asked.source
+        encode_s = (self.clock() - start) / max(len(ready), 1)
+        for (index, request, adapters), conditioning in zip(ready, conditionings, strict=True):
+            start, params, source = self.clock(), request.params, request.source
             first, *later = params.legs
             try:
-                conditioning = self.prompted(conditioning, asked)
-                controls = self.controls(first, conditioning, asked)
+                conditioning = self.prompted(conditioning, request)
+                controls = self.controls(first, conditioning, request)
             except InvalidParams as error:
                 failed.append(Result(index, params, error=error))
                 continue
             latents = self.encode_image(first, source) if source else None
-            request = self.request(first, conditioning, latents, controls)
+            first_leg = self.request(first, conditioning, latents, controls)
             deep = sum(deep_count(self.plan(leg)) for leg in params.legs)
             files = adapters.facts
             result = Result(index, params, deep_steps=deep, source=source, files=files)
             result.shallow_steps = params.all_steps - deep
             result.took("encode_s", encode_s + self.clock() - start)
-            course = _Course(result, asked, conditioning, later, self.clock())
-            made[loop.submit(request)] = course
-        return made, failed
+            course = _Course(result, request, conditioning, later, self.clock())
+            courses[loop.submit(first_leg)] = course
+        return courses, failed
 
     def _leased(
-        self, asked: Sequence[GenerationParams], *, is_idle: bool
+        self, requests: Sequence[GenerationParams], *, is_idle: bool
     ) -> list[Adapters | Exception]:
-        """Load the adapters of the first requests, as many as the bank has room for."""
+        """Load the adapters of the first requests, as many as there is room for."""
         leased: list[Adapters | Exception] = []
-        for params in asked:
+        for params in requests:
             try:
                 leased.append(self.adapters(self.uses(params)))
             except InvalidParams as error:
@@ -515,10 +516,10 @@ class Pipeline:
                 leased.append(error)
         return leased
 
-    def _go_on(
+    def _submit_later(
         self, loop: InFlight, course: _Course, latents: Tensor, pending: dict[int, _Course]
     ) -> Exception | None:
-        """Submit the next leg, or return the error."""
+        """Submit a picture's next leg, or return the error."""
         start, leg = self.clock(), course.later.pop(0)
         try:
             if course.result.params.upscaler == LATENT:
@@ -526,7 +527,7 @@ class Pipeline:
             else:
                 source = self.encode_image(leg, enlarged_picture(self.pixels(latents), leg))
             conditioning = self.conditioned(leg, course.conditioning)
-            controls = self.controls(leg, conditioning, course.asked)
+            controls = self.controls(leg, conditioning, course.request)
             id_ = loop.submit(self.request(leg, conditioning, source, controls))
         except Exception as cause:
             return cause
@@ -536,7 +537,7 @@ class Pipeline:
         return None
 
     def _decoded_together(self, ended: Sequence[Result]) -> Iterator[list[Result]]:
-        """Group results of one size, as many as one decoder call takes; failed ones apart."""
+        """Group results of equal size for calls of the decoder; failed results have own groups."""
         by_shape: dict[tuple[int, ...], list[Result]] = {}
         for result in ended:
             shape = () if result.latents is None else tuple(result.latents.shape)
@@ -546,10 +547,11 @@ class Pipeline:
             yield from (results[i : i + size] for i in range(0, len(results), size))
 
     def _pictures(self, ended: Sequence[Result]) -> Iterator[Result]:
-        """Decode; on an asynchronous device the next group is decoded while this one is checked."""
+        """Decode results. An asynchronous device decodes the next group while this one is
+        checked."""
         launched: deque[_Decoding] = deque()
-        for together in self._decoded_together(ended):
-            launched.append(self._launch_decoding(together))
+        for group in self._decoded_together(ended):
+            launched.append(self._launch_decoding(group))
             if len(launched) > self.engines.calls_ahead:
                 yield from self._finish(launched.popleft())
         while launched:

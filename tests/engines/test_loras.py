@@ -115,7 +115,7 @@ def test_loras_of_transformers_share_plain_shallow_calls(rides: bool, tmp_path: 
     given = zip(asked, made.encode(asked, adapters=adapters), strict=True)
     ids = [loop.submit(made.request(*each)) for each in given]
     events = loop.drain()
-    found = {e.id: made.decode(e.latents) for e in events if isinstance(e, Finished)}
+    found = {e.id: made.image_decoder.image(e.latents) for e in events if isinstance(e, Finished)}
     assert len(found) == len(ids), events
     for id_, expected in zip(ids, alone, strict=True):
         assert psnr(found[id_], expected) >= LEAST_DB
@@ -164,7 +164,7 @@ def test_a_deterministic_picture_has_the_bytes_that_it_has_alone(backend: str) -
             ids.append(loop.submit(made.request(params, conditioning)))
         for event in loop.tick():
             assert isinstance(event, Finished), event
-            found[event.id] = made.decode(event.latents)
+            found[event.id] = made.image_decoder.image(event.latents)
     for params, id_, expected in zip(MIXED, ids, alone, strict=True):
         assert torch.equal(found[id_], expected), params.loras
 
@@ -185,7 +185,9 @@ def test_rows_with_and_without_loras_may_share_calls() -> None:
     ]
     loop.tick()
     assert len(loop.costs.ticks) == 1, "one call for all first steps"
-    found = {e.id: made.decode(e.latents) for e in loop.drain() if isinstance(e, Finished)}
+    found = {
+        e.id: made.image_decoder.image(e.latents) for e in loop.drain() if isinstance(e, Finished)
+    }
     for id_, expected in zip(ids, alone, strict=True):
         assert psnr(found[id_], expected) >= LEAST_DB
 

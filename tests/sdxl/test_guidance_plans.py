@@ -183,7 +183,9 @@ def test_eight_plans_in_flight_give_what_each_gives_alone_and_in_the_plain_loop(
         beside = psnr(found.image, alone.image)
         resolved = mini.resolve(params)
         (conditioning,) = mini.encode([resolved])
-        plain = mini.decode(denoise(mini.engines, mini.request(resolved, conditioning)))
+        plain = mini.image_decoder.image(
+            denoise(mini.engines, mini.request(resolved, conditioning))
+        )
         by_hand = psnr(found.image, plain)
         assert min(beside, by_hand) >= 60, (
             f"{params}: {beside:.1f} dB beside itself alone, {by_hand:.1f} dB beside the plain "
@@ -200,7 +202,9 @@ def test_guidance_in_an_interval_equals_diffusers_with_its_guidance_switched_on_
     )
     (result,) = mini.generate([params])
     (condition,) = mini.encode([params])
-    expected = mini.decode(_by_diffusers(diffusers_mini, condition, params, range(2, 7)))
+    expected = mini.image_decoder.image(
+        _by_diffusers(diffusers_mini, condition, params, range(2, 7))
+    )
     assert result.image is not None
     found = psnr(result.image, expected)
     assert found >= 60, f"{found:.1f} dB, needed 60"

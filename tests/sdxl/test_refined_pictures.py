@@ -156,7 +156,7 @@ def test_interval_2_equals_a_plain_loop(model: Pipeline, scheduler: str) -> None
     asked = refined(scheduler=scheduler, cache_interval=2, refiner_switch_at=0.5, steps=11)
     (result,) = model.generate([asked])
     assert result.latents is not None and result.image is not None, result.error
-    expected = model.decode(plain_loop(model, result.params))
+    expected = model.image_decoder.image(plain_loop(model, result.params))
     measured = psnr(result.image, expected)
     assert measured >= 60, f"{measured:.1f} dB, required 60"
 

@@ -29,7 +29,7 @@ def assert_as_plain_loop(model: Pipeline, asked: Sequence[WithPictures]) -> None
     for given in asked:
         expected = denoise(model.engines, request(model, given))
         (result,) = model.generate([given])
-        assert_picture(result, model.decode(expected).clamp(-1, 1))
+        assert_picture(result, model.image_decoder.image(expected).clamp(-1, 1))
 
 
 def assert_rides(model: Pipeline, asked: Sequence[WithPictures]) -> None:
@@ -43,7 +43,7 @@ def assert_rides(model: Pipeline, asked: Sequence[WithPictures]) -> None:
     assert [group.network for group in groups].count("unet_deep") == 1, "one call for all"
     found = {e.id: e.latents for e in loop.drain() if isinstance(e, Finished)}
     for id_, expected in zip(ids, alone, strict=True):
-        assert_picture(expected, model.decode(found[id_]).clamp(-1, 1))
+        assert_picture(expected, model.image_decoder.image(found[id_]).clamp(-1, 1))
 
 
 def assert_as_in_onnxruntime(model: Pipeline, asked: Sequence[WithPictures]) -> None:
