@@ -1,7 +1,5 @@
-"""What a request adds to the model: LoRAs, by their names in the catalogue.
-
-stable-diffusion-webui's tags in a prompt are read here. It knows no files and no tensors.
-"""
+"""A request's LoRAs, and stable-diffusion-webui's tags for LoRAs in prompts. It knows no files and
+no tensors."""
 
 from __future__ import annotations
 
@@ -14,16 +12,16 @@ from sdxl.suggestions import nearest
 
 LORA_FILES = "lora_files"
 EMBEDDING_FILES = "embedding_files"
-"""The keys of a picture's metadata for the digests of files, by name."""
+"""the metadata keys for the digests of files, by name"""
 MAX_WEIGHT = 2
 MAX_NAME = 200
 NAME = re.compile(r"[^:,<>\x00-\x1f\x7f\ud800-\udfff]+")
-"""Other characters separate the parts of a text form, or of a tag."""
+"""The excluded characters separate the parts of a text form or of a tag."""
 TAG = re.compile(r"( ?)<(lora|lyco|hypernet):([^<>]*)(>?)( ?)", re.IGNORECASE)
 HYPERNETWORK = "hypernet"
 TAG_FORM = "must name a LoRA as <lora:NAME:WEIGHT> or <lora:NAME:TEXT_WEIGHT:WEIGHT>"
 WEIGHTS = ("te", "unet")
-"""The weights of a tag, in order and by name."""
+"""a tag's weights in order, by their names in a tag"""
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Lora(Attachment):
 
     @property
     def tag(self) -> str:
-        """The tag of a prompt that stands for it."""
+        """The LoRA's tag in a prompt."""
         weights = [self.weight] if self.in_text == self.weight else [self.in_text, self.weight]
         return f"<lora:{':'.join((self.name, *map(_shortest, weights)))}>"
 
@@ -56,11 +54,11 @@ class Lora(Attachment):
             raise InvalidParams(field, self.name, "must have names without : , < >")
 
 
-def unknown_name(field: str, value: str, known: Collection[str], what: str) -> InvalidParams:
-    """The refusal of a name that is not listed, with the nearest ones."""
+def unknown_name(field: str, value: str, known: Collection[str], kinds: str) -> InvalidParams:
+    """Return the error for an unlisted name, with the most similar names."""
     near = nearest(value, known, count=3, cutoff=0)
     needed = f"such as {', '.join(near)}" if near else "but the model has none"
-    return InvalidParams(field, value, f"must name {what} of the model, {needed}")
+    return InvalidParams(field, value, f"must name {kinds} of the model, {needed}")
 
 
 def merged(loras: Iterable[Lora]) -> tuple[Lora, ...]:
@@ -76,23 +74,23 @@ def merged(loras: Iterable[Lora]) -> tuple[Lora, ...]:
 
 
 def with_tags(prompt: str, loras: Sequence[Lora]) -> str:
-    """Return the prompt with the tags that name these LoRAs."""
+    """Append the tags of these LoRAs to the prompt."""
     return " ".join((prompt, *(each.tag for each in loras))).lstrip() if loras else prompt
 
 
 def take_tags(text: str, field: str) -> tuple[str, list[Lora]]:
-    """Return the text without its tags, and their LoRAs."""
+    """Return the text without tags, and the tags' LoRAs."""
     matches = list(TAG.finditer(text))
     if not matches:
         return text, []
-    loras = [_of_tag(match, field) for match in matches]
+    loras = [_checked_tag(match, field) for match in matches]
     rest = TAG.sub(lambda match: match[1] or match[5], text).strip()
     if TAG.search(rest):
         raise InvalidParams(field, text, "must not have a tag within a tag")
     return rest, loras
 
 
-def _of_tag(match: re.Match[str], field: str) -> Lora:
+def _checked_tag(match: re.Match[str], field: str) -> Lora:
     _, kind, content, end, _ = match.groups()
     shown = match[0].strip()[:60]
     if kind.lower() == HYPERNETWORK:
@@ -108,8 +106,8 @@ def _of_tag(match: re.Match[str], field: str) -> Lora:
 
 
 def _read_tag(content: str) -> Lora:
-    """Read a tag as stable-diffusion-webui does: the text encoders' weight comes first, and the
-    UNet's is the same unless given. Raises ValueError."""
+    """Read a tag as stable-diffusion-webui does: the text encoders' weight comes first, and is also
+    the UNet's unless the tag gives another. Raise ValueError."""
     name, *parts = (part.strip() for part in content.split(":"))
     unnamed = [part for part in parts if "=" not in part]
     named = dict(part.split("=") for part in parts if "=" in part)
@@ -122,6 +120,6 @@ def _read_tag(content: str) -> Lora:
 
 
 def _shortest(weight: float) -> str:
-    """The number in as few digits as give it again."""
+    """Return the shortest text that reads as the same number."""
     text = f"{weight:g}"
     return text if float(text) == weight else repr(float(weight))

@@ -1,5 +1,5 @@
-"""Editing in the loop: the latents an edit starts from, the part that is kept after each step, and
-the extra input of inpainting UNets.
+"""Edits in the loop: the latents at the start, the part that each step keeps, and the extra input
+of inpainting UNets.
 
 It knows no networks and no policy.
 """
@@ -18,18 +18,19 @@ from sdxl.schedulers import Table
 
 @dataclass(frozen=True)
 class MaskedPicture:
-    """The input of an inpainting UNet besides the latents, the same at every step."""
+    """An inpainting UNet's input besides the latents, which is the same at every step."""
 
     mask: Tensor
     """[1, h, w]: 1 where the image changes, else 0"""
     mean: Tensor
-    """[channels, h, w] of the picture, grey under the mask"""
+    """[channels, h, w]: latents of the picture, which is grey under the mask"""
     deviation: Tensor | None = None
-    """where a sample is wanted"""
+    """set if the encoding is sampled"""
 
     def channels(self, noise: NoiseSource) -> Tensor:
-        drawn = 0.0 if self.deviation is None else self.deviation * noise.next()
-        return torch.cat([self.mask, self.mean + drawn])
+        """Return [channels + 1, h, w]: the mask and the latents."""
+        sampled = 0.0 if self.deviation is None else self.deviation * noise.next()
+        return torch.cat([self.mask, self.mean + sampled])
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,13 @@ class SourceLatents:
     mean: Tensor
     """[channels, h, w]"""
     deviation: Tensor | None = None
-    """deviation, if the encoding is sampled"""
+    """set if the encoding is sampled"""
     mask: Tensor | None = None
     """[1, h, w]: 1 where the image changes, 0 where it stays"""
     is_hidden: bool = False
-    """The start is pure noise without the image: diffusers does so only for a mask at full
-    strength."""
+    """True if the start is pure noise, as in diffusers for a mask at full strength"""
     masked: MaskedPicture | None = None
-    """for an inpainting UNet, which itself keeps what the mask does not cover"""
+    """set for an inpainting UNet, which itself keeps the part outside the mask"""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class KeptPart:
     mask: Tensor
 
     def restore(self, latents: Tensor, table: Table, step: int) -> None:
-        """Restore the kept part: the source with the noise of that step."""
+        """Replace the kept part of the latents by the source with the noise of that step."""
         latents.copy_(torch.lerp(table.noised(self.latents, self.noise, step), latents, self.mask))
 
 
@@ -73,8 +73,8 @@ class Beginning(NamedTuple):
 def begin(
     source: SourceLatents, table: Table, noise: NoiseSource, device: torch.device
 ) -> Beginning:
-    """Prepare an edit's start. Random numbers are drawn in diffusers' order: a sample, the noise, a
-    sample of the masked image."""
+    """Prepare an edit's start. Random numbers are drawn in diffusers' order: for the sampled
+    encoding, the noise, and the sampled encoding of the masked image."""
     latents, drawn = source.mean, noise.start()
     if source.deviation is not None:
         latents = latents + source.deviation * drawn

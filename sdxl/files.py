@@ -16,7 +16,7 @@ from sdxl.parameter import InvalidParams
 
 
 class OutputError(OSError):
-    """A path that cannot be written, with the reason."""
+    """A path cannot be written; the message has the reason."""
 
     def __init__(
         self, path: Path | str, cause: OSError, needed: str = "a place that can be written"
@@ -30,7 +30,7 @@ class OutputError(OSError):
 
 
 def read_toml(field: str, file: Path | str) -> dict[str, Any]:
-    """Read the file that a field names, or raise InvalidParams."""
+    """Read a TOML file, or raise InvalidParams for the field that names it."""
     try:
         return tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -39,8 +39,8 @@ def read_toml(field: str, file: Path | str) -> dict[str, Any]:
 
 
 def write_atomic(path: Path, data: bytes, scratch: Path | None = None) -> None:
-    """Write beside the target or in a scratch folder of the same file system, sync, then rename:
-    readers see the old file or the new one."""
+    """Write a temporary file, sync, and rename, so that readers see the old file or the new one.
+    The temporary file is beside the target, or in a scratch folder of the same file system."""
     temporary = (scratch or path.parent) / f".{secrets.token_hex(8)}.tmp"
     try:
         try:
@@ -54,12 +54,12 @@ def write_atomic(path: Path, data: bytes, scratch: Path | None = None) -> None:
 
 
 def write_json(path: Path, content: Any, end: str = "\n", **style: Any) -> None:
-    """Write JSON atomically; `style` goes to json.dumps."""
+    """Write JSON atomically; `style` are arguments of json.dumps."""
     write_atomic(path, (json.dumps(content, **{"indent": 1, **style}) + end).encode())
 
 
 def prepare_folder(folder: Path) -> None:
-    """Make a folder and check that it takes files, before hours of work."""
+    """Create a folder and check that files can be written there, before hours of work."""
     probe = folder / f".{secrets.token_hex(8)}.tmp"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,23 +71,23 @@ def prepare_folder(folder: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock; other processes wait. It is released when its holder ends in any
-    way."""
+    """Hold an exclusive lock, for which other processes wait. The system releases it when the
+    process ends."""
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def grant_usual(path: Path) -> None:
-    """Give a file that a library made private the umask's permissions: the service often runs as
-    another user."""
+    """Give a file that a library made private the permissions of the umask, because the service
+    often runs as another user."""
     umask = os.umask(0)
     os.umask(umask)
     path.chmod(0o666 & ~umask)
 
 
 def _write_synced(path: Path, data: bytes) -> None:
-    # os.open and not tempfile: the file ends with the permissions the user's umask gives.
+    # os.open, unlike tempfile, applies the user's umask.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     with open(descriptor, "wb") as file:
         file.write(data)

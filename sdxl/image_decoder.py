@@ -23,26 +23,26 @@ class ImageDecoder:
     engines: Engines
 
     def image(self, latents: Tensor) -> Tensor:
-        """[channels, h, w] → [3, height, width] in -1..1."""
+        """Decode [channels, h, w] to [3, height, width] in -1..1."""
         return checked(self.launch([latents])()[0])
 
     def pixels(self, latents: Tensor) -> Pixels:
-        """[channels, h, w] → 8 bits, [height, width, 3]. A GPU rounds: a quarter of the bytes is
-        copied."""
+        """Decode [channels, h, w] to 8 bits, [height, width, 3]. A GPU rounds before the copy,
+        which has a quarter of the bytes then."""
         if self.engines.device.type == "cpu":
             return to_pixels(self.image(latents))
         with self.engines.on_stream():
-            found, is_whole = rounded(self._decoded([latents])[0])
-            host, is_host_whole = to_host(found, self.engines), to_host(is_whole, self.engines)
+            image, is_finite = rounded(self._decoded([latents])[0])
+            host, is_host_finite = to_host(image, self.engines), to_host(is_finite, self.engines)
             self.engines.fence().wait()
-        if not is_host_whole:
+        if not is_host_finite:
             raise BrokenImage(BROKEN)
         pixels: Pixels = host.numpy()
         return pixels
 
     def launch(self, latents: Sequence[Tensor]) -> Callable[[], Tensor]:
-        """Start to decode images of one size; calling the result waits for them. They are not
-        checked."""
+        """Start to decode images of one size. Return a function that waits for the images, which
+        are not checked."""
         with self.engines.on_stream():
             host = to_host(self._decoded(latents).float(), self.engines)
             fence = self.engines.fence()
@@ -61,7 +61,7 @@ class ImageDecoder:
 
 
 def checked(image: Tensor) -> Tensor:
-    # NumPy's: PyTorch's would wake its threads, and they spin on while others have work.
+    # numpy's isfinite: PyTorch's would wake threads, which spin while other threads have work.
     if not np.isfinite(image.numpy()).all():
         raise BrokenImage(BROKEN)
     return image

@@ -1,4 +1,4 @@
-"""Peak memory of the process, and release of freed memory."""
+"""The process's peak memory, and the return of freed memory to the system."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PEAK = "VmHWM:"
 
 
 def peak_bytes() -> int:
-    """Return this process's peak; getrusage of a child includes its parent's."""
+    """Return this process's peak. getrusage would include the parent's peak in a child."""
     with suppress(OSError), open("/proc/self/status", encoding="utf-8") as lines:
         for line in lines:
             if line.startswith(PEAK):
@@ -20,12 +20,12 @@ def peak_bytes() -> int:
 
 
 def give_back() -> None:
-    """Return freed memory to the system: glibc keeps gigabytes of a deleted model."""
+    """Return freed memory to the system; glibc would keep gigabytes of a deleted model."""
     gc.collect()
     trim()
 
 
 def trim() -> None:
-    """`give_back` without garbage collection, which takes long in a large process."""
+    """Do `give_back` without garbage collection, which is slow in a large process."""
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

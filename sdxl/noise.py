@@ -1,4 +1,4 @@
-"""An image's noise, from its seed only. It knows no schedulers."""
+"""An image's noise, which depends only on seed and shape. It knows no schedulers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 Variation = tuple[int, float]
-"""another seed, and how far the noise goes towards its noise: 0 to 1"""
+"""another seed, and the strength of its noise: 0 to 1"""
 ALIKE = 0.9995
-"""cosine of noises that are interpolated in a straight line"""
+"""noises with a larger cosine are interpolated linearly"""
 
 
 def between(noise: Tensor, other: Tensor, strength: float) -> Tensor:
-    """Interpolate on the sphere, column by column, as stable-diffusion-webui does: a straight line
-    between two noises leads through weaker ones."""
+    """Interpolate spherically, column by column, as stable-diffusion-webui does. Linear
+    interpolation of two noises would give weaker noise."""
     cosine = (
         noise / noise.norm(dim=1, keepdim=True) * other / other.norm(dim=1, keepdim=True)
     ).sum(1)
@@ -25,9 +25,8 @@ def between(noise: Tensor, other: Tensor, strength: float) -> Tensor:
 
 
 class NoiseSource:
-    """One image's noise: the start, then the draws of an ancestral scheduler. It is drawn in fp32
-    on the CPU from the image's own generator, as diffusers does, so it depends only on seed and
-    shape."""
+    """One image's noise: the start, then the noise of an ancestral scheduler's steps. It is drawn
+    in float32 on the CPU from the image's own generator, as in diffusers."""
 
     def __init__(
         self, seed: int, shape: tuple[int, int, int], variation: Variation | None = None
@@ -36,7 +35,7 @@ class NoiseSource:
         self._generator = torch.Generator("cpu").manual_seed(seed)
 
     def start(self) -> Tensor:
-        """Return the first draw, led towards that of the variation's seed."""
+        """Return the first noise, mixed with the noise of the variation's seed."""
         self._generator.manual_seed(self.seed)
         noise = self.next()
         if self.variation is None:
@@ -45,5 +44,5 @@ class NoiseSource:
         return between(noise, NoiseSource(seed, self.shape).start(), strength)
 
     def next(self) -> Tensor:
-        """Return the next draw; diffusers' [1, channels, h, w] without its first axis."""
+        """Return the next noise, [channels, h, w]."""
         return torch.randn(self.shape, generator=self._generator, dtype=torch.float32)

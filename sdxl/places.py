@@ -1,4 +1,4 @@
-"""Where the embedded model lies, and what this project makes for itself. It makes no folder."""
+"""The folders of the embedded model and of this project's caches. It creates no folder."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Provenance of a picture: in its metadata, by a signed manifest, in its pixels, or none.
+"""The marks that say that a picture was generated: in metadata, in a signed manifest, in pixels.
 
-The metadata's mark is IPTC's digital source type; content_credentials.py writes C2PA manifests,
-watermark.py marks pixels. It does not know how a picture is made, and imports nothing heavy.
+The metadata has IPTC's digital source type. content_credentials.py writes C2PA manifests, and
+watermark.py marks pixels. This module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ XMP = (
     "</rdf:RDF></x:xmpmeta>"
     '<?xpacket end="w"?>'
 )
-HELP = f"what a picture says of its origin: {', '.join(PROVENANCES)}"
+HELP = f"how pictures are marked as generated: {', '.join(PROVENANCES)}"
 CERTIFICATE = "PEM file: the certificate chain that c2pa signs with; one is made unless given"
 PRIVATE_KEY = "PEM file: that certificate's private key"
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """The operator's choice, refused here if it cannot work, before anything is loaded."""
+    """The operator's choice. It is checked here, before anything is loaded."""
 
     kind: str = METADATA
     certificate: str = ""
@@ -62,7 +62,7 @@ class Provenance:
 
     @property
     def xmp(self) -> str | None:
-        """Return the metadata packet."""
+        """The metadata packet."""
         return None if self.kind == OFF else XMP
 
     @property
@@ -74,7 +74,7 @@ class Provenance:
         return self.kind.endswith(AND_WATERMARK)
 
     def mark(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Return the pixels of the file, marked if chosen."""
+        """Add the watermark to pixels, if chosen."""
         if not self.is_watermarked:
             return pixels
         from sdxl.watermark import mark
@@ -83,11 +83,11 @@ class Provenance:
 
     @cached_property
     def sign(self) -> Callable[[bytes, str], bytes]:
-        """Add a manifest to a picture's file if chosen."""
+        """A function that adds a manifest to a picture's file, if chosen."""
         if not self.is_signed:
             return lambda file, format: file
         return signer_of(self.certificate, self.private_key, self.is_watermarked)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What signs stays in its process.
+        # The signer is not sent to other processes.
         return Provenance, (self.kind, self.certificate, self.private_key)

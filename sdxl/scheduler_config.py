@@ -1,8 +1,5 @@
-"""A checkpoint's scheduler_config.json: the noise process of its training.
-
-It does not know torch, so that a checkpoint can be inspected without it; sdxl/schedulers/process.py
-computes from it.
-"""
+"""Reads a checkpoint's scheduler_config.json: the noise process of its training. It imports no
+torch."""
 
 from __future__ import annotations
 
@@ -21,11 +18,11 @@ SAME_PROCESS = tuple(
         *("UniPCMultistep", "KDPM2Discrete", "KDPM2AncestralDiscrete", "LCM", "TCD"),
     )
 )
-"""Classes that share one diffusion process: every solver here may run their checkpoints."""
+"""classes with the same diffusion process, whose checkpoints every solver here can run"""
 
 DISTILLED = ("LCMScheduler", "TCDScheduler")
 DISTILLED_DEFAULTS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
-"""defaults of these classes in diffusers; the others have SchedulerConfig's"""
+"""diffusers' defaults of these classes; other classes have SchedulerConfig's"""
 MAX_TIMESTEPS = 100_000
 NEEDED = {
     bool: "true or false",
@@ -53,8 +50,8 @@ ACCEPTED: Mapping[str, tuple[object, ...]] = {
     "use_flow_sigmas": OFF,
     "use_dynamic_shifting": OFF,
 }
-"""Supported values. Solver options (order, algorithm) are ignored: the request's scheduler chooses
-them. An absent clip_sample counts as false, since latents have no bounds to clip to."""
+"""Supported values. Solver options (order, algorithm) are ignored, because a request chooses its
+solver. A missing clip_sample counts as false, since latents have no bounds."""
 
 
 class UnsupportedScheduler(ValueError):
@@ -63,7 +60,7 @@ class UnsupportedScheduler(ValueError):
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """The noise process a checkpoint was trained with. Defaults are those of diffusers."""
+    """The noise process that a checkpoint was trained with. The defaults are diffusers'."""
 
     num_train_timesteps: int = 1000
     beta_start: float = 0.0001
@@ -72,21 +69,21 @@ class SchedulerConfig:
     trained_betas: tuple[float, ...] | None = None
     prediction_type: str = "epsilon"
     timestep_spacing: str | None = None
-    """None: each scheduler's own default, as in diffusers."""
+    """None: each solver's default, as in diffusers"""
     steps_offset: int = 0
     set_alpha_to_one: bool = True
     final_sigmas_type: str = "zero"
     rescale_betas_zero_snr: bool = False
     use_karras_sigmas: bool = False
-    """Turns `euler` and `dpmpp_2m` into their Karras variants, as in diffusers."""
+    """makes `euler` and `dpmpp_2m` use Karras levels, as in diffusers"""
     original_inference_steps: int = 50
-    """of LCM and TCD: the steps of the distillation, from which steps are chosen"""
+    """for LCM and TCD: the steps of the distillation, from which steps are chosen"""
     timestep_scaling: float = 10.0
-    """of LCM: how soon a step's estimate is fully trusted"""
+    """for LCM: scale of the timestep in the weight of a step's estimate"""
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SchedulerConfig:
-        """Read scheduler_config.json; keys that no table depends on are ignored."""
+        """Read scheduler_config.json; unused keys are ignored."""
         for key, accepted in ACCEPTED.items():
             if key in values and values[key] not in accepted:
                 raise UnsupportedScheduler(
@@ -124,7 +121,7 @@ def _check_values(known: Mapping[str, Any]) -> None:
         elif isinstance(default, float):
             is_right = _is_beta(value)
         else:
-            # A text, which was compared with those that are accepted.
+            # ACCEPTED has the texts.
             is_right = True
         if not is_right:
             raise UnsupportedScheduler(

@@ -1,7 +1,4 @@
-"""The schedulers' names, and other programs' names for them.
-
-It imports nothing heavy; sdxl/schedulers makes the tables.
-"""
+"""The schedulers' names, here and in other programs. It imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -11,18 +8,18 @@ from typing import NamedTuple
 
 
 class Scheduler(NamedTuple):
-    """The definition of a scheduler's name."""
+    """A scheduler: a solver with noise levels."""
 
     solver: str
     """a key of SOLVERS in sdxl/schedulers/solvers.py"""
     label: str
-    """its name in other programs"""
+    """the solver's name in stable-diffusion-webui"""
     comfy: str
-    """its name in ComfyUI"""
+    """the solver's name in ComfyUI"""
     diffusers: str
-    """its class in diffusers, with other levels by an option"""
+    """the solver's class in diffusers"""
     levels: str = ""
-    """a key of SCHEDULE_LABELS: its noise levels; empty: the checkpoint's"""
+    """a key of SCHEDULE_LABELS; empty: the checkpoint's levels"""
 
 
 SCHEDULE_LABELS: Mapping[str, str] = MappingProxyType(
@@ -34,20 +31,21 @@ SCHEDULE_LABELS: Mapping[str, str] = MappingProxyType(
         "trailing": "SGM Uniform",
     }
 )
-"""Their names in stable-diffusion-webui; ComfyUI writes them in lower case with underscores."""
+"""The levels' names in stable-diffusion-webui. ComfyUI writes them in lower case with
+underscores."""
 OWN_SCHEDULES: Mapping[str, str] = MappingProxyType(
     {"DPM++ 2M": "karras", "DPM++ 2M SDE": "exponential"}
 )
-"""stable-diffusion-webui's automatic choice for a sampler."""
+"""the levels of stable-diffusion-webui's automatic choice, by sampler"""
 
 
 def _each(
     solver: str, label: str, comfy: str, diffusers: str, names: Mapping[str, str]
 ) -> dict[str, Scheduler]:
-    """Return the solver with each of several sets of levels, by name suffix."""
+    """Return a solver's schedulers; `names` are the levels by the suffix of the name."""
     return {
-        f"{solver}{end}": Scheduler(solver, label, comfy, diffusers, levels)
-        for end, levels in names.items()
+        f"{solver}{suffix}": Scheduler(solver, label, comfy, diffusers, levels)
+        for suffix, levels in names.items()
     }
 
 
@@ -71,22 +69,23 @@ SCHEDULERS: Mapping[str, Scheduler] = MappingProxyType(
 
 
 def _other_names() -> dict[str, str]:
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name, each in SCHEDULERS.items():
         others = [name, full_label(name)]
         if each.levels:
             others.append(f"{each.comfy}_{SCHEDULE_LABELS[each.levels].replace(' ', '_')}")
         else:
             others += [each.comfy, f"k_{each.comfy}", each.diffusers]
-        found |= {other.lower(): name for other in others if other}
-    return found
+        names |= {other.lower(): name for other in others if other}
+    return names
 
 
 def full_label(name: str) -> str:
-    """Return its name with its levels, as older versions of stable-diffusion-webui write it."""
+    """Return the label with its levels, as in older versions of stable-diffusion-webui."""
     each = SCHEDULERS[name]
     return f"{each.label} {SCHEDULE_LABELS[each.levels]}" if each.levels else each.label
 
 
 OTHER_NAMES: Mapping[str, str] = MappingProxyType(_other_names())
-"""Our names by those of stable-diffusion-webui, ComfyUI and diffusers, in lower case."""
+"""this project's names by the names in stable-diffusion-webui, ComfyUI and diffusers, in lower
+case"""

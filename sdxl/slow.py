@@ -1,4 +1,4 @@
-"""Logs long work while it runs, so that it does not look like a hang."""
+"""Logs slow work while it runs, so that it does not look like a hang."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ PATIENCE_S = 10.0
 
 
 @contextmanager
-def log_if_slow(what: str) -> Iterator[None]:
-    """Log `what` after PATIENCE_S inside, and again at the end."""
+def log_if_slow(work: str) -> Iterator[None]:
+    """Log the work's name if the block takes longer than PATIENCE_S, and again at the end."""
     began_s = time.monotonic()
-    timer = threading.Timer(PATIENCE_S, log.info, [f"{what} …"])
+    timer = threading.Timer(PATIENCE_S, log.info, [f"{work} …"])
     timer.daemon = True
     timer.start()
     try:
@@ -25,4 +25,4 @@ def log_if_slow(what: str) -> Iterator[None]:
     finally:
         timer.cancel()
     if (took_s := time.monotonic() - began_s) > PATIENCE_S:
-        log.info("%s took %.0f s", what, took_s)
+        log.info("%s took %.0f s", work, took_s)

@@ -1,8 +1,4 @@
-"""Enlarges the first leg's result for the second leg of an upscaled picture.
-
-The first leg's picture becomes an edit's source of the larger size; latents are interpolated,
-without decoder and encoder.
-"""
+"""Enlarges the first leg's result to the source of an upscaled picture's second leg."""
 
 from __future__ import annotations
 

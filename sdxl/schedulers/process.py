@@ -1,4 +1,4 @@
-"""The noise of each timestep of a checkpoint's training."""
+"""Computes the noise of each timestep of a checkpoint's training."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def final_level(config: SchedulerConfig) -> float:
 
 
 def trained_levels(config: SchedulerConfig) -> Array:
-    """sigma/alpha at every trained timestep."""
-    # torch's float32 root and numpy's differ in the last bit, and log(level) sets Karras timesteps.
+    """Return sigma/alpha at every trained timestep."""
+    # torch's and numpy's float32 roots differ in the last bit, and Karras timesteps depend on it.
     products = torch.tensor(alphas_cumprod(config, is_floored=True), dtype=torch.float32)
     levels: Array = (((1 - products) / products) ** 0.5).double().numpy()
     return levels
@@ -26,7 +26,7 @@ def trained_levels(config: SchedulerConfig) -> Array:
 
 @lru_cache(maxsize=16)
 def alphas_cumprod(config: SchedulerConfig, is_floored: bool) -> Array:
-    """alpha**2 at every trained timestep, in float32 as the model saw it in training."""
+    """Return alpha**2 at every trained timestep, computed in float32 as in training."""
     betas = _betas(config)
     if config.rescale_betas_zero_snr:
         betas = _rescale_zero_snr(betas)
