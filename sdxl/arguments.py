@@ -1,7 +1,4 @@
-"""Command lines: a parser with one-line errors, and the flags of GenerationParams.
-
-Names, types, defaults and help come from sdxl/params.py.
-"""
+"""Command lines: a parser with one-line errors, and a flag for each parameter of sdxl/params.py."""
 
 from __future__ import annotations
 
@@ -19,19 +16,19 @@ from sdxl.suggestions import did_you_mean
 T = TypeVar("T")
 MODEL = "a folder in diffusers layout, a .safetensors file, or a hub id, org/name[@revision]"
 VAE = "a .safetensors file with the VAE to use instead of the model's"
-UNCHECKED = "also take engines that were never compared with the model"
+UNCHECKED = "also use engines that were never compared with the model"
 QUALITY = f"steps and cache interval from the model's presets: {', '.join(QUALITIES)}"
 VAE_MARK = ",vae="
-"""Separates a model's name from its VAE's."""
+"""separates a model's name from its VAE"""
 POSITIONAL = ("prompt",)
-"""Positional parameters of a command."""
+"""parameters without a flag"""
 HELP_FLAGS = ("--help", "--help-all")
 METAVARS = {str: "TEXT", int: "N", float: "X"}
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises ArgumentError instead of printing the usage: sdxl/cli.py reports errors. If `common`
-    names flags, --help shows only these, and --help-all every flag."""
+    """A parser that raises ArgumentError instead of printing the usage; sdxl/cli.py reports errors.
+    With `common`, --help shows only these flags, and --help-all every flag."""
 
     def __init__(self, *, common: Collection[str] = (), **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
@@ -50,13 +47,13 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         args = list(args)
         end = args.index("--") if "--" in args else len(args)
-        given = [*map(_with_dashes, args[:end]), *args[end:]]
-        options, unread = self.parse_known_args(given, namespace)
-        if unread:
-            self.error(self._unread(unread))
+        args = [*map(_with_dashes, args[:end]), *args[end:]]
+        options, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.error(self._describe_unknown(unknown))
         return options
 
-    def _unread(self, arguments: Sequence[str]) -> str:
+    def _describe_unknown(self, arguments: Sequence[str]) -> str:
         flag = next((each.partition("=")[0] for each in arguments if each.startswith("-")), "")
         if not flag:
             return f"argument {arguments[0]!r} must be left out; {self.prog} --help lists all"
@@ -70,11 +67,11 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         hidden = [each for each in self._actions if self.common and not self._is_common(each)]
-        kept = [each.help for each in hidden]
+        helps = [each.help for each in hidden]
         for each in hidden:
             each.help = argparse.SUPPRESS
         text = super().format_help()
-        for each, help in zip(hidden, kept, strict=True):
+        for each, help in zip(hidden, helps, strict=True):
             each.help = help
         return text
 
@@ -90,13 +87,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def _with_dashes(argument: str) -> str:
-    """Return --cache_interval=2 as --cache-interval=2."""
+    """Replace underscores in a flag: --cache_interval=2 becomes --cache-interval=2."""
     flag, *value = argument.split("=", 1)
     return "=".join((flag.replace("_", "-"), *value)) if flag.startswith("--") else argument
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Prints a usage line without the flags, which are listed below it."""
+    """Prints a usage line without flags; they are listed below."""
 
     def add_usage(
         self, usage: Any, actions: Iterable[argparse.Action], groups: Any, prefix: Any = None
@@ -130,8 +127,8 @@ def check_positive(options: argparse.Namespace, *names: str) -> None:
 
 
 def add_generation_flags(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for each parameter. Flags not given stay unset (argparse.SUPPRESS): with `--from`,
-    the picture's stored values fill only these."""
+    """Add a flag for each parameter. Flags that are not given stay unset (argparse.SUPPRESS), so
+    that `--from` can fill them with the picture's stored values."""
     groups: dict[str, argparse._ArgumentGroup] = {}
     for each in PARAMETERS.values():
         if each.name in POSITIONAL:
@@ -145,7 +142,7 @@ def add_generation_flags(parser: argparse.ArgumentParser) -> None:
             "dest": each.name,
             "action": "extend" if is_repeated else "store",
             "metavar": each.needed if is_repeated else each.metavar or METAVARS[each.kind],
-            "type": partial(_of_parameter, each),
+            "type": partial(_parse_parameter, each),
             "default": argparse.SUPPRESS,
         }
         add = groups[each.group].add_argument
@@ -168,8 +165,8 @@ def add_option(
     metavar: str | None = None,
     **more: Any,
 ) -> None:
-    """Add a flag to a parser or group. Its type follows from the default: a list takes one value or
-    more, False makes a switch. The help ends with the default."""
+    """Add a flag to a parser or group. The default decides the type: a list takes one or more
+    values, False makes a switch. The help ends with the default."""
     if default is False:
         place.add_argument(flag, action="store_true", help=help, **more)
         return
@@ -214,16 +211,16 @@ def given_provenance(options: argparse.Namespace) -> Provenance:
 
 
 def model_with(model: str, vae: str | None) -> str:
-    """One name for a model and its VAE."""
+    """Join the names of a model and its VAE."""
     return f"{model}{VAE_MARK}{vae}" if vae else model
 
 
 def given_params(options: argparse.Namespace) -> dict[str, Any]:
-    """Parameters set on the command line."""
+    """Return the parameters that the command line sets."""
     return {name: getattr(options, name) for name in PARAMETERS if hasattr(options, name)}
 
 
-def _of_parameter(each: Parameter, text: str) -> Any:
+def _parse_parameter(each: Parameter, text: str) -> Any:
     return _parsed(each.parse, text, each.needed)
 
 
@@ -231,8 +228,4 @@ def _parsed(parse: Callable[[str], T], text: str, needed: str) -> T:
     try:
         return parse(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(_refusal(text, needed)) from None
-
-
-def _refusal(text: str, needed: str) -> str:
-    return f"must be {needed}, got {text!r}"
+        raise argparse.ArgumentTypeError(f"must be {needed}, got {text!r}") from None

@@ -1,7 +1,7 @@
-"""C2PA manifests in pictures: written when a picture is made, read by `sdxl verify`.
+"""Writes C2PA manifests into new pictures, and reads them for `sdxl verify`.
 
-It wraps c2pa-python, an extra (`pip install 'sdxl-deepcache[c2pa]'`). Nothing is fetched: neither
-remote manifests nor the state of a certificate.
+It uses c2pa-python, an extra (`pip install 'sdxl-deepcache[c2pa]'`). It uses no network, neither
+for remote manifests nor for the state of a certificate.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import io
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -25,13 +25,13 @@ from sdxl.places import home
 log = logging.getLogger(__name__)
 
 SOURCE_TYPE = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
-"""IPTC NewsCodes: made by a trained model."""
+"""IPTC's code for pictures that a trained model generated"""
 GENERATOR = "sdxl-deepcache"
 SELF_MADE = "sdxl-deepcache, self-made certificate"
-"""The name in a self-made certificate."""
+"""the name in a self-made certificate"""
 VALID = timedelta(days=3650)
 SETTINGS = {
-    # A thumbnail would be as large as the picture and show nothing more.
+    # A thumbnail would be about as large as the picture.
     "builder": {"thumbnail": {"enabled": False}},
     "verify": {"remote_manifest_fetch": False, "ocsp_fetch": False},
 }
@@ -45,12 +45,13 @@ class NoContentCredentials(RuntimeError):
 
 @dataclass(frozen=True)
 class Claim:
-    """A picture's manifest, and whether the picture is unchanged since it was signed."""
+    """A picture's manifest, checked."""
 
     generator: str
     source_type: str
     signer: str
     is_intact: bool
+    """True if the picture is unchanged since it was signed"""
     is_trusted: bool
     failures: tuple[str, ...]
 
@@ -58,7 +59,7 @@ class Claim:
 def signer_of(
     certificate: str, private_key: str, is_watermarked: bool = False
 ) -> Callable[[bytes, str], bytes]:
-    """Return a function that adds a manifest to a file, or raise InvalidParams for a key or
+    """Return a function that adds a manifest to a file. Raise InvalidParams for a key or
     certificate that cannot sign. `is_watermarked` is stated in the manifest."""
     c2pa = _library()
     if certificate:
@@ -66,20 +67,20 @@ def signer_of(
     else:
         chain, key = self_made()
         log.warning(
-            "c2pa: signed with a certificate that was made here; no authority vouches for it, and "
-            "verifiers will call it untrusted. --certificate and --private-key name your own"
+            "c2pa: signing with a self-made certificate, which verifiers will call untrusted; use "
+            "--certificate and --private-key for your own"
         )
     info = c2pa.C2paSignerInfo(
         alg=algorithm_of(key, private_key).encode(), sign_cert=chain, private_key=key, ta_url=None
     )
-    own, manifest = threading.local(), _manifest(is_watermarked)
+    thread, manifest = threading.local(), _manifest(is_watermarked)
 
     def sign(file: bytes, format: str) -> bytes:
-        if not hasattr(own, "signer"):
-            own.signer = c2pa.Signer.from_info(info)
+        if not hasattr(thread, "signer"):
+            thread.signer = c2pa.Signer.from_info(info)
         signed = io.BytesIO()
         with c2pa.Builder(manifest, _context()) as builder:
-            builder.sign(own.signer, f"image/{format}", io.BytesIO(file), signed)
+            builder.sign(thread.signer, f"image/{format}", io.BytesIO(file), signed)
         return signed.getvalue()
 
     _check(sign, certificate)
@@ -87,7 +88,7 @@ def signer_of(
 
 
 def read_claim(file: bytes, format: str, trusted: bytes = b"") -> Claim | None:
-    """Read a picture's manifest; None if it has none. `trusted`: root certificates in PEM."""
+    """Read a picture's manifest; None if it has none. `trusted`: trusted root certificates, PEM."""
     c2pa = _library()
     try:
         with c2pa.Reader(f"image/{format}", io.BytesIO(file), context=_context(trusted)) as reader:
@@ -124,48 +125,43 @@ def _source_type(manifest: Mapping[str, Any]) -> str:
 
 
 def algorithm_of(key: bytes, name: str) -> str:
-    """Return C2PA's name of the key's algorithm."""
+    """Return C2PA's name for the key's algorithm."""
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     needed = "must be an unencrypted PEM key: EC P-256, P-384 or P-521, RSA or Ed25519"
     try:
-        found = load_pem_private_key(key, password=None)
+        loaded = load_pem_private_key(key, password=None)
     except (TypeError, ValueError) as error:
         raise InvalidParams("private_key", name, needed) from error
-    if isinstance(found, ed25519.Ed25519PrivateKey):
+    if isinstance(loaded, ed25519.Ed25519PrivateKey):
         return "ed25519"
-    if isinstance(found, rsa.RSAPrivateKey):
+    if isinstance(loaded, rsa.RSAPrivateKey):
         return "ps256"
-    if isinstance(found, ec.EllipticCurvePrivateKey) and found.curve.name in CURVES:
-        return CURVES[found.curve.name]
+    if isinstance(loaded, ec.EllipticCurvePrivateKey) and loaded.curve.name in CURVES:
+        return CURVES[loaded.curve.name]
     raise InvalidParams("private_key", name, needed)
 
 
 def self_made() -> tuple[bytes, bytes]:
-    """Return the self-made certificate chain and its key, made once for this user."""
+    """Return the self-made certificate chain and its key, which are created once for a user."""
     folder = home() / "provenance"
     paths = folder / "certificate.pem", folder / "private_key.pem"
     if not all(path.exists() for path in paths):
         prepare_folder(folder)
         folder.chmod(0o700)
         with locked(folder / ".lock"):
-            _make_once(paths)
+            # Another process may have created them meanwhile.
+            if not all(path.exists() for path in paths):
+                for path, content in zip(paths, _new_certificate(), strict=True):
+                    write_atomic(path, content)
+                    path.chmod(0o600)
     chain, key = (path.read_bytes() for path in paths)
     return chain, key
 
 
-def _make_once(paths: Sequence[Path]) -> None:
-    """Create both files under a lock, unless another process has created them meanwhile."""
-    if all(path.exists() for path in paths):
-        return
-    for path, content in zip(paths, _new_certificate(), strict=True):
-        write_atomic(path, content)
-        path.chmod(0o600)
-
-
 def _new_certificate() -> tuple[bytes, bytes]:
-    """Create a root and a signing certificate below it: C2PA refuses self-signed certificates."""
+    """Create a signing certificate and its root, since C2PA refuses self-signed certificates."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -223,7 +219,7 @@ def _certificate(name: Any, issuer: Any, public_key: Any, *, is_root: bool) -> A
 
 
 def _check(sign: Callable[[bytes, str], bytes], certificate: str) -> None:
-    """Sign once now: a wrong key or an expired certificate shows."""
+    """Sign a test picture. Raise InvalidParams for a wrong key or an expired certificate."""
     from PIL import Image
 
     from sdxl.picture_files import file_of
@@ -243,7 +239,7 @@ def _check(sign: Callable[[bytes, str], bytes], certificate: str) -> None:
 def _manifest(is_watermarked: bool) -> dict[str, Any]:
     agent = {"name": GENERATOR, "version": sdxl.__version__}
     created = {"action": "c2pa.created", "digitalSourceType": SOURCE_TYPE, "softwareAgent": agent}
-    # "Unbound": the mark does not lead back to this manifest.
+    # "Unbound": the watermark has no link to this manifest.
     watermarked = {"action": "c2pa.watermarked.unbound", "softwareAgent": agent}
     actions = [created, watermarked] if is_watermarked else [created]
     return {
@@ -254,7 +250,7 @@ def _manifest(is_watermarked: bool) -> dict[str, Any]:
 
 @cache
 def _context(trusted: bytes = b"") -> Any:
-    """`trusted`: the roots whose certificates count as trusted."""
+    """Return the library's settings; `trusted`: trusted root certificates."""
     more = {"trust": {"user_anchors": trusted.decode()}} if trusted else {}
     return _library().Context.from_dict({**SETTINGS, **more})
 

@@ -1,4 +1,4 @@
-"""One parameter of a picture: its name and bounds, and how its values are parsed and checked."""
+"""One parameter of a picture: its name and bounds, and the parsing and checking of its values."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cache
 from types import GenericAlias, MappingProxyType, UnionType
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
@@ -14,13 +15,13 @@ from sdxl.suggestions import did_you_mean
 
 MAX_STEPS = 1000
 FEW_STEPS = 8
-"""A schedule with fewer steps is for models trained for few: its steps are far apart."""
+"""Schedules with fewer steps are for models trained for few steps; their steps are far apart."""
 USUAL_INTERVAL = 2
 """The default cache interval, except with few steps."""
 SIZE = "size"
 """The REST field for width and height together."""
 MAX_ATTACHMENTS = 16
-"""In one list."""
+"""The most attachments in one list."""
 NEEDED: Mapping[Any, str] = {
     str: "text",
     int: "a whole number",
@@ -31,8 +32,8 @@ NEEDED: Mapping[Any, str] = {
 
 
 class InvalidParams(ValueError):
-    """A refused request: the field, its value, what it must be ("must be 1 to 100"), and a hint at
-    the end of the message."""
+    """A refused request: the field, the value, the allowed values ("must be 1 to 100"), and a hint
+    at the end of the message."""
 
     def __init__(self, field: str, value: object, allowed: str, hint: str = "") -> None:
         self.field, self.value, self.allowed, self.hint = field, value, allowed, hint
@@ -40,7 +41,7 @@ class InvalidParams(ValueError):
 
     @classmethod
     def unknown(cls, field: str, value: object, known: Iterable[str]) -> Self:
-        """The refusal of a value that is not one of several, with the nearest of them."""
+        """Return the error for a value that is not a known one, with the most similar one."""
         known = list(known)
         return cls(field, value, f"must be one of {', '.join(known)}", did_you_mean(value, known))
 
@@ -50,7 +51,8 @@ class InvalidParams(ValueError):
         return cls(field, None, f"must be one of {', '.join(known)}", did_you_mean(field, known))
 
     def message(self, field: str, longest: int = sys.maxsize) -> str:
-        """The text with the caller's name of the field, and of the value its first characters."""
+        """Return the message with the caller's name for the field, and at most `longest` characters
+        of the value."""
         if self.value is None or not self.allowed.startswith("must"):
             return f"{field} {self.allowed}{self.hint}"
         shown = repr(self.value)
@@ -63,55 +65,56 @@ class InvalidParams(ValueError):
 
 @dataclass(frozen=True)
 class Parameter:
-    """One line of the table."""
+    """One parameter of the table."""
 
     label: str
-    """Shown on the page."""
+    """the label on the page"""
     help: str
     low: float = -math.inf
     high: float = math.inf
     choices: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Other programs' labels of choices, shown on the page."""
+    """other programs' labels of choices, shown on the page"""
     other_choices: Mapping[str, str] = field(default_factory=dict)
-    """Other programs' names of choices, in lower case."""
+    """choices by their names in other programs, in lower case"""
     rest: str = ""
-    """The REST name, if it differs."""
+    """the REST name, if it differs from `name`"""
     aliases: tuple[str, ...] = ()
-    """Other programs' names of the parameter, which every flag, field and column takes, too."""
+    """the parameter's names in other programs, which flags, fields and columns accept too"""
     infotext: str = ""
-    """The name in the `parameters` text that other programs read; empty if it has its own line."""
+    """the name in the `parameters` text of other programs; empty: not in the list of facts"""
     metavar: str = ""
     flag: str = ""
-    """The command line's name, if it differs."""
+    """the flag's name, if it differs from `name`"""
     flag_help: str = ""
-    """More help of the command line."""
+    """more help for the command line"""
     group: str = ""
-    """Where the page and --help-all show it; empty: with the first ones."""
+    """the group on the page and in --help-all; empty: the first group"""
     placeholder: str = ""
-    """Shown on the page while the field is empty."""
+    """text on the page while the field is empty"""
     switch: str = ""
-    """The page's checkbox that sets the parameter; without its tick it is not sent."""
+    """label of the page's checkbox that sets the parameter; unticked: not sent"""
     switch_value: int | None = None
-    """What the checkbox sets at first."""
+    """the value that the checkbox sets"""
     is_for_edits: bool = False
-    """Used by edits only."""
+    """True: only for edits"""
     is_for_masks: bool = False
-    """Used by edits with a mask only."""
+    """True: only for edits with a mask"""
     edit_defaults: tuple[Any, ...] = ()
-    """Defaults of an edit without a mask and with one."""
+    """defaults of an edit without and with a mask"""
     is_stored_if_set: bool = False
-    """Stored in metadata only if the request set it, so other pictures stay byte-identical."""
+    """True: stored in metadata only if the request set it, so that other pictures keep their
+    bytes"""
     name: str = ""
     kind: type = str
-    """str, int, float, tuple for several numbers, or Attachment for several attachments."""
+    """str, int, float, tuple for several numbers, or Attachment for several attachments"""
     item: type = int
-    """The type of one of several: int, float or a class of attachments."""
+    """the type of an entry of several: int, float or a class of attachments"""
     default: Any = None
 
     @property
     def column(self) -> str:
-        """The batch column: the REST name, but width and height have a column each."""
+        """The batch column: the REST name, but width and height have their own columns."""
         return self.rest if self.rest and self.rest != SIZE else self.name
 
     @property
@@ -128,7 +131,7 @@ class Parameter:
         return self.kind in (tuple, Attachment)
 
     def chosen(self, value: Any) -> Any:
-        """Our name of a choice that another program's name stands for."""
+        """Replace another program's name of a choice."""
         is_other = isinstance(value, str) and value not in self.choices
         return self.other_choices.get(value.strip().lower(), value) if is_other else value
 
@@ -137,7 +140,7 @@ class Parameter:
             _CHECKS[self.kind](self, value)
 
     def parse(self, text: str) -> Any:
-        """Parse text of a command line or CSV file. Raises ValueError."""
+        """Parse text of a command line or CSV file. Raise ValueError."""
         if not self.is_list:
             return self.kind(text)
         if issubclass(self.item, Attachment):
@@ -146,7 +149,7 @@ class Parameter:
         return tuple(parse_one(entry) for entry in text.split(","))
 
     def read_list(self, value: object) -> tuple[Any, ...]:
-        """Read a list of JSON."""
+        """Read a JSON list."""
         if not isinstance(value, list | tuple):
             entries = self.needed if self.kind is Attachment else "numbers"
             raise InvalidParams(self.name, value, f"must be a list of {entries}")
@@ -156,7 +159,7 @@ class Parameter:
 
     @property
     def needed(self) -> str:
-        """What the text of a command line or CSV file must be."""
+        """The needed form of text on a command line or in a CSV file."""
         return self.item.form() if issubclass(self.item, Attachment) else NEEDED[self.stored_kind]
 
     @property
@@ -166,26 +169,25 @@ class Parameter:
 
 
 class Attachment:
-    """What a request adds to the model: a name of the catalogue, and numbers. A subclass is a
-    dataclass whose fields are parameters, the name first. It holds no path and no tensor."""
+    """An addition of a request to the model: a name in the catalogue, and options. A subclass is a
+    dataclass whose fields are parameters, the name first."""
 
     name: str
 
     @classmethod
     def form(cls) -> str:
-        """The text form, such as NAME[:WEIGHT]."""
+        """Return the text form, such as NAME[:WEIGHT]."""
         first, *others = (name.upper() for name in table_of(cls))
         return "[:".join((first, *others)) + "]" * len(others)
 
     @classmethod
     def entries(cls, text: str) -> list[Any]:
-        """Split the text of a flag or CSV field into entries of a list in JSON. Raises
-        ValueError."""
+        """Split the text of a flag or CSV field into entries of a JSON list. Raise ValueError."""
         return text.split(",")
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse the text form. Raises ValueError."""
+        """Parse the text form. Raise ValueError."""
         table, parts = table_of(cls).values(), [part.strip() for part in text.split(":")]
         if not parts[0] or len(parts) > len(table):
             raise ValueError(f"must be {cls.form()}, got {text!r}")
@@ -194,7 +196,7 @@ class Attachment:
 
     @classmethod
     def read(cls, value: Any, field: str) -> Self:
-        """Read an entry of a list in JSON: text, or an object of the fields."""
+        """Read an entry of a JSON list: text, or an object of the fields."""
         if isinstance(value, cls):
             return value
         make: Callable[..., Any] = cls
@@ -218,17 +220,9 @@ def parameter(default: Any, label: str, text: str, **facts: Any) -> Any:
     return field(default=default, metadata={"parameter": Parameter(label, text, **facts)})
 
 
-_tables: dict[type, Mapping[str, Parameter]] = {}
-
-
+@cache
 def table_of(cls: type[Any]) -> Mapping[str, Parameter]:
-    """The parameters that a dataclass declares as its fields."""
-    if cls not in _tables:
-        _tables[cls] = _read_table(cls)
-    return _tables[cls]
-
-
-def _read_table(cls: type[Any]) -> Mapping[str, Parameter]:
+    """Return the parameters that a dataclass declares as its fields."""
     hints = get_type_hints(cls)
     return MappingProxyType(
         {
@@ -244,7 +238,8 @@ def _read_table(cls: type[Any]) -> Mapping[str, Parameter]:
 
 
 def kind_of(hint: Any) -> dict[str, type]:
-    """`int | None` gives int; `tuple[int, ...]` gives tuple and int."""
+    """Return `kind` and `item` of a type: int for `int | None`, tuple and int for
+    `tuple[int, ...]`."""
     if isinstance(hint, UnionType):
         hint = next(each for each in get_args(hint) if each is not type(None))
     if get_origin(hint) is None:
@@ -262,7 +257,7 @@ def _is_number(value: object) -> bool:
 
 
 def _check_whole(p: Parameter, value: Any) -> None:
-    # Whole numbers without bounds have the model's, which `resolve` checks.
+    # `resolve` checks whole numbers without bounds against the model's bounds.
     if not math.isinf(p.high) and not (is_int(value) and p.low <= value <= p.high):
         raise InvalidParams(p.name, value, f"must be a whole number from {p.low} to {p.high}")
 
@@ -287,8 +282,8 @@ def _check_text(p: Parameter, value: object) -> None:
 
 def _check_numbers(p: Parameter, value: Any) -> None:
     """Check step numbers, or the two ends of a range."""
-    of_its_kind = is_int if p.item is int else _is_number
-    is_numbers = bool(value) and all(map(of_its_kind, value))
+    is_item = is_int if p.item is int else _is_number
+    is_numbers = bool(value) and all(map(is_item, value))
     is_rising = is_numbers and value[0] >= 0 and all(a < b for a, b in itertools.pairwise(value))
     if p.item is int and not is_rising:
         raise InvalidParams(p.name, value, needed_steps(MAX_STEPS))

@@ -1,13 +1,12 @@
-"""A mark in the pixels themselves that says: a generator made this. Invisible, and found again in
-what was compressed, scaled or cropped.
+"""An invisible mark in the pixels of generated pictures. It is found also in compressed, scaled and
+cropped copies.
 
-A pattern of 64 by 64 pixels repeats all over the picture's brightness: waves in a band of middle
-frequencies, of equal height and with phases from a hash, so that it looks like faint noise.
-Finding it: even out the picture's own contrast, lay all tiles over each other, keep of each wave in
-the band its phase alone, and compare with the pattern's phases at every shift. In a picture
-without the mark these differences are random whatever it shows, so a score tells how likely chance
-is. The pattern is public: with this file anyone can find the mark, put it into other pictures, and
-remove it.
+The mark is a pattern of 64 by 64 pixels that repeats over the whole picture's brightness. It has
+waves of equal height in a band of middle frequencies, with phases from a hash, and looks like faint
+noise. To find it, even out the picture's contrast, add up all tiles, keep only the phase of each
+wave in the band, and compare these phases with the pattern's at every shift. Without the mark the
+differences are random, so a score tells the probability of chance. The pattern is public: with this
+file anyone can find the mark, add it to other pictures, and remove it.
 """
 
 from __future__ import annotations
@@ -28,44 +27,45 @@ Brightness = NDArray[np.float32]
 
 TILE, BLOCK = 64, 8
 NAME = b"sdxl-deepcache: made by a generator"
-"""The phases are its hash. Another name is another mark."""
+"""the name whose hash gives the phases; another name is another mark"""
 BAND = (0.09, 0.22)
-"""Cycles a pixel: coarse enough for half the size and for JPEG, too fine for spots."""
+"""cycles a pixel: coarse enough to survive JPEG and half the size, too fine to show as spots"""
 FAINTEST, STRONGEST = 1.25, 5.0
-"""Of 255, root mean square: on plain areas, and in the roughest ones, which hide it."""
+"""strength (root mean square, of 255) in plain areas, and in the roughest ones, which hide it"""
 GAIN = 0.15
-"""Strength by a block's own contrast"""
+"""strength for each unit of a block's contrast"""
 MOST = 2.4
-"""Root mean square over the whole picture: 40.5 dB"""
+"""strength over the whole picture: 40.5 dB"""
 STEP = 1 / 64
-"""The pattern is rounded to it: the last digits of a Fourier transform differ between machines."""
+"""the pattern is rounded to multiples of this, since Fourier transforms differ between machines"""
 
 ZOOMS = (1.0, 2.0, 4 / 3, 3 / 2, 2 / 3, 1 / 2)
 """factors by which a scaled picture is scaled back"""
 WINDOW = 1024
-"""Pixels a side, in the middle, that are searched; more says nothing new"""
+"""side in pixels of the searched middle of the picture; a larger one finds no more"""
 SMALLEST = 32
+"""side in pixels below which no mark is found"""
 REACH = 4
-"""Pixels to each side by which a pixel's surroundings are judged"""
+"""a pixel's surroundings reach this many pixels to each side"""
 GRAIN = 1.0
-"""Contrast of 255 that rounding makes in a plain area"""
+"""contrast (of 255) that rounding causes in a plain area"""
 FOUND = 6.5
-"""At this score chance makes one of a million unmarked pictures look marked."""
+"""by chance, one of a million unmarked pictures has this score"""
 
 
 class Pattern(NamedTuple):
     tile: NDArray[np.float32]
     """mean 0, root mean square 1"""
     waves: NDArray[np.complex128]
-    """its Fourier transform, of height 1 in the band, 0 elsewhere"""
-    in_all: int
-    """waves"""
+    """the tile's Fourier transform, of height 1 in the band, 0 elsewhere"""
+    wave_count: int
+    """number of waves"""
 
 
 @dataclass(frozen=True)
 class WatermarkFinding:
     score: float
-    """In standard deviations of an unmarked picture's"""
+    """standard deviations of the scores of unmarked pictures"""
     zoom: float
 
     @property
@@ -74,13 +74,14 @@ class WatermarkFinding:
 
     @property
     def chance(self) -> float:
-        """That an unmarked picture scores as much at any shift and zoom."""
+        """The probability that an unmarked picture has this score at any shift and zoom."""
         tries = TILE * TILE * len(ZOOMS)
         return min(1.0, tries * math.erfc(max(self.score, 0.0) / math.sqrt(2)) / 2)
 
 
 def mark(pixels: Pixels) -> Pixels:
-    """The same picture with the mark, 40 dB away or more. The same pixels give the same."""
+    """Return the picture with the mark, at a PSNR of 40 dB or more. Equal pixels give equal
+    results."""
     height, width, _ = pixels.shape
     across, down = -(-width // TILE), -(-height // TILE)
     tile = np.tile(pattern().tile, (down, across))[:height, :width]
@@ -91,7 +92,7 @@ def mark(pixels: Pixels) -> Pixels:
 
 
 def find(pixels: Pixels) -> WatermarkFinding:
-    """How much a picture looks marked, at the zoom where it does most."""
+    """Return the best score over all zooms."""
     brightness = pixels.astype(np.float32) @ np.array((0.299, 0.587, 0.114), np.float32)
     return max(
         (WatermarkFinding(_score(brightness, z), z) for z in ZOOMS), key=lambda each: each.score
@@ -102,7 +103,7 @@ def find(pixels: Pixels) -> WatermarkFinding:
 def pattern() -> Pattern:
     down, across = np.fft.fftfreq(TILE)[:, None], np.fft.rfftfreq(TILE)[None]
     distance = np.hypot(down, across)
-    # A column of zeros and one of Nyquist's frequency would need pairs that agree.
+    # The first and last columns of a real transform have pairs of equal waves; they are unused.
     is_wave = (distance >= BAND[0]) & (distance <= BAND[1]) & (across > 0)
     drawn = hashlib.shake_256(NAME).digest(2 * is_wave.size)
     phases = np.frombuffer(drawn, "<u2").reshape(is_wave.shape) * (2 * np.pi / 65536)
@@ -113,17 +114,17 @@ def pattern() -> Pattern:
 
 
 def _strengths(pixels: Pixels) -> NDArray[np.float32]:
-    """One a block: fainter where the eye is keen, as strong in all as MOST allows."""
+    """Return the strength in each block: faint in plain areas, and in total at most MOST."""
     contrast = _contrasts(pixels)
     more = np.minimum(GAIN * contrast, STRONGEST - FAINTEST)
-    # The part of `more` at which the mean square of FAINTEST + part * more is MOST's.
+    # Choose `part` so that the root mean square of FAINTEST + part * more is at most MOST.
     a, b, c = (more * more).mean(), FAINTEST * more.mean(), FAINTEST**2 - MOST**2
     part = 1.0 if a + 2 * b + c <= 0 else (math.sqrt(b * b - a * c) - b) / a
     return (FAINTEST + part * more).astype(np.float32)
 
 
 def _contrasts(pixels: Pixels) -> Floats:
-    """The standard deviation of brightness in each block, from whole numbers."""
+    """Return the standard deviation of brightness in each block, computed from whole numbers."""
     height, width, _ = pixels.shape
     missing = (-height % BLOCK, -width % BLOCK)
     wide = pixels.astype(np.uint16)
@@ -139,7 +140,8 @@ def _contrasts(pixels: Pixels) -> Floats:
 
 
 def _score(brightness: Brightness, zoom: float) -> float:
-    """The mark's waves in step, at the best shift, in standard deviations of waves at random."""
+    """Return how well the waves' phases match the mark's at the best shift, in standard deviations
+    of random phases."""
     zoomed = _zoomed(brightness, zoom)
     if min(zoomed.shape) < SMALLEST:
         return 0.0
@@ -147,16 +149,16 @@ def _score(brightness: Brightness, zoom: float) -> float:
     down, across = (-(-side // TILE) for side in evened.shape)
     missing = (down * TILE - evened.shape[0], across * TILE - evened.shape[1])
     tiles = np.pad(evened, ((0, missing[0]), (0, missing[1]))).reshape(down, TILE, across, TILE)
-    _, waves, in_all = pattern()
-    there = np.fft.rfft2(tiles.sum((0, 2))) * waves.conj()
-    height = np.abs(there)
-    in_step = np.divide(there, height, out=np.zeros_like(there), where=height > 1e-6)
-    sums = np.fft.irfft2(in_step, (TILE, TILE)) * TILE * TILE
-    return float(sums.max() / math.sqrt(in_all))
+    _, waves, count = pattern()
+    product = np.fft.rfft2(tiles.sum((0, 2))) * waves.conj()
+    height = np.abs(product)
+    phases = np.divide(product, height, out=np.zeros_like(product), where=height > 1e-6)
+    sums = np.fft.irfft2(phases, (TILE, TILE)) * TILE * TILE
+    return float(sums.max() / math.sqrt(count))
 
 
 def _zoomed(brightness: Brightness, zoom: float) -> Brightness:
-    """The middle, as large as it was before it was scaled."""
+    """Return the middle of the picture, scaled by `zoom`."""
     window = math.ceil(WINDOW / zoom)
     top, left = (max(side - window, 0) // 2 for side in brightness.shape)
     middle = brightness[top : top + window, left : left + window]
@@ -168,14 +170,14 @@ def _zoomed(brightness: Brightness, zoom: float) -> Brightness:
 
 
 def _evened(values: Floats) -> Floats:
-    """Less the mean of its surroundings, in units of their contrast."""
+    """Subtract the mean of each pixel's surroundings and divide by their contrast."""
     rest = values - _mean(values)
     evened: Floats = rest / (GRAIN + np.sqrt(np.maximum(_mean(rest * rest), 0)))
     return evened
 
 
 def _mean(values: Floats) -> Floats:
-    """Of the square around each pixel; at the edge, of the edge's pixels again."""
+    """Return the mean of the square around each pixel; the picture's edge is repeated."""
     side = 2 * REACH + 1
     padded = np.pad(values, ((REACH + 1, REACH), (REACH + 1, REACH)), mode="edge")
     sums = padded.cumsum(0).cumsum(1)
