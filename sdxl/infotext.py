@@ -1,7 +1,5 @@
-"""Writes and reads the `parameters` text of stable-diffusion-webui, and reads ComfyUI's graph.
-
-It knows no tensors.
-"""
+"""Writes and reads stable-diffusion-webui's `parameters` text, and reads ComfyUI's graph. It knows
+no tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from sdxl.params import PARAMETERS, InvalidParams
 from sdxl.scheduler_names import OTHER_NAMES, OWN_SCHEDULES, SCHEDULE_LABELS, SCHEDULERS
 
 COMMON_FACTS = ("steps", "scheduler", "guidance", "seed")
-"""The keys of the `parameters` line, in the usual order."""
+"""the first facts of the last line, in the usual order"""
 PROMPTS = ("prompt", "negative_prompt")
 NEGATIVE = "Negative prompt:"
 FACT = re.compile(r'\s*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|[^,]*)(?:,|$)')
@@ -39,19 +37,19 @@ PLAIN_NODES = (
     *("CheckpointLoaderSimple", "VAELoader"),
 )
 MAX_DEPTH = 32
-"""the inputs of ComfyUI's nodes that lead from the sampler to a text"""
+"""the most nodes of ComfyUI's graph on the path from the sampler to a text or model"""
 
 
 @dataclass
 class FoundParameters:
-    """The parameters in a text that are supported here, and the rest."""
+    """The supported parameters in a text, and the unsupported facts."""
 
     params: dict[str, Any] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
 
 
 def parameters_text(params: Mapping[str, Any]) -> str:
-    """Return the three lines that image browsers and other generators read."""
+    """Return the prompt, the negative prompt and a line of facts, as other programs read them."""
     loras = [Lora.read(each, "loras") for each in params.get("loras") or ()]
     lines = [with_tags(params["prompt"], loras)]
     if params.get("negative_prompt"):
@@ -78,25 +76,25 @@ def read_text(text: str) -> FoundParameters:
 
 
 def scheduler_of(sampler: str, schedule: str = "") -> str | None:
-    """Return our name of another program's sampler and schedule, or None."""
+    """Return the scheduler's name for another program's sampler and schedule, or None."""
     schedule = schedule.strip().lower().replace("_", " ")
-    named = OTHER_NAMES.get(sampler.strip().lower())
-    if named is None or schedule not in (AUTOMATIC, *PLAIN, *SCHEDULES):
+    name = OTHER_NAMES.get(sampler.strip().lower())
+    if name is None or schedule not in (AUTOMATIC, *PLAIN, *SCHEDULES):
         return None
-    own = SCHEDULERS[named]
-    automatic = OWN_SCHEDULES.get(own.label, "") if schedule == AUTOMATIC else ""
+    scheduler = SCHEDULERS[name]
+    automatic = OWN_SCHEDULES.get(scheduler.label, "") if schedule == AUTOMATIC else ""
     # Older versions write the schedule into the sampler's name.
-    wanted = own.label, own.levels or automatic or SCHEDULES.get(schedule, "")
-    labels = {(each.label, each.levels): name for name, each in SCHEDULERS.items()}
-    return labels.get(wanted)
+    levels = scheduler.levels or automatic or SCHEDULES.get(schedule, "")
+    names = {(each.label, each.levels): name for name, each in SCHEDULERS.items()}
+    return names.get((scheduler.label, levels))
 
 
-def read_metadata(words: Mapping[str, str]) -> FoundParameters:
-    """Read the texts in the metadata of a picture of stable-diffusion-webui (`parameters`) or
-    ComfyUI (`prompt`). Raises ValueError if they name no prompt."""
-    text = words.get("parameters", "")
+def read_metadata(texts: Mapping[str, str]) -> FoundParameters:
+    """Read a picture's text chunks from stable-diffusion-webui (`parameters`) or ComfyUI
+    (`prompt`). Raise ValueError if they have no prompt."""
+    text = texts.get("parameters", "")
     try:
-        graph = json.loads(words.get("prompt", "{}"))
+        graph = json.loads(texts.get("prompt", "{}"))
     except RecursionError:
         graph = {}
     found = read_graph(graph) if isinstance(graph, dict) and not text else read_text(text)
@@ -106,32 +104,31 @@ def read_metadata(words: Mapping[str, str]) -> FoundParameters:
 
 
 def read_graph(graph: Mapping[str, Any]) -> FoundParameters:
-    """Read the inputs of the sampler in ComfyUI's `prompt`, as far as a path of plain nodes
-    leads."""
+    """Read the sampler's inputs in ComfyUI's `prompt` that plain nodes lead to."""
     found = FoundParameters()
     nodes = {key: node for key, node in graph.items() if isinstance(node, dict)}
     samplers = [n for n in nodes.values() if str(n.get("class_type", "")).startswith("KSampler")]
     if not samplers:
         return found
-    given = _inputs(samplers[0])
-    for name, ours in (("seed", "seed"), ("noise_seed", "seed"), ("steps", "steps")):
-        if isinstance(given.get(name), int):
-            found.params[ours] = given[name]
-    if isinstance(given.get("cfg"), int | float):
-        found.params["guidance"] = float(given["cfg"])
-    for name, ours in (("positive", "prompt"), ("negative", "negative_prompt")):
-        if text := _text_of(nodes, given.get(name)):
-            found.params[ours] = text
-    loras = dict(_loras_before(nodes, given.get("model")))
-    _note_loras(reversed(loras.values()), found)
-    controls = list(_controls_before(nodes, given.get("positive")))
+    inputs = _inputs(samplers[0])
+    for key, name in (("seed", "seed"), ("noise_seed", "seed"), ("steps", "steps")):
+        if isinstance(inputs.get(key), int):
+            found.params[name] = inputs[key]
+    if isinstance(inputs.get("cfg"), int | float):
+        found.params["guidance"] = float(inputs["cfg"])
+    for key, name in (("positive", "prompt"), ("negative", "negative_prompt")):
+        if text := _text_of(nodes, inputs.get(key)):
+            found.params[name] = text
+    loras = dict(_loras_before(nodes, inputs.get("model")))
+    _add_loras(reversed(loras.values()), found)
+    controls = list(_controls_before(nodes, inputs.get("positive")))
     if controls:
         found.params["controls"] = [asdict(control) for _, control in reversed(controls)]
-    size = _inputs(_node(nodes, given.get("latent_image")))
+    size = _inputs(_node(nodes, inputs.get("latent_image")))
     for side in ("width", "height"):
         if isinstance(size.get(side), int):
             found.params[side] = size[side]
-    _read_comfy_sampler(given, found)
+    _read_comfy_sampler(inputs, found)
     read = {*loras, *(key for keys, _ in controls for key in keys)}
     others = [node for key, node in nodes.items() if key not in read]
     found.unread += _unread_nodes(others, samplers[0])
@@ -170,20 +167,20 @@ def _facts(params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _fact(name: str, params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    known, value = PARAMETERS[name].infotext, params.get(name)
-    if not known or value is None:
+    label, value = PARAMETERS[name].infotext, params.get(name)
+    if not label or value is None:
         return
     if name == "scheduler":
         scheduler = SCHEDULERS[value]
-        yield known, scheduler.label
+        yield label, scheduler.label
         if scheduler.levels:
             yield SCHEDULE, SCHEDULE_LABELS[scheduler.levels]
     elif name == "upscale_strength" and params.get("strength") is None:
         yield STRENGTH, _text(value)
     elif name == "upscaler":
-        yield known, value.capitalize()
+        yield label, value.capitalize()
     else:
-        yield known, _text(value)
+        yield label, _text(value)
 
 
 def _text(value: Any) -> str:
@@ -207,18 +204,19 @@ def _unquoted(value: str) -> str:
 
 
 def _read_tags(found: FoundParameters) -> None:
-    """Read the LoRAs in the prompts. A prompt with a wrong tag stays, and is refused when used."""
+    """Read the LoRAs in the prompts. A wrong tag stays in its prompt, which is refused when
+    used."""
     try:
         texts = {n: take_tags(found.params[n], n) for n in PROMPTS if n in found.params}
     except InvalidParams:
         return
     found.params |= {name: text for name, (text, _) in texts.items()}
-    _note_loras((lora for _, loras in texts.values() for lora in loras), found)
+    _add_loras((lora for _, loras in texts.values() for lora in loras), found)
 
 
-def _note_loras(loras: Iterable[Lora], found: FoundParameters) -> None:
-    if each := merged(loras):
-        found.params["loras"] = [asdict(lora) for lora in each]
+def _add_loras(loras: Iterable[Lora], found: FoundParameters) -> None:
+    if sums := merged(loras):
+        found.params["loras"] = [asdict(lora) for lora in sums]
 
 
 def _read_facts(facts: dict[str, str], found: FoundParameters) -> None:
@@ -251,8 +249,7 @@ def _read_facts(facts: dict[str, str], found: FoundParameters) -> None:
 
 
 def _read_units(units: Mapping[str, str], found: FoundParameters) -> None:
-    """Read the ControlNets and image prompts, without their pictures: a picture does not hold
-    them."""
+    """Read the ControlNets and image prompts. Their pictures are not in the text."""
     for name, text in units.items():
         try:
             unit, unread = read_unit(text)
@@ -265,8 +262,8 @@ def _read_units(units: Mapping[str, str], found: FoundParameters) -> None:
 
 
 def _read_hires(facts: dict[str, str], found: FoundParameters) -> None:
-    """Read the second leg of an upscaled picture. The only strength in the text is the second
-    leg's; its steps default to the first leg's."""
+    """Read the second leg of an upscaled picture. If the text has only one strength, it is the
+    second leg's. The second leg's steps default to the first leg's."""
     if HIRES_STRENGTH not in facts and STRENGTH in facts:
         facts[HIRES_STRENGTH] = facts.pop(STRENGTH)
     try:
@@ -278,13 +275,13 @@ def _read_hires(facts: dict[str, str], found: FoundParameters) -> None:
 
 
 def schedule_steps(taken: int, strength: float) -> int:
-    """Return the fewest steps of which this share takes `taken` steps."""
+    """Return the fewest steps of a schedule of which `strength` takes `taken` steps."""
     steps = max(round(taken / strength), 1)
     return next(n for n in range(max(steps - 1, 1), steps + 3) if int(n * strength) >= taken)
 
 
-def _read_comfy_sampler(given: Mapping[str, Any], found: FoundParameters) -> None:
-    sampler, schedule = str(given.get("sampler_name", "")), str(given.get("scheduler", ""))
+def _read_comfy_sampler(inputs: Mapping[str, Any], found: FoundParameters) -> None:
+    sampler, schedule = str(inputs.get("sampler_name", "")), str(inputs.get("scheduler", ""))
     if not sampler:
         return
     label = next((each.label for each in SCHEDULERS.values() if each.comfy == sampler), None)
@@ -301,7 +298,7 @@ def _inputs(node: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 def _node(nodes: Mapping[str, Any], link: object) -> Mapping[str, Any] | None:
-    """Return the node of a link, [node, output]."""
+    """Return the node of a link. A link is a list of the node's key and the output's number."""
     return nodes.get(str(link[0])) if isinstance(link, list) and link else None
 
 
@@ -316,7 +313,7 @@ def _text_of(nodes: Mapping[str, Any], link: object) -> str:
 
 
 def _side(link: object) -> str:
-    """Return the input that an output of ControlNetApplyAdvanced passes on."""
+    """Return the input of ControlNetApplyAdvanced that belongs to an output."""
     return "negative" if isinstance(link, list) and link[1:] == [1] else "positive"
 
 
@@ -338,7 +335,8 @@ def _loras_before(nodes: Mapping[str, Any], link: object) -> Iterator[tuple[str,
 def _controls_before(
     nodes: Mapping[str, Any], link: object
 ) -> Iterator[tuple[tuple[str, str], Control]]:
-    """Yield the ControlNets between the sampler and its prompt, each with its two nodes' keys."""
+    """Yield the ControlNets between the sampler and its prompt, each with the keys of its two
+    nodes."""
     for _ in range(MAX_DEPTH):
         node = _node(nodes, link)
         if node is None or not isinstance(link, list):
@@ -367,6 +365,6 @@ def _control_of(inputs: Mapping[str, Any], loader: Mapping[str, Any] | None) -> 
 
 
 def _unread_nodes(nodes: Iterable[Mapping[str, Any]], sampler: Mapping[str, Any]) -> list[str]:
-    """Return the nodes whose effect has no parameter here."""
+    """Return the nodes without a parameter for their effect."""
     kinds = (str(n.get("class_type", "")) for n in nodes if n is not sampler)
     return sorted({f"node {kind}" for kind in kinds if not kind.startswith(PLAIN_NODES)})

@@ -1,10 +1,10 @@
 """Tokenizes prompts: CLIP's byte pairs, (weights:1.3), names of embeddings, any number of 77-token
 chunks.
 
-It does not know encoders or tensors. Importing it is cheap: `tokenizers` loads with the first
-folder. The ids equal those of `transformers.CLIPTokenizer` on any unweighted text. That includes a
-literal "<|endoftext|>", which becomes the special token and ends the pooled summary of this prompt
-only, and the second tokenizer's "!", which is its padding token.
+`tokenizers` is imported with the first folder. The ids of text without weights equal
+`transformers.CLIPTokenizer`'s. This includes a typed "<|endoftext|>", which becomes the special
+token and ends the pooled embedding of this prompt only, and "!", which is the second tokenizer's
+padding token.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 BOS, EOS = "<|startoftext|>", "<|endoftext|>"
 BODY = CHUNK - 2
-"""Tokens of text in a chunk, between BOS and EOS."""
+"""tokens of text in a chunk, between BOS and EOS"""
 
 MAX_CHUNKS = 16
 MAX_TOKENS = MAX_CHUNKS * BODY
 MAX_WEIGHT = 10.0
 MAX_DEPTH = 64
-"""Brackets of one kind open at once: keeps the work linear in the prompt's length."""
+"""The most open brackets of one kind, so that parsing time is linear in the prompt's length."""
 
 ROUND, SQUARE = 1.1, 1 / 1.1
 WORDS = (
@@ -41,11 +41,11 @@ WORDS = (
     r"|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 )
 EMBEDDING = "embedding:"
-"""ComfyUI's prefix of an embedding's name; stable-diffusion-webui has none"""
+"""ComfyUI's prefix of an embedding's name; stable-diffusion-webui has no prefix"""
 Learned = Mapping[str, Sequence[int]]
-"""The token ids of embeddings, by the words that name them, in lower case."""
+"""the token ids of embeddings, by the words that name them, in lower case"""
 Token = str | Mapping[str, Any]
-"""A special token as the configs store one: its text, or that with flags."""
+"""a special token in a config: its text, or an object of its text and flags"""
 
 NAMED: Mapping[str, str] = {"bos_token": BOS, "eos_token": EOS, "unk_token": EOS, "pad_token": EOS}
 
@@ -60,7 +60,7 @@ MARKUP = re.compile(
 
 
 class Fragment(NamedTuple):
-    """A piece of text with one weight."""
+    """A part of a prompt with one weight."""
 
     text: str
     weight: float
@@ -68,12 +68,12 @@ class Fragment(NamedTuple):
 
 @dataclass(frozen=True)
 class Tokens:
-    """A prompt as the encoders take it: [chunks][77] ids and their weights."""
+    """A prompt's token ids and their weights, [chunks][77] each."""
 
     ids: tuple[tuple[int, ...], ...]
     weights: tuple[tuple[float, ...], ...]
     empty: tuple[int, ...]
-    """The chunk of an empty prompt."""
+    """the chunk of an empty prompt"""
 
     def pad_to(self, chunks: int) -> Tokens:
         missing = chunks - len(self.ids)
@@ -95,7 +95,7 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path | str) -> Tokenizer:
-        """Read a folder that transformers wrote: vocab.json + merges.txt, or tokenizer.json."""
+        """Read a folder in transformers' format: vocab.json and merges.txt, or tokenizer.json."""
         folder = Path(folder)
         config = _read_json(folder / "tokenizer_config.json")
         if "added_tokens_decoder" not in config:
@@ -126,8 +126,7 @@ def whole_chunks(tokens: int) -> int:
 
 
 def count_tokens(text: str, tokenizer: Tokenizer, learned: Learned | None = None) -> int:
-    """Count the tokens of any text, even one that is too long to encode; BOS and EOS do not
-    count."""
+    """Count the tokens of any text without BOS and EOS, also of text too long to encode."""
     return _count(_split(text, tokenizer, learned or {}))
 
 
@@ -138,7 +137,7 @@ def tokenize(
     most: int = MAX_TOKENS,
     learned: Learned | None = None,
 ) -> Tokens:
-    """Parse, encode and split into chunks; errors name `field`."""
+    """Parse and encode a prompt and split it into chunks; errors name `field`."""
     chunks = _split(text, tokenizer, learned or {}, field)
     if (count := _count(chunks)) > most:
         raise InvalidParams(field, count, f"must have at most {most} tokens")
@@ -155,7 +154,7 @@ def _split(
     """Return the tokens of each chunk with their weights."""
     chunks: list[list[tuple[int, float]]] = [[]]
     for fragment in parse(text, field):
-        for ids in _together(fragment.text, tokenizer, learned):
+        for ids in _unsplit(fragment.text, tokenizer, learned):
             if len(chunks[-1]) + len(ids) > BODY:
                 chunks.append([])
             chunks[-1] += [(id, fragment.weight) for id in ids]
@@ -166,8 +165,8 @@ def _count(chunks: Sequence[Sequence[Any]]) -> int:
     return (len(chunks) - 1) * BODY + len(chunks[-1])
 
 
-def _together(text: str, tokenizer: Tokenizer, learned: Learned) -> Iterator[Sequence[int]]:
-    """Yield the ids that must not be split: each token alone, each embedding whole, as in
+def _unsplit(text: str, tokenizer: Tokenizer, learned: Learned) -> Iterator[Sequence[int]]:
+    """Yield the ids that must be in one chunk: each token, and all vectors of an embedding, as in
     stable-diffusion-webui."""
     start = 0
     for match in _names(tuple(learned)).finditer(text) if learned else ():
@@ -179,20 +178,20 @@ def _together(text: str, tokenizer: Tokenizer, learned: Learned) -> Iterator[Seq
 
 
 def learned_ids(vectors: Iterable[tuple[str, int]]) -> dict[str, tuple[int, ...]]:
-    """Return ids for embeddings with these names and numbers of vectors: -1, -2 and so on, in
-    order. The part of a name behind its folders names it too."""
-    ids: dict[str, tuple[int, ...]] = {}
+    """Return the token ids -1, -2 and so on for the vectors of embeddings, by the words that name
+    the embeddings. `vectors` are the embeddings' names and numbers of vectors."""
+    by_word: dict[str, tuple[int, ...]] = {}
     first = 0
     for name, count in vectors:
-        own = tuple(-1 - vector for vector in range(first, first + count))
+        ids = tuple(-1 - vector for vector in range(first, first + count))
         for word in words_of(name):
-            ids.setdefault(word, own)
+            by_word.setdefault(word, ids)
         first += count
-    return ids
+    return by_word
 
 
 def words_of(name: str) -> tuple[str, str]:
-    """Return the words of a prompt that name an embedding."""
+    """Return the words that name an embedding in a prompt: its name with and without folders."""
     return name.lower(), name.lower().rpartition("/")[2]
 
 
@@ -203,20 +202,21 @@ def embedding_words(text: str, known: Collection[str], field: str = "prompt") ->
         return set()
     fragments = parse(text, field)
     lower = " ".join(fragment.text for fragment in fragments).lower()
-    near = tuple(word for word in known if word in lower)
-    found: set[str] = set()
+    possible = tuple(word for word in known if word in lower)
+    words: set[str] = set()
     for fragment in fragments:
-        rest = _names(near).sub("", fragment.text) if near else fragment.text
+        rest = _names(possible).sub("", fragment.text) if possible else fragment.text
         if unknown := UNKNOWN.search(rest):
             raise unknown_name(field, unknown[1], known, "embeddings")
-        if near:
-            found |= {match["name"].lower() for match in _names(near).finditer(fragment.text)}
-    return found & {*known}
+        if possible:
+            words |= {match["name"].lower() for match in _names(possible).finditer(fragment.text)}
+    return words & {*known}
 
 
 @lru_cache
 def _names(words: tuple[str, ...]) -> re.Pattern[str]:
-    """Match the names of embeddings as whole words; <NAME> and embedding:NAME too."""
+    """Return a pattern for the names of embeddings as whole words, also as <NAME> and
+    embedding:NAME."""
     listed = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
     return re.compile(
         rf"(?:{EMBEDDING}|(?<!\w))(?P<open><)?(?P<name>{listed})(?(open)>|(?!\w))", re.IGNORECASE
@@ -225,8 +225,8 @@ def _names(words: tuple[str, ...]) -> re.Pattern[str]:
 
 def parse(text: str, field: str = "prompt") -> list[Fragment]:
     """Parse the weights of (a), ((a)), (a:1.3) and [a] as stable-diffusion-webui does. An unclosed
-    bracket reaches to the end; an unopened one is text, as are \\( \\) \\[ \\]. Two backslashes
-    make one; a single one is text."""
+    bracket reaches to the end of the prompt. Unopened brackets and \\( \\) \\[ \\] are text. Two
+    backslashes make one; a single one is text."""
     pieces: list[list[Any]] = []
     opened: dict[str, list[int]] = {"(": [], "[": []}
 
@@ -267,15 +267,15 @@ def _weight(text: str, field: str) -> float:
 
 
 def _merge(pieces: Sequence[Sequence[Any]], field: str) -> Iterator[Fragment]:
-    """Join neighbours of one weight, so that unweighted text reaches the tokenizer whole."""
+    """Join neighbours with equal weights, so that the tokenizer gets unweighted text as a whole."""
     text, weight = "", 1.0
-    for piece, own in pieces:
-        if not (math.isfinite(own) and abs(own) <= MAX_WEIGHT):
-            raise InvalidParams(field, own, f"must have weights from -{MAX_WEIGHT} to {MAX_WEIGHT}")
-        if own != weight and text:
+    for piece, new in pieces:
+        if not (math.isfinite(new) and abs(new) <= MAX_WEIGHT):
+            raise InvalidParams(field, new, f"must have weights from -{MAX_WEIGHT} to {MAX_WEIGHT}")
+        if new != weight and text:
             yield Fragment(text, weight)
             text = ""
-        text, weight = text + piece, own
+        text, weight = text + piece, new
     yield Fragment(text, weight)
 
 
@@ -295,7 +295,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _read_vocabulary(
     folder: Path,
 ) -> tuple[dict[str, int], list[tuple[str, str]], list[dict[str, Any]]]:
-    """Vocabulary, merges, and the special tokens that only tokenizer.json lists."""
+    """Return vocabulary, merges, and the special tokens that tokenizer.json lists."""
     from tokenizers.models import BPE
 
     files = folder / "vocab.json", folder / "merges.txt"
@@ -303,7 +303,7 @@ def _read_vocabulary(
         try:
             vocab, merges = BPE.read_file(*map(str, files))
         except Exception as error:
-            # The library has no narrower one.
+            # The library raises no narrower class.
             raise ValueError(f"{folder}: vocab.json or merges.txt is broken ({error})") from error
         return vocab, merges, []
     if not (folder / "tokenizer.json").is_file():
@@ -343,19 +343,18 @@ def _build(
 def _add_special_tokens(
     backend: tokenizers.Tokenizer, listed: Sequence[Token], named: Sequence[Token]
 ) -> None:
-    """Add special tokens. As in transformers, a list gives their flags; else the last definition
-    wins."""
+    """Add special tokens. As in transformers, the flags in `listed` win over those in `named`."""
     from tokenizers import AddedToken
 
     flags = ("single_word", "lstrip", "rstrip", "normalized")
     names = {_content(token) for token in named}
-    made: dict[str, AddedToken] = {}
+    tokens: dict[str, AddedToken] = {}
     for token in (*named, *listed):
         text, stored = _content(token), {} if isinstance(token, str) else token
-        own = {flag: stored[flag] for flag in flags if flag in stored}
+        given = {flag: stored[flag] for flag in flags if flag in stored}
         is_special = text in names or stored.get("special", False)
-        made[text] = AddedToken(text, special=is_special, **own)
-    backend.add_tokens(list(made.values()))
+        tokens[text] = AddedToken(text, special=is_special, **given)
+    backend.add_tokens(list(tokens.values()))
 
 
 def _content(token: Token) -> str:

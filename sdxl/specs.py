@@ -1,7 +1,7 @@
 """The tensors of every network: name, dtype and dims.
 
 ONNX names and dynamic axes, TensorRT profiles, buffers, run-time checks and the tests' fakes are
-derived from here. Standard library only; it does not know torch, ONNX or TensorRT.
+derived from this module, which imports only the standard library.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 MAX_WIDTH, MAX_LAYERS, MAX_ATTENTIONS = 2**16, 64, 4096
-"""Bounds of config values, far above any SDXL's, checked before anything is built."""
+"""bounds of config values, far above any SDXL's"""
 
 Cut = Literal["reference", "fresh_skips"]
 CUTS: tuple[Cut, ...] = ("reference", "fresh_skips")
 ROWS = "rows"
-"""The axis along which a UNet call is padded to a bucket."""
+"""the axis along which a UNet call is padded to a bucket"""
 CHUNK = 77
-"""Tokens in one encoder call: CLIP's context length, BOS and EOS included."""
+"""CLIP's context length in tokens, with BOS and EOS"""
 
 TIME_IDS, REFINER_TIME_IDS = 6, 5
-"""original height, width, crop top, left, target height, width; a refiner has an aesthetic score in
-place of the last two."""
+"""Original height, width, crop top, left, target height, width. A refiner has an aesthetic score
+instead of the last two."""
 
 MAY_BE_ZERO = ("clip_l_width", "masked_channels", "guidance_channels")
-"""sizes of an Architecture that are 0 where a model lacks the part"""
+"""sizes of an Architecture that are 0 if the model lacks the part"""
 LEAST_SINUSOIDS = 4
-"""channels of an embedding of one number: sines and cosines of two lengths"""
+"""the fewest channels of a guidance embedding"""
 
 PAGE_RANK = 16
-"""Ranks in one page of LoRAs; a LoRA of a higher rank takes several pages."""
+"""ranks in one page of LoRAs; a LoRA of a higher rank takes several pages"""
 PAGE_COUNTS = (1, 2, 4, 8, 16)
-"""Pages of a row in a call; fewer are padded."""
+"""the possible numbers of pages of a row in a call; others are padded"""
 MOST_PAGES = 129
-"""Pages of a bank. Page 0 adds nothing."""
+"""pages of a bank; page 0 adds nothing"""
 MOST_VECTORS = 1024
-"""Vectors of embeddings in a bank, for each text encoder. The token id -1 - n is vector n."""
+"""vectors of embeddings in a bank, for each text encoder; the token id -1 - n is vector n"""
 VARIANTS: Mapping[str, Mapping[str, str]] = {
     "lora": {
         "clip_l": "clip_l+lora",
@@ -52,39 +52,38 @@ VARIANTS: Mapping[str, Mapping[str, str]] = {
         "unet_shallow": "unet_shallow+locon",
     },
 }
-"""Networks with LoRAs, and the plain networks that they replace: `lora` adapts the UNet's
+"""Networks with LoRAs by the plain networks that they replace. `lora` adapts the UNet's
 transformers, `locon` all its layers."""
 
 CONTROL = "control"
-"""The ending of networks that take the residuals of ControlNets."""
+"""suffix of networks that add the residuals of ControlNets"""
 CONTROLLED = ("unet_deep", "unet_shallow")
 RESIDUAL = "residual_"
-"""the beginning of the names of their residuals"""
+"""prefix of the inputs for residuals"""
 IMAGE = "image"
-"""The ending of networks that attend to image prompts."""
+"""suffix of networks that attend to image prompts"""
 PROMPTED = ("unet_deep",)
 IMAGE_KEYS, IMAGE_MASK = "image_text_", "image_mask"
-"""the beginning of the names of their keys and values, and the name of their mask"""
+"""prefix of the inputs for image prompts' keys and values, and the name of the mask"""
 IMAGE_COUNTS = (1, 2, 4, 8, 16)
-"""Image prompts of a row in a call; fewer are padded."""
+"""the possible numbers of image prompts of a row in a call; others are padded"""
 IMAGE_TOKENS = (4, 16, 32, 64, 128, 256)
-"""Tokens of one of them in a call; fewer are padded."""
+"""the possible numbers of an image prompt's tokens in a call; others are padded"""
 LEVEL_AXES = (("latent_h", "latent_w"), ("half_h", "half_w"), ("quarter_h", "quarter_w"))
 """height and width of the maps at each level of the UNet"""
 
 VAE = ("vae_decoder", "vae_encoder")
 OPTIONAL = ("vae_encoder",)
-"""Networks that an older export may lack: without them it makes pictures from text alone."""
+"""networks that an old export may lack; without them it makes pictures only from text"""
 
 Dim = int | str
+"""a size, or the name of an axis that is free at run time"""
 Axes = tuple[tuple[str, int], ...]
-"""Free axes by name, with their sizes, as a key."""
+"""names and sizes of free axes, as a key"""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor's name, dtype, and dims: an int, or the name of an axis that is free at run time."""
-
     name: str
     dtype: str
     dims: tuple[Dim, ...]
@@ -105,7 +104,7 @@ class ModelSpec:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     bank: tuple[TensorSpec, ...] = ()
-    """inputs of a graph that its engine keeps between calls: the pages of LoRAs"""
+    """inputs that the engine keeps between calls: the pages of LoRAs"""
 
     @property
     def tensors(self) -> tuple[TensorSpec, ...]:
@@ -116,14 +115,14 @@ class ModelSpec:
         return self.inputs + self.bank
 
     def shared_axes(self, sizes: Mapping[str, int]) -> Axes:
-        """Return what all rows of a call must share: every free input axis except the rows, with
-        its size from `sizes`."""
+        """Return the axes that all rows of a call have in common: every free input axis except the
+        rows, with its size from `sizes`."""
         axes = dict.fromkeys(axis for spec in self.inputs for axis in spec.free_axes.values())
         return tuple((axis, sizes[axis]) for axis in axes if axis != ROWS)
 
     def axes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-        """Return the free axes' sizes in these input shapes, or raise if they contradict the
-        spec."""
+        """Return the sizes of the free axes in these input shapes. Raise ShapeError if the shapes
+        do not fit the spec."""
         sizes: dict[str, int] = {}
         for spec in self.inputs:
             if spec.name not in shapes:
@@ -141,7 +140,7 @@ class ModelSpec:
 
 
 class ShapeError(ValueError):
-    """A tensor that does not fit its spec."""
+    """A tensor does not fit its spec."""
 
 
 def _check_whole(field: str, value: object, most: int = MAX_WIDTH) -> None:
@@ -149,24 +148,12 @@ def _check_whole(field: str, value: object, most: int = MAX_WIDTH) -> None:
         raise ValueError(f"{field} is {brief(value)}, expected a whole number from 1 to {most}")
 
 
-def _check_masked(channels: object, latents: int) -> None:
-    if type(channels) is not int or channels not in (0, latents + 1):
-        extra = f"has {brief(channels)} channels besides the {latents} latents"
-        raise ValueError(f"the UNet's input {extra}; expected none, or {latents + 1} of inpainting")
-
-
-def _check_embedded(channels: object) -> None:
-    if type(channels) is not int or (channels and not LEAST_SINUSOIDS <= channels <= MAX_WIDTH):
-        needed = f"must be none, or a whole number from {LEAST_SINUSOIDS} to {MAX_WIDTH}"
-        raise ValueError(f"time_cond_proj_dim is {brief(channels)}, {needed}")
-
-
 def brief(value: object) -> str:
     """Shorten a value for a message."""
     try:
         return repr(value)[:80]
     except (RecursionError, ValueError):
-        # Nested too deep, or a number of too many digits.
+        # The value is nested too deep, or a number with too many digits.
         return f"a {type(value).__name__} too large to show"
 
 
@@ -178,23 +165,23 @@ class Architecture:
     image_channels: int
     vae_scale: int
     stem_channels: int
-    """block_out_channels[0]: the width of down_blocks.0 and up_blocks.2."""
+    """block_out_channels[0]: the width of down_blocks.0 and up_blocks.2"""
     cache_channels: int
-    """block_out_channels[1]: the input width of the last up block."""
+    """block_out_channels[1]: the input width of the last up block"""
     stem_layers: int
     embedding_width: int
-    """of the embedding of time, size and pooled prompt"""
+    """width of the embedding of time, size and pooled prompt"""
     attention_widths: tuple[int, ...]
-    """of every cross-attention, in the order they run"""
+    """widths of all cross-attentions in the order of calls"""
     clip_l_width: int
-    """0: a refiner, which reads the second text encoder alone"""
+    """0: a refiner, which has only the second text encoder"""
     clip_g_width: int
     pooled_width: int
     sample_size: int
-    """latent side the model was trained at"""
+    """the latent side of the model's training"""
     masked_channels: int = 0
-    """channels of the UNet's input besides the latents, for inpainting: a mask, and the latents of
-    the image under it"""
+    """channels of an inpainting UNet's input besides the latents: a mask, and the latents of the
+    masked image"""
     guidance_channels: int = 0
     """width of the guidance embedding of a distilled model (time_cond_proj_dim), which needs no
     negative prompt"""
@@ -205,8 +192,15 @@ class Architecture:
                 _check_whole(field.name, getattr(self, field.name))
         if self.clip_l_width != 0:
             _check_whole("clip_l_width", self.clip_l_width)
-        _check_masked(self.masked_channels, self.latent_channels)
-        _check_embedded(self.guidance_channels)
+        masked, latents = self.masked_channels, self.latent_channels
+        if type(masked) is not int or masked not in (0, latents + 1):
+            extra = f"has {brief(masked)} channels besides the {latents} latents"
+            needed = f"expected none, or {latents + 1} of inpainting"
+            raise ValueError(f"the UNet's input {extra}; {needed}")
+        guidance = self.guidance_channels
+        if type(guidance) is not int or (guidance and not LEAST_SINUSOIDS <= guidance <= MAX_WIDTH):
+            needed = f"must be none, or a whole number from {LEAST_SINUSOIDS} to {MAX_WIDTH}"
+            raise ValueError(f"time_cond_proj_dim is {brief(guidance)}, {needed}")
         _check_whole("stem_layers", self.stem_layers, MAX_LAYERS)
         if not 0 < len(self.attention_widths) <= MAX_ATTENTIONS:
             raise ValueError(
@@ -223,7 +217,7 @@ class Architecture:
         clip_l: Mapping[str, Any] | None,
         clip_g: Mapping[str, Any],
     ) -> Architecture:
-        """A refiner has no `clip_l`."""
+        """Read the configs of a checkpoint. A refiner has no `clip_l`."""
         _check_levels(unet, vae)
         return cls(
             latent_channels=vae["latent_channels"],
@@ -249,7 +243,7 @@ class Architecture:
 
     @property
     def embeds_guidance(self) -> bool:
-        """Whether guidance is an input of the model, without negative rows."""
+        """True if guidance is an input of the model, which needs no negative rows."""
         return self.guidance_channels > 0
 
     @property
@@ -262,7 +256,8 @@ class Architecture:
 
     @property
     def deepest_channels(self) -> int:
-        """block_out_channels[2]: attention is on the second level and on this one."""
+        """block_out_channels[2], the width of the cross-attentions that are not on the second
+        level."""
         others = (width for width in self.attention_widths if width != self.cache_channels)
         return next(others, self.cache_channels)
 
@@ -273,12 +268,12 @@ class Architecture:
 
 @dataclass(frozen=True)
 class ControlArchitecture:
-    """What differs among the ControlNets of one model."""
+    """The sizes that differ among the ControlNets of one model."""
 
     attention_widths: tuple[int, ...]
-    """of every cross-attention, in the order they run; small ones have fewer or none"""
+    """widths of all cross-attentions in the order of calls; small ControlNets have few or none"""
     types: int = 0
-    """of a union: how many types of hints it knows"""
+    """number of a union's types of hints; 0: not a union"""
 
 
 SDXL_1_0 = Architecture(
@@ -298,7 +293,7 @@ SDXL_1_0 = Architecture(
 
 
 def _check_levels(unet: Mapping[str, Any], vae: Mapping[str, Any]) -> None:
-    """Check the levels, from which the other sizes are computed."""
+    """Check the config values from which the other sizes are computed."""
     _check_whole("layers_per_block", unet["layers_per_block"], MAX_LAYERS)
     depths = unet["transformer_layers_per_block"]
     for name, values in (
@@ -315,8 +310,8 @@ def _check_levels(unet: Mapping[str, Any], vae: Mapping[str, Any]) -> None:
 
 
 def _attention_widths(unet: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the widths in order: down, middle, up; each level up has one more block. The middle
-    attends even where the last level does not."""
+    """Return the widths in the order down, middle, up. Each level up has one more block than down.
+    The middle block has attention even if the last level has none."""
     widths, layers = unet["block_out_channels"], unet["layers_per_block"]
     depths = unet["transformer_layers_per_block"]
     if isinstance(depths, int):
@@ -336,8 +331,8 @@ def _attention_widths(unet: Mapping[str, Any]) -> tuple[int, ...]:
 def network_specs(
     arch: Architecture, dtype: str = "float32", cut: Cut = "reference"
 ) -> dict[str, ModelSpec]:
-    """The seven networks by name; a refiner has no `clip_l`. `dtype` is that of the activations;
-    timesteps stay float32."""
+    """Return the seven networks by name; a refiner has no `clip_l`. `dtype` is the dtype of
+    activations; timesteps are always float32."""
 
     def tensor(name: str, *dims: Dim) -> TensorSpec:
         return TensorSpec(name, dtype, dims)
@@ -384,7 +379,8 @@ def network_specs(
 
 
 def layer_name(part: str, name: str) -> str:
-    """Name a layer in a bank. Versions of transformers and files differ in `text_model`."""
+    """Return a layer's name in a bank, without `text_model`, which only some versions of
+    transformers and some files have."""
     return f"{part}.{name.removeprefix('text_model.')}"
 
 
@@ -399,15 +395,15 @@ def lora_name(network: str) -> str:
 
 
 def with_loras(specs: Mapping[str, ModelSpec]) -> dict[str, ModelSpec]:
-    """The networks of VARIANTS: each row also has pages of LoRAs, and a scale for each page."""
-    made = {}
+    """Return the networks of VARIANTS: each row also has pages of LoRAs with a scale for each."""
+    variants = {}
     for name in dict.fromkeys(name for each in VARIANTS.values() for name in each.values()):
         spec = specs[plain_name(name)]
         rows = spec.inputs[0].dims[0]
         pages = TensorSpec("pages", "int64", (rows, "pages"))
         scales = TensorSpec("scales", "float32", (rows, "pages"))
-        made[name] = ModelSpec(name, (*spec.inputs, pages, scales), spec.outputs)
-    return made
+        variants[name] = ModelSpec(name, (*spec.inputs, pages, scales), spec.outputs)
+    return variants
 
 
 def text_specs(
@@ -416,17 +412,18 @@ def text_specs(
     prefix: str = "",
     dims: tuple[Dim, ...] = ("rows", "tokens"),
 ) -> tuple[TensorSpec, ...]:
-    """A prompt's keys and values of cross-attentions of these widths."""
+    """Return a prompt's keys and values for cross-attentions of these widths."""
     return tuple(
-        TensorSpec(f"{prefix}{what}_{layer}", dtype, (*dims, width))
+        TensorSpec(f"{prefix}{kind}_{layer}", dtype, (*dims, width))
         for layer, width in enumerate(widths)
-        for what in ("keys", "values")
+        for kind in ("keys", "values")
     )
 
 
 def image_specs(arch: Architecture, dtype: str) -> tuple[TensorSpec, ...]:
-    """What image prompts add to Deep: the keys and values of each one's tokens, and a mask, which
-    is 0, or -inf where a prompt has no token. A row without image prompts has values of 0."""
+    """Return the inputs of Deep for image prompts: keys and values of each prompt's tokens, and a
+    mask, which is 0 for tokens and -inf for padding. A row without image prompts has values of
+    0."""
     dims = ("rows", "images", "image_tokens")
     return (
         *text_specs(arch.attention_widths, dtype, IMAGE_KEYS, dims),
@@ -435,25 +432,25 @@ def image_specs(arch: Architecture, dtype: str) -> tuple[TensorSpec, ...]:
 
 
 def with_images(specs: Mapping[str, ModelSpec], arch: Architecture) -> dict[str, ModelSpec]:
-    """The networks in `specs` that attend to image prompts, too."""
-    made = {}
+    """Return the networks in `specs` with the inputs of image prompts."""
+    variants = {}
     for name, spec in specs.items():
         if plain_name(name) in PROMPTED:
             images = image_specs(arch, spec.outputs[0].dtype)
-            own = f"{name}+{IMAGE}"
-            made[own] = replace(spec, name=own, inputs=(*spec.inputs, *images))
-    return made
+            variant = f"{name}+{IMAGE}"
+            variants[variant] = replace(spec, name=variant, inputs=(*spec.inputs, *images))
+    return variants
 
 
 def variants_of(specs: Mapping[str, ModelSpec], arch: Architecture) -> dict[str, ModelSpec]:
-    """The networks that take ControlNets, image prompts or both, beside those in `specs`."""
+    """Return the networks in `specs` with the inputs of ControlNets, image prompts or both."""
     controlled = with_residuals(specs, arch)
     return controlled | with_images({**specs, **controlled}, arch)
 
 
 def residual_specs(arch: Architecture, dtype: str) -> tuple[TensorSpec, ...]:
-    """What ControlNets add to the UNet: to each skip from conv_in's on, and to the middle block's
-    output."""
+    """Return the residuals of ControlNets for each skip from conv_in's on, and for the middle
+    block's output."""
     stem, cache, deepest = arch.stem_channels, arch.cache_channels, arch.deepest_channels
     layers = arch.stem_layers
     first = [(0, stem)] * (1 + layers) + [(1, stem)]
@@ -466,9 +463,9 @@ def residual_specs(arch: Architecture, dtype: str) -> tuple[TensorSpec, ...]:
 
 
 def with_residuals(specs: Mapping[str, ModelSpec], arch: Architecture) -> dict[str, ModelSpec]:
-    """The networks in `specs` that take the sum of ControlNets' residuals: Deep all of them,
-    Shallow those of the skips that it makes itself."""
-    made = {}
+    """Return the networks in `specs` with inputs for ControlNets' residuals: Deep adds all,
+    Shallow only those of the skips that it computes."""
+    variants = {}
     for name, spec in specs.items():
         plain = plain_name(name)
         if plain in CONTROLLED:
@@ -478,14 +475,15 @@ def with_residuals(specs: Mapping[str, ModelSpec], arch: Architecture) -> dict[s
                 _, *cache = specs["unet_deep"].outputs
                 residuals = residuals[: 1 + arch.stem_layers if len(cache) == 1 else 1]
             inputs = (*spec.inputs[:kept], *residuals, *spec.inputs[kept:])
-            made[f"{name}+{CONTROL}"] = replace(spec, name=f"{name}+{CONTROL}", inputs=inputs)
-    return made
+            variant = f"{name}+{CONTROL}"
+            variants[variant] = replace(spec, name=variant, inputs=inputs)
+    return variants
 
 
 def control_specs(
     arch: Architecture, control: ControlArchitecture, dtype: str = "float32"
 ) -> dict[str, ModelSpec]:
-    """A ControlNet's two networks by name."""
+    """Return a ControlNet's two networks by name."""
 
     def tensor(name: str, *dims: Dim) -> TensorSpec:
         return TensorSpec(name, dtype, dims)
@@ -494,7 +492,7 @@ def control_specs(
     _, timestep, added, *_ = unet["unet_deep"].inputs
     prompt = unet["unet_prompt"].inputs[:3]
     image = (arch.image_channels, "image_h", "image_w")
-    # One, or one for each row: those of a picture have the same.
+    # One picture, or one for each row; the rows of a picture have the same hint.
     hints = [tensor("hint", "pictures", *image)]
     if control.types:
         scales = TensorSpec("hint_scales", "float32", ("pictures", "hints"))
@@ -505,7 +503,7 @@ def control_specs(
         replace(added, name="control_added"),
         *text_specs(control.attention_widths, dtype, "control_"),
     )
-    # The latents alone, also of a model for inpainting.
+    # Only the latents, also for an inpainting UNet.
     sample = tensor("sample", "rows", arch.latent_channels, *LEVEL_AXES[0])
     residuals = residual_specs(arch, dtype)
     strengths = TensorSpec("strengths", "float32", ("rows", len(residuals)))
@@ -521,7 +519,7 @@ def control_specs(
 
 
 def cache_specs(arch: Architecture, dtype: str, cut: Cut) -> tuple[TensorSpec, ...]:
-    """The tensors that a deep step caches for shallow ones; they define the cut."""
+    """Return the tensors that a deep step caches for shallow ones; they define the cut."""
 
     def tensor(name: str, channels: int) -> TensorSpec:
         return TensorSpec(name, dtype, ("rows", channels, "latent_h", "latent_w"))
@@ -534,7 +532,7 @@ def cache_specs(arch: Architecture, dtype: str, cut: Cut) -> tuple[TensorSpec, .
 
 
 def level_axes(latent_h: int, latent_w: int) -> dict[str, int]:
-    """Return the axes of the maps at each level from those of latents."""
+    """Return the axes of the maps at each level from the latents' axes."""
     sides = (latent_h, latent_w)
     return {
         axis: -(-side // 2**level)
@@ -544,10 +542,10 @@ def level_axes(latent_h: int, latent_w: int) -> dict[str, int]:
 
 
 def image_axes(arch: Architecture, latent_h: int, latent_w: int) -> dict[str, int]:
-    """Return the VAE's image axes from those of latents."""
+    """Return the VAE's image axes from the latent axes."""
     return {"image_h": latent_h * arch.vae_scale, "image_w": latent_w * arch.vae_scale}
 
 
 def latent_axes(arch: Architecture, image_h: int, image_w: int) -> dict[str, int]:
-    """Return the latent axes from those of images."""
+    """Return the latent axes from the image axes."""
     return {"latent_h": image_h // arch.vae_scale, "latent_w": image_w // arch.vae_scale}
