@@ -1,1 +1,1 @@
-"""Networks and their specs to ONNX files, quantised and checked."""
+"""Exports networks to ONNX files, quantises and checks them."""

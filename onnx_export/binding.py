@@ -1,10 +1,9 @@
-"""Points a traced graph's weights at the bytes of safetensors files.
+"""Replaces a traced graph's weights by references to bytes of safetensors files.
 
-The graph converts weights that are stored in another type than it computes in, by a Cast or Q/DQ;
-runtimes do that once, as they load. Every scale is stored, none is written into a graph. It does
-not know how scales were found.
+A Cast or Q/DQ in the graph converts weights that are stored in another type; runtimes do so once at
+load. Scales are stored in files too.
 
-Q/DQ is added to the graph, not to the torch module: one graph then serves every precision,
+Q/DQ is added to the graph, not to the torch module. So a traced graph serves every precision,
 unquantised weights stay in the checkpoint's files, and Deep and Shallow share the quantised ones.
 """
 
@@ -21,7 +20,7 @@ from onnx_export.stored import Stored
 
 
 def bind(model: ir.Model, keys: Mapping[str, str], places: Mapping[str, Stored]) -> None:
-    """Bind a graph's initialisers without values; `keys` are the names they are stored by."""
+    """Bind a graph's initialisers without values; `keys` are their names in the files."""
     binder = _Binder(model.graph, places)
     for value in [v for v in model.graph.initializers.values() if v.const_value is None]:
         assert value.name is not None
@@ -33,7 +32,7 @@ class _Binder:
     graph: ir.Graph
     places: Mapping[str, Stored]
     quantised: dict[tuple[ir.Value, Stored, Stored | None], ir.Value] = field(default_factory=dict)
-    """inputs with Q/DQ, by input, scale and smoothing: several layers may read one"""
+    """inputs with Q/DQ by input, scale and smoothing; several layers may share one"""
 
     def __post_init__(self) -> None:
         self.first = self.graph[0]
@@ -105,7 +104,7 @@ class _Binder:
 
 
 def _readers(weight: ir.Value) -> Iterator[ir.Node]:
-    """Yield the nodes that read a weight, also through transposes."""
+    """Yield the nodes that read a weight, directly or through transposes."""
     for node in weight.consumers():
         if node.op_type == "Transpose":
             yield from _readers(node.outputs[0])

@@ -1,4 +1,4 @@
-"""Runs our own loop over calibration prompts for a few steps, to show the UNet real inputs.
+"""Runs the loop over calibration prompts for a few steps, so that the UNet gets real inputs.
 
 It knows nothing of quantisation.
 """
@@ -26,18 +26,18 @@ ENCODERS = ("text_encoder", "text_encoder_2")
 SEED = 0
 
 OnProgress = Callable[[int, int], None]
-"""the prompts done, and their number"""
+"""called with the number of finished prompts and of all prompts"""
 
 
 def encoders_of(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """The parts that a calibration runs beside the UNet; an inpainting UNet also reads latents of a
-    picture."""
+    """Return the parts that a calibration runs besides the UNet. An inpainting UNet also reads
+    latents of a picture."""
     return (*ENCODERS, "vae") if checkpoint.arch.masked_channels else ENCODERS
 
 
 @dataclass
 class StepClock:
-    """The current step, which a statistic by steps reads."""
+    """The current step, for calibrators with a statistic by steps."""
 
     step: int = 0
 
@@ -49,7 +49,7 @@ def calibration_prompts(
     count: int | None = None,
     annotations: Path | None = None,
 ) -> list[str]:
-    """Read the file's prompts; else our own, or scenes for the embedded model."""
+    """Return the file's prompts; without a file the package's, or scenes for the embedded model."""
     if file is not None:
         prompts = read_prompts(file, annotations)
         return spread(prompts, len(prompts) if count is None else count)
@@ -74,8 +74,8 @@ def first_steps(
     cut: Cut = "reference",
     on_progress: OnProgress = lambda done, count: None,
 ) -> None:
-    """Run the first steps of every prompt's image by the served plan: layers of Deep alone see deep
-    steps, those of Shallow also kept features."""
+    """Run the first steps of every prompt's image with the served plan, so that layers of Shallow
+    also read cached features."""
     pipeline = Pipeline(checkpoint, torch_engines(checkpoint, parts, cut))
     params = [
         pipeline.resolve(
@@ -108,7 +108,7 @@ def first_steps(
 def _batches(
     pipeline: Pipeline, all_params: Sequence[GenerationParams], size: int
 ) -> Iterator[list[Request]]:
-    """Batch prompts of equal length, so that a step is one call of the UNet."""
+    """Yield batches of prompts of equal length, so that a step is one call of the UNet."""
     by_length = defaultdict[int, list[Request]](list)
     for params in all_params:
         (conditioning,) = pipeline.encode([params])

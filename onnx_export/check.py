@@ -1,7 +1,7 @@
-"""Checks that an export is the model: every graph against torch, then pictures.
+"""Checks that an export computes the same as the model: every graph against torch, then pictures.
 
-ONNX Runtime runs the graphs on the CPU; a note says which arithmetic that covers. PyTorch's own 8
-bits, which are more layers, have their own findings.
+ONNX Runtime runs the graphs on the CPU; a note says which arithmetic this covers. PyTorch's backend
+has more layers in 8 bits, and findings of its own.
 """
 
 from __future__ import annotations
@@ -62,23 +62,23 @@ AXES = (
     {"rows": 3, "batch": 1, "chunks": 5, "latent_h": 17, "latent_w": 22, "tokens": 154},
     {"rows": 1, "batch": 1, "chunks": 1, "latent_h": 8, "latent_w": 12, "tokens": 77},
 )
-"""two shapes, one of them odd and not square, and one row"""
+"""an even square, an odd shape with several chunks, and a single row"""
 
 GRAPH_BOUNDS = {"fp32": 1e-4, "fp16": 0.01, "int8": 0.05, "fp8": 0.08}
 """fp32: the largest difference, relative to the largest value if that is above 1. Others: relative
-L2; of the 8-bit UNets to the same rounding in torch, where a value near the middle of two steps may
-go the other way, and with it all that follows."""
+L2. 8-bit UNets are compared with the same rounding in torch, where a value near the middle of two
+steps may be rounded the other way, which changes all later values."""
 SHIFT, SHIFTS, SCATTER_SHARE = 1e-6, 3, 1.5
-"""The model shows how far: with its sample shifted by SHIFT, the same rounding in torch differs by
-the scatter, the largest of SHIFTS tries (0.07 of a random SDXL, docs/log.md). A graph may differ by
-SCATTER_SHARE of it, if that is more than the bound above."""
+"""The scatter is the effect of such rounding: the largest difference in torch over SHIFTS tries in
+which the sample is shifted by SHIFT (0.07 for a random SDXL, docs/log.md). A graph may differ by
+SCATTER_SHARE times the scatter if that is more than the bound above."""
 SCORE_BOUND = 0.005
 STEPPED = 2
-"""pictures whose calls are kept: their caches take memory"""
+"""pictures whose calls are kept; their caches take memory"""
 SMALLEST = "unet_shallow"
-"""Its optimised copy is written to count casts: a full-size Deep's would take gigabytes."""
+"""the graph whose inserted casts are counted; an optimised copy of a full-size Deep would take
+gigabytes"""
 INSERTED = "InsertedPrecisionFreeCast"
-
 
 Caller = Callable[[Engine, Architecture, Mapping[str, Tensor]], dict[str, Tensor]]
 
@@ -86,7 +86,7 @@ Caller = Callable[[Engine, Architecture, Mapping[str, Tensor]], dict[str, Tensor
 def check(
     export: ExportFolder, order: ExportSpec, say: Say = print, subject: Subject | None = None
 ) -> dict[str, Any]:
-    """Return all findings, for export.json; raise if one is outside its bound."""
+    """Return all findings for export.json. Raise CheckFailed if one is outside its bound."""
     run = _Run(export, order, subject or subject_of(order.checkpoint))
     findings = _report(run.findings(), say)
     if run.note:
@@ -97,14 +97,14 @@ def check(
     return {
         "findings": [asdict(f) for f in findings],
         "note": run.note,
-        # PyTorch's findings do not keep good graphs from being published.
+        # PyTorch's findings do not prevent the publication of good graphs.
         IN_TORCH: {"findings": [asdict(f) for f in in_torch], "note": broken(in_torch)},
         **run.facts(),
     }
 
 
 def _report(findings: Iterable[Finding], say: Say) -> list[Finding]:
-    """Print each finding as it is made."""
+    """Print each finding as soon as it is made, and return all."""
     reported = []
     for finding in findings:
         say(finding.line)
@@ -114,25 +114,25 @@ def _report(findings: Iterable[Finding], say: Say) -> list[Finding]:
 
 @dataclass(frozen=True)
 class ReferencePictures:
-    """The model's own pictures: by the served plan, and exact."""
+    """The model's pictures with the served plan, and exact ones."""
 
     served: Tensor
     exact: Tensor
     calls: list[EngineCall]
-    """of the UNet, by the served plan"""
+    """the UNet's calls with the served plan"""
 
 
 @dataclass
 class _Run:
-    """One check. Torch runs first and is freed before the graphs are loaded: a full-size model is
-    not in memory twice."""
+    """One check. Torch runs first and is freed before the graphs are loaded, so that a full-size
+    model is not in memory twice."""
 
     export: ExportFolder
     order: ExportSpec
     subject: Subject
     note: str = ""
     errors: list[StepError] = field(default_factory=list)
-    """of each UNet call of the kept pictures"""
+    """errors of each UNet call of the kept pictures"""
     kept: ReferencePictures | None = None
 
     @property
@@ -141,7 +141,7 @@ class _Run:
 
     @property
     def is_in_torch(self) -> bool:
-        """PyTorch uses an export's numbers for 8 bits only, and without LoRAs."""
+        """True if PyTorch's backend uses the export's numbers: for 8 bits without LoRAs."""
         return self.is_quantised and not self.order.loras
 
     @property
@@ -178,7 +178,7 @@ class _Run:
         yield from self.compared_pictures(graphs, reference)
 
     def findings_in_torch(self) -> Iterator[Finding]:
-        """Compare PyTorch's own 8 bits; a CPU multiplies the GPU's numbers in float32."""
+        """Compare PyTorch's 8 bits. A CPU multiplies the rounded numbers in float32."""
         if self.kept is None or not self.is_in_torch:
             return
         give_back()
@@ -207,7 +207,7 @@ class _Run:
         return ReferencePictures(torch.cat(pictures), exact, calls)
 
     def facts(self) -> dict[str, Any]:
-        """What was painted, and the error of every step."""
+        """Return what was painted, and the error of every step."""
         subject = self.subject
         errors = [asdict(error) for error in self.errors]
         return {
@@ -245,7 +245,7 @@ class _Run:
     def scatter(
         self, rounded: Engines, expected: Mapping[str, list[dict[str, Tensor]]]
     ) -> dict[str, float]:
-        """How much each 8-bit UNet's rounding amplifies a tiny shift."""
+        """Return how much each 8-bit UNet's rounding amplifies a tiny shift."""
         tries = [self.outputs(rounded, partial(shift_sample, seed)) for seed in range(SHIFTS)]
         return {
             name: max(worst_difference(shifted[name], expected[name]) for shifted in tries)
@@ -287,7 +287,7 @@ class _Run:
         found = paint(checkpoint, graphs, subject, self.painted)
         served, exact = reference.served[:count], reference.exact
         yield from self.compared_served(found[:count], served)
-        # Errors of the cache and of 8 bits may exceed their sum: report each.
+        # Together, errors of the cache and of 8 bits may exceed their sum: report each alone too.
         alone = paint(checkpoint, graphs, subject, count, interval=1)
         for what, pictures in (
             (f"{precision} alone", alone),
@@ -330,8 +330,8 @@ def shift_sample(
 def row_by_row(
     engine: Engine, arch: Architecture, inputs: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Call row by row: PyTorch's GroupNorm on a CPU loses two digits with several rows, 7e-5 of the
-    embedded VAE's values instead of 1e-6."""
+    """Call an engine row by row. With several rows, PyTorch's GroupNorm on a CPU loses two digits:
+    7e-5 of the embedded VAE's values instead of 1e-6."""
     rows = next(iter(inputs.values())).shape[0]
     results = [
         call(engine, arch, {name: value[i : i + 1] for name, value in inputs.items()})
@@ -343,7 +343,7 @@ def row_by_row(
 def example_inputs(
     spec: ModelSpec, axes: Mapping[str, int], arch: Architecture, vocabulary: int
 ) -> dict[str, Tensor]:
-    """Seeded values like a request's."""
+    """Return random inputs, by a seed, of the size of a request's values."""
     generator = torch.Generator().manual_seed(sum(axes.values()))
     inputs = {}
     for tensor in spec.inputs:
@@ -362,13 +362,13 @@ def example_inputs(
 
 
 def half_coverage(export: ExportFolder) -> str:
-    """Say how much of half-precision arithmetic ONNX Runtime covers on a CPU."""
+    """Describe how much half-precision arithmetic the check covers on a CPU."""
     casts = _count_inserted_casts(export)
     if not casts:
         return "ONNX Runtime ran the half-precision graphs in halves"
     return (
-        f"ONNX Runtime put {casts} casts to float32 into {SMALLEST}: of half-precision graphs the "
-        "figures cover how weights, inputs and outputs are rounded, not arithmetic in halves"
+        f"ONNX Runtime put {casts} casts to float32 into {SMALLEST}: the figures cover the "
+        "rounding of weights, inputs and outputs to halves, not arithmetic in halves"
     )
 
 

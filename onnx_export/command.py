@@ -31,7 +31,7 @@ from sdxl.arguments import (
     whole,
 )
 from sdxl.files import prepare_folder
-from sdxl.params import MAX_STEPS, InvalidParams
+from sdxl.params import MAX_STEPS, GenerationParams, InvalidParams
 from sdxl.specs import CUTS
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ CALIBRATION = (
 
 
 class PackageMissing(RuntimeError):
-    """A package that only an export needs is not installed."""
+    """A package for exports is not installed."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     if options.check is not None:
         return check_folder(options)
     order = read_order(options)
-    # Imported late: a typo in a flag need not wait for PyTorch.
+    # Imported late, so that an error in a flag does not wait for PyTorch.
     from onnx_export.check import check
     from onnx_export.exporter import export, unchecked
 
@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
         unchecked
         if options.unchecked
         else lambda made, order, say: check(made, order, say, subject),
-        # Hours may pass between two lines; a file or a pipe would buffer them.
+        # Hours may pass between two lines, which a file or a pipe would buffer.
         partial(print, flush=True),
     )
     print(f"{folder.folder}: {folder.precision} of {folder.model}, {folder.cut} cut")
@@ -88,20 +88,24 @@ def build_parser() -> Parser:
     add("--out", None, "where to put it (default: where engines look for it)", "DIR")
     text = "fuse this LoRA into the weights first: a file, its folder, or one of the embedded "
     add_lora_flag(parser, text + "model's by name")
-    text = "for int8 and fp8: a prompt a line, or MLPerf's list (default: prompts of our own)"
+    text = "for int8 and fp8: a prompt a line, or MLPerf's list (default: included prompts)"
     add("--calibration", None, text, "FILE")
-    add("--annotations", None, "COCO's, where --calibration is a list of ids", "FILE")
-    add("--calibration-count", None, "prompts (default: the recipe's 32)", "N", type=whole)
-    add("--calibration-guidance", None, f"(default {GUIDANCE:g})", "X", type=number)
-    add("--calibration-negative", None, "negative prompt (default: that of MLPerf's task)", "TEXT")
+    add("--annotations", None, "COCO's annotations, if --calibration is a list of ids", "FILE")
+    text = "prompts of the calibration (default: the recipe's 32)"
+    add("--calibration-count", None, text, "N", type=whole)
+    text = f"guidance of the calibration (default {GUIDANCE:g})"
+    add("--calibration-guidance", None, text, "X", type=number)
+    text = "negative prompt of the calibration (default: MLPerf's)"
+    add("--calibration-negative", None, text, "TEXT")
     text = f"cache interval of the pictures that will be served (default {CACHE_INTERVAL})"
     add("--calibration-interval", None, text, "N", type=whole)
-    add("--calibration-size", None, "(default: the model's own)", "PIXELS", type=whole)
-    add("--force", False, "export what has not changed too")
+    text = "side of the calibration's pictures (default: the model's own)"
+    add("--calibration-size", None, text, "PIXELS", type=whole)
+    add("--force", False, "also export unchanged parts")
     add("--unchecked", False, "publish without the check; serving it takes --unchecked too")
-    add("--check-prompts", None, "pictures that the check paints", "N", type=whole)
-    add("--check-steps", None, "of each of them", "N", type=whole)
-    text = "(default: half of the model's own, which up to 512 is whole)"
+    add("--check-prompts", None, "pictures of the check", "N", type=whole)
+    add("--check-steps", None, "steps of each picture of the check", "N", type=whole)
+    text = "side of the check's pictures (default: half of the model's own; all of it up to 512)"
     add("--check-size", None, text, "PIXELS", type=whole)
     text = "time limit of the check, in minutes; at least one picture is painted"
     add("--check-minutes", MINUTES, text, "N")
@@ -178,24 +182,18 @@ def read_settings(options: argparse.Namespace, checkpoint: Checkpoint) -> Calibr
     settings = replace(
         usual_settings(checkpoint), **{n: v for n, v in given.items() if v is not None}
     )
-    check_painted(settings)
-    return settings
-
-
-def check_painted(settings: CalibrationSettings) -> None:
-    """Refuse settings that no picture can have, before anything is loaded."""
-    from sdxl.params import GenerationParams
-
+    # Refuse wrong values before anything is loaded.
     GenerationParams(
         "a picture",
         guidance=settings.guidance,
         negative_prompt=settings.negative_prompt,
         cache_interval=settings.cache_interval,
     )
+    return settings
 
 
 def read_subject(options: argparse.Namespace, checkpoint: Checkpoint) -> Subject:
-    """What the check paints; the embedded model is fast and needs no time limit."""
+    """Return the pictures of the check. The embedded model is fast and needs no time limit."""
     from engines.parity.pictures import subject_of
     from sdxl.checkpoint import MINI
 
@@ -221,7 +219,7 @@ def _path(text: str | None) -> Path | None:
 
 
 def check_folder(options: argparse.Namespace) -> int:
-    """Check an export again, against the model it was made from."""
+    """Check an export again, against its model."""
     from engines.folders.export_folder import ExportError
     from engines.lora import LoraFile
     from onnx_export.check import check

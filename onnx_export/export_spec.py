@@ -1,4 +1,4 @@
-"""What one export makes, and how its calibration paints. It makes nothing."""
+"""Describes an export, and the pictures of its calibration."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ CACHE_INTERVAL = 2
 
 @dataclass(frozen=True)
 class CalibrationSettings:
-    """What calibration pictures are made with. Guidance and negative prompt are those of MLPerf
-    Inference's task (text to image), which the service's pictures come near to."""
+    """The parameters of calibration pictures. Guidance and negative prompt are those of MLPerf
+    Inference's text-to-image task, which the service's pictures resemble."""
 
     guidance: float = GUIDANCE
     negative_prompt: str = NEGATIVE_PROMPT
     cache_interval: int = CACHE_INTERVAL
-    """Shallow steps read the last deep step's features, as in service: errors of the cache and of 8
-    bits add up to more than their sum (CacheQuant, arXiv:2503.01323)."""
+    """The interval of the served pictures. Errors of the cache and of 8 bits are together larger
+    than their sum (CacheQuant, arXiv:2503.01323)."""
     side: int | None = None
     """in pixels; None: the model's own"""
 
 
 EMBEDDED = CalibrationSettings(guidance=5.0, negative_prompt="")
-"""The embedded model knows scenes, but no words about quality."""
+"""The embedded model does not know words about quality."""
 
 
 def usual_settings(checkpoint: Checkpoint) -> CalibrationSettings:
@@ -42,7 +42,7 @@ def usual_settings(checkpoint: Checkpoint) -> CalibrationSettings:
 
 @dataclass(frozen=True)
 class ExportSpec:
-    """What one export makes, and where."""
+    """One export."""
 
     checkpoint: Checkpoint
     precision: str
@@ -50,7 +50,7 @@ class ExportSpec:
     cut: Cut = "reference"
     loras: tuple[LoraFile, ...] = ()
     prompts: tuple[str, ...] = ()
-    """for calibration"""
+    """prompts of the calibration"""
     calibration: CalibrationSettings | None = None
     """None: the model's usual settings"""
     is_forced: bool = False
@@ -61,6 +61,6 @@ class ExportSpec:
 
     @property
     def specs(self) -> dict[str, ModelSpec]:
-        """The networks' tensors; 8-bit UNets compute other layers in halves."""
+        """The networks' tensors. Layers of 8-bit UNets that are not quantised are float16."""
         dtype = "float32" if self.precision == "fp32" else "float16"
         return network_specs(self.checkpoint.arch, dtype, self.cut)

@@ -1,8 +1,8 @@
-"""Exports a checkpoint to a folder: seven ONNX graphs, and the weights they point into.
+"""Exports a checkpoint to a folder: seven ONNX graphs, and the weight files that they refer to.
 
-Parts that did not change are taken over from the last export. The new folder is made beside the old
-one and replaces it once it has passed the check. A folder that failed stays beside it, because a
-calibration may take hours. It does not know command lines.
+Unchanged parts are copied from the last export. The new folder is made beside the old one and
+replaces it after the check. A folder that failed the check is kept, because a calibration may take
+hours.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from sdxl.specs import ModelSpec
 
 REPORT = "quantisation.json"
 UNCHECKED = "published without a check: serving it takes --unchecked"
-KEPT = "kept; the same export goes on at the check, or is published at once with --unchecked"
+KEPT = "kept; repeat the command to check it again, or add --unchecked to publish it"
 
 Say = Callable[[str], None]
 Check = Callable[[ExportFolder, ExportSpec, Say], Mapping[str, Any]]
@@ -62,8 +62,8 @@ def unchecked(export: ExportFolder, order: ExportSpec, say: Say) -> Mapping[str,
 
 
 def export(order: ExportSpec, check: Check, say: Say = print) -> ExportFolder:
-    """Make an export, check it and publish it. `check` raises if it fails; the next export of the
-    same then starts with the check."""
+    """Make an export, check it and publish it. If `check` raises, the folder is kept, and the next
+    export of the same starts with the check."""
     keys = fingerprint.of_parts(order)
     old = None if order.is_forced else _open(order.out)
     if old is None:
@@ -75,7 +75,11 @@ def export(order: ExportSpec, check: Check, say: Say = print) -> ExportFolder:
         making = order.out.with_name(f".{order.out.name}.making")
         try:
             folder = _built(making, order, old, keys, say)
-            folder = _checked_or_kept(folder, order, check, say)
+            try:
+                folder = _checked(folder, order, check, say)
+            except Exception:
+                say(f"{making}: {KEPT}")
+                raise
             publish(making, order.out)
         except OSError as error:
             raise error if isinstance(error, OutputError) else OutputError(making, error) from error
@@ -85,27 +89,17 @@ def export(order: ExportSpec, check: Check, say: Say = print) -> ExportFolder:
 def _built(
     making: Path, order: ExportSpec, old: ExportFolder | None, keys: Mapping[str, str], say: Say
 ) -> ExportFolder:
-    """Make the folder, or take the one that an earlier export did not publish."""
-    made = None if order.is_forced else _open(making)
-    if made is not None and _is_made(made, order, keys):
+    """Make the folder, or return the one that an earlier export kept."""
+    kept = None if order.is_forced else _open(making)
+    if kept is not None and _is_made(kept, order, keys):
         say(f"{making}: was kept, only the check is left")
-        return made
+        return kept
     shutil.rmtree(making, ignore_errors=True)
     try:
         making.mkdir(parents=True)
         return _Builder(order, making, say).build(old, keys)
     except BaseException:
         shutil.rmtree(making, ignore_errors=True)
-        raise
-
-
-def _checked_or_kept(
-    folder: ExportFolder, order: ExportSpec, check: Check, say: Say
-) -> ExportFolder:
-    try:
-        return _checked(folder, order, check, say)
-    except Exception:
-        say(f"{folder.folder}: {KEPT}")
         raise
 
 
@@ -193,7 +187,7 @@ class _Builder:
         dtype = torch_dtype(specs[next(iter(networks))].outputs[0])
         changed = {n: p.to(dtype) for n, p in parameters.items() if n not in places}
         for network in networks.values():
-            # diffusers' own `to` warns about other models' layers.
+            # diffusers' `to` prints warnings that concern other models.
             nn.Module.to(network, dtype)
         models = {name: self.trace(name, network) for name, network in networks.items()}
         if part == "unet" and order.precision in RECIPES:
@@ -267,14 +261,14 @@ class _Builder:
 
 
 def progress_line(done: int, count: int, start: float) -> str:
-    """How many prompts are calibrated since `start`, and about how long the others take."""
+    """Describe the finished prompts, and about how long the others take."""
     line = f"calibrated {done} of {count} prompts"
     left_s = (time.perf_counter() - start) / done * (count - done)
     return f"{line}, about {tqdm.format_interval(left_s)} left" if done < count else line
 
 
 def checkpoint_files(checkpoint: Checkpoint, part: str) -> dict[str, Path]:
-    """A part's weight files by their names beside the graphs."""
+    """Return a part's weight files by their names beside the graphs."""
     files = checkpoint.weight_files(part)
     if len(files) == 1:
         return {f"{part}.safetensors": files[0]}
@@ -282,7 +276,7 @@ def checkpoint_files(checkpoint: Checkpoint, part: str) -> dict[str, Path]:
 
 
 def _graphs_of(export: ExportFolder, part: str) -> list[str]:
-    """The graphs that point into the part's files."""
+    """Return the graphs that refer to the part's files."""
     return [
         name
         for name, graph in export.graphs.items()
@@ -298,6 +292,6 @@ def _open(folder: Path) -> ExportFolder | None:
 
 
 def _is_made(export: ExportFolder, order: ExportSpec, keys: Mapping[str, str]) -> bool:
-    """Whether the export is what the order would make."""
+    """True if the order would make the same export."""
     facts = export.versions.get("parts"), export.model_digest, export.precision, export.cut
     return facts == (keys, order.checkpoint.digest, order.precision, order.cut)

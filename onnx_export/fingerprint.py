@@ -1,4 +1,5 @@
-"""A digest of everything that an exported part depends on: it is exported again when this changes.
+"""A digest of everything that an exported part depends on. A part is exported again when its digest
+changes.
 
 It reads sources and files, and loads no model.
 """
@@ -29,16 +30,17 @@ SOURCES = (
     "onnx_export/translations.py",
     "sdxl/networks/*.py",
 )
-"""the code that decides what a graph contains; specs and recipes count by their values"""
+"""the code that decides the content of graphs; specs and recipes are included by their values"""
 
 
 def versions() -> dict[str, str]:
-    """The libraries' versions without the suffix for CPU or GPU, which gives the same graphs."""
+    """Return the libraries' versions without the suffix for CPU or GPU, which has no effect on
+    graphs."""
     return {name: version(name).partition("+")[0] for name in LIBRARIES}
 
 
 def of_parts(order: ExportSpec) -> dict[str, str]:
-    """The digest of each part."""
+    """Return the digest of each part."""
     common = [order.cut, versions(), digest_sources()]
     return {part: _digest([*common, *_of_part(order, part)]) for part in NETWORK_FOLDERS}
 
@@ -50,7 +52,7 @@ def _of_part(order: ExportSpec, part: str) -> list[Any]:
     parts = (part, *encoders_of(order.checkpoint)) if is_quantised else (part,)
     facts: list[Any] = [
         {name: digest for name, digest in files.items() if name.partition("/")[0] in parts},
-        # All specs: a changed tensor changes every part.
+        # A changed tensor in any spec changes every part.
         repr(order.specs),
         [lora.as_dict() for lora in order.loras],
     ]

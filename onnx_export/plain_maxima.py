@@ -1,7 +1,7 @@
-"""The numbers of an 8-bit UNet from plain absolute maxima, on any device, without Model Optimizer.
+"""Computes the numbers of an 8-bit UNet from plain absolute maxima, without Model Optimizer.
 
-For FP8 that is the recipe. For INT8 it omits SmoothQuant and the smallest of the steps' means: good
-for measuring speed, not for pictures. It does not know where calibration data come from.
+For FP8 this is the recipe. For INT8 it omits SmoothQuant and the steps' means, so it is good for
+measuring speed, not for pictures.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from sdxl.files import grant_usual
 def write_numbers(
     unet: nn.Module, recipe: Recipe, run: Callable[[], object], path: Path
 ) -> tuple[str, ...]:
-    """Write the numbers of a UNet that `run` sends calibration data through; return the layers."""
+    """Write a UNet's numbers and return the names of the quantised layers. `run` sends calibration
+    data through the UNet."""
     layers = {n: m for n, m in unet.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
     chosen = {n: m for n, m in layers.items() if recipe.own_rule_for(n).is_quantised}
     with watched(chosen) as maxima:
@@ -41,7 +42,7 @@ def numbers_of(
     recipe: Recipe,
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
-    """The layers' numbers from their inputs' `maxima`, with scales in `dtype`."""
+    """Return the layers' numbers from the maxima of their inputs, with scales in `dtype`."""
     tensors: dict[str, Tensor] = {}
     for name, layer in layers.items():
         weight: Any = layer.weight

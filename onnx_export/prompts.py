@@ -1,7 +1,7 @@
-"""The prompts that a calibration runs: 500 of our own, or a file's.
+"""The prompts of a calibration: 500 in this package, or the prompts of a file.
 
-A file has a prompt a line, or tab-separated columns of which one is `caption`, as MLPerf's tools
-write them, or ids of COCO's captions, MLPerf's own list, beside the annotations with their text.
+A file has a prompt on each line, or tab-separated columns with one named `caption`, as MLPerf's
+tools write them, or ids of COCO's captions (MLPerf's list), whose text is in an annotations file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def read_prompts(file: Path, annotations: Path | None = None) -> list[str]:
 
 
 def spread(prompts: Sequence[str], count: int) -> list[str]:
-    """Take `count` prompts from all over the list: neighbours may be alike."""
+    """Return `count` prompts spread over the list, since neighbours may be alike."""
     if not 1 <= count <= len(prompts):
         raise InvalidParams("calibration-count", count, f"must be 1 to {len(prompts)} prompts")
     return [prompts[i * len(prompts) // count] for i in range(count)]

@@ -1,6 +1,5 @@
-"""Calibrates a UNet with NVIDIA's Model Optimizer by a recipe, and extracts the numbers of a graph.
-
-It does not know where calibration data come from, nor ONNX.
+"""Calibrates a UNet by a recipe with NVIDIA's Model Optimizer, and extracts the numbers that graphs
+store. It knows no ONNX.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import importlib
 import io
 import sys
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -32,19 +31,20 @@ SMALLEST_SCALE = 2.0**-24
 
 @dataclass(frozen=True)
 class LayerReport:
-    """A layer's type, and why. `range` is its input's calibrated absolute maximum."""
+    """A layer's number type, and the reason for it."""
 
     layer: str
     kind: str
     became: str
     why: str
     range: float | None = None
+    """calibrated absolute maximum of the input"""
     smoothing: float | None = None
 
 
 @dataclass(frozen=True)
 class Quantised:
-    """The quantised layers' stored tensors, and the report on all layers."""
+    """The stored tensors of quantised layers, and the report on all layers."""
 
     tensors: Mapping[str, Tensor]
     report: tuple[LayerReport, ...]
@@ -56,8 +56,8 @@ class Quantised:
 def quantise(
     unet: nn.Module, recipe: Recipe, run: Callable[[StepClock], None], dtype: torch.dtype
 ) -> Quantised:
-    """Quantise a UNet in place. `run` sends calibration data through it and sets the clock; `dtype`
-    is the graph's and the scales'."""
+    """Quantise a UNet in place. `run` sends calibration data through the UNet and sets the clock;
+    `dtype` is the dtype of the graph and the scales."""
     layers = {n: m for n, m in unet.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
     rules = matching(recipe, layers)
     before = "float16" if dtype == torch.float16 else "float32"
@@ -77,10 +77,8 @@ def quantise(
 
 
 def summary(report: tuple[LayerReport, ...]) -> str:
-    """A line for each reason, with the number of its layers."""
-    counts: dict[tuple[str, str, str], int] = {}
-    for row in report:
-        counts[row.became, row.kind, row.why] = counts.get((row.became, row.kind, row.why), 0) + 1
+    """Return a line for each reason, with the number of layers."""
+    counts = Counter((row.became, row.kind, row.why) for row in report)
     return "\n".join(
         f"  {count:5} {kind:6} {became:7}  {why}" for (became, kind, why), count in counts.items()
     )
@@ -105,15 +103,15 @@ def _calibrate(
 
 
 def _load_library() -> Any:
-    """Import Model Optimizer in its own thread: a package that it imports keeps an exception for
-    ever, and with it its callers' frames, which hold the UNet and the text encoders."""
+    """Import Model Optimizer in another thread. A package that it imports keeps an exception for
+    ever, and with it the callers' frames, which would hold the UNet and the text encoders."""
     name = "modelopt.torch.quantization"
     with _quiet(), ThreadPoolExecutor(1) as thread:
         return thread.submit(importlib.import_module, name).result()
 
 
 def _entries(recipe: Recipe, rules: Mapping[str, Rule], clock: StepClock) -> list[dict[str, Any]]:
-    """Model Optimizer's configuration; weights have a scale for each output channel."""
+    """Return Model Optimizer's configuration; weights have a scale for each output channel."""
     entries: list[dict[str, Any]] = [{"quantizer_name": "*", "enable": False}]
     bits = BITS[recipe.number]
     for name, rule in rules.items():
@@ -147,8 +145,8 @@ def stored_numbers(
     recipe: Recipe,
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
-    """A layer's 8-bit weight and scales, from the maxima of its weight's output channels and of its
-    input."""
+    """Return a layer's 8-bit weight and scales from the maxima of the weight's output channels and
+    of the input."""
     largest = LARGEST[recipe.number]
     scale = _rounded(per_channel.float().flatten() / largest, dtype)
     steps = weight.float() / scale.float().view(-1, *[1] * (weight.dim() - 1))
@@ -161,14 +159,14 @@ def stored_numbers(
 
 
 def _rounded(scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round a scale as the graph stores it: weights are divided by this number."""
+    """Round a scale to the dtype of the graph, since weights are divided by the stored number."""
     return scale.clamp(min=SMALLEST_SCALE).to(dtype)
 
 
 def mean_calibrator(clock: StepClock) -> tuple[Any, ...]:
-    """The reference recipe's statistic as a Model Optimizer calibrator: the mean of an input's
-    absolute maxima over the calls of each denoising step, then the smallest of these means. An
-    outlier in one picture, or at one step, does not coarsen the scale."""
+    """Return a Model Optimizer calibrator of the reference recipe's statistic: the mean of an
+    input's absolute maxima over the calls of each denoising step, then the smallest of these means.
+    An outlier in one picture or at one step does not coarsen the scale."""
     from modelopt.torch.quantization.calib import MaxCalibrator
 
     class MeanCalibrator(MaxCalibrator):
@@ -191,7 +189,7 @@ def mean_calibrator(clock: StepClock) -> tuple[Any, ...]:
 
 
 def limit_calibrator(headroom: float) -> tuple[Any, ...]:
-    """`channel_limits` as a Model Optimizer calibrator; SmoothQuant sets the channels' axis."""
+    """Return a Model Optimizer calibrator with `channel_limits`; SmoothQuant sets the axis."""
     from modelopt.torch.quantization.calib import MaxCalibrator
 
     class LimitCalibrator(MaxCalibrator):
@@ -203,12 +201,12 @@ def limit_calibrator(headroom: float) -> tuple[Any, ...]:
 
 
 def channel_limits(maxima: Tensor, headroom: float) -> Tensor:
-    """Limit each channel of a smoothed input to `headroom` times its own or the mean maximum,
-    whichever is larger, and at most to the largest.
+    """Return a limit for each channel of a smoothed input: `headroom` times the larger of the
+    channel's maximum and the mean maximum, and at most the largest maximum.
 
     SmoothQuant (arXiv:2211.10438) scales each channel so that its maximum comes near the largest. A
-    channel that seldom fires has a small maximum by chance, and would be cut off when another
-    prompt makes it fire. A channel far above the others is still brought down to them."""
+    channel that is seldom active has a small maximum by chance, and would be clipped when another
+    prompt activates it. A channel far above the others is still scaled down."""
     return (maxima.clamp(min=maxima.mean()) * headroom).clamp(max=maxima.max())
 
 

@@ -1,8 +1,8 @@
-"""A checkpoint of Stable Diffusion XL's shape with random weights, for measuring what size costs:
+"""Writes a checkpoint of SDXL's shape with random weights, to measure the costs of the full size:
 `python -m onnx_export.random_weights FOLDER`.
 
-The same configurations give the same bytes on the same kind of device. Tensors are drawn and
-written one at a time, so that memory stays small. It knows nothing of exports.
+Equal configurations give equal bytes on the same kind of device. Tensors are drawn and written one
+at a time to save memory. It knows nothing of exports.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sdxl.checkpoint import MINI, WEIGHT_NAMES
+from sdxl.checkpoint_checks import shapes_of_network
 from sdxl.files import OutputError
 from sdxl.single_file.configs import SDXL_1_0 as SDXL_1_0
 
@@ -30,8 +31,8 @@ END_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def write_checkpoint(folder: Path, configs: Configs = SDXL_1_0, device: str = "cpu") -> None:
-    """Write a checkpoint in diffusers layout, whole or not at all, with the mini's scheduler and
-    tokenizers. A GPU draws the full size in seconds."""
+    """Write a checkpoint in diffusers layout, whole or not at all, with the embedded model's
+    scheduler and tokenizers. A GPU draws the full size in seconds."""
     making = folder.with_name(f".{folder.name}.making")
     shutil.rmtree(making, ignore_errors=True)
     try:
@@ -39,7 +40,7 @@ def write_checkpoint(folder: Path, configs: Configs = SDXL_1_0, device: str = "c
         write_configs(making, whole)
         for part, config in whole.items():
             path = making / part / f"{WEIGHT_NAMES[part]}.safetensors"
-            _write_weights(_empty_module(part, config), path, device)
+            _write_weights(shapes_of_network(part, config), path, device)
         making.rename(folder)
     except OSError as error:
         raise OutputError(folder, error) from error
@@ -57,48 +58,30 @@ def write_configs(folder: Path, configs: Configs) -> None:
 
 
 def _end_tokens(part: str) -> dict[str, Any]:
-    """The end tokens' ids in the embedded model's vocabulary."""
+    """Return the ids of the end tokens in the embedded model's vocabulary."""
     if not part.startswith("text_encoder"):
         return {}
     config = json.loads((MINI / part / "config.json").read_text(encoding="utf-8"))
     return {name: config[name] for name in END_TOKENS}
 
 
-def _empty_module(part: str, config: Mapping[str, Any]) -> nn.Module:
-    """A module on the meta device, with names and shapes only."""
-    from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
-    from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
-    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
-
-    with torch.device("meta"):
-        if part == "unet":
-            return UNet2DConditionModel(**config)
-        if part == "vae":
-            return AutoencoderKL(**config)
-        kind = CLIPTextModel if part == "text_encoder" else CLIPTextModelWithProjection
-        module: nn.Module = kind(CLIPTextConfig(**config))
-        return module
-
-
-def _write_weights(module: nn.Module, path: Path, device: str) -> None:
-    """Write a safetensors file of halves."""
+def _write_weights(shapes: Mapping[str, tuple[int, ...]], path: Path, device: str) -> None:
+    """Write a safetensors file in float16."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    parameters = dict(sorted(module.named_parameters()))
     end = 0
-    for name, parameter in parameters.items():
-        start, end = end, end + 2 * parameter.numel()
-        shape = list(parameter.shape)
-        header[name] = {"dtype": "F16", "shape": shape, "data_offsets": [start, end]}
+    for name, shape in sorted(shapes.items()):
+        start, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "F16", "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for name, parameter in parameters.items():
-            file.write(_draw(name, tuple(parameter.shape), device).cpu().numpy().tobytes())
+        for name, shape in sorted(shapes.items()):
+            file.write(_draw(name, shape, device).cpu().numpy().tobytes())
 
 
 def _draw(name: str, shape: tuple[int, ...], device: str) -> Tensor:
-    """Draw a tensor that keeps activations' size: weights by fan-in, norms 1, biases 0."""
+    """Draw a tensor that keeps the scale of activations: weights by fan-in, norms 1, biases 0."""
     if len(shape) < 2:
         return torch.full(shape, 1.0 if name.endswith("weight") else 0.0, dtype=torch.float16)
     bound = math.sqrt(3 / math.prod(shape[1:]))

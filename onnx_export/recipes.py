@@ -1,8 +1,8 @@
-"""Which layers of the UNet are quantised, to what, and why: data, stated only here.
+"""Recipes: which layers of the UNet are quantised, to which numbers, and why.
 
-The reference submission's recipe (MLPerf Inference v4.0, Stable Diffusion XL, open division), but
-for one convolution that a compiler fails on. It knows layers by their names in diffusers'
-UNet2DConditionModel, and no library.
+They are the recipe of MLPerf's reference submission (Inference v4.0, Stable Diffusion XL, open
+division), except for one convolution that a compiler fails on. Layers have their names in
+diffusers' UNet2DConditionModel.
 """
 
 from __future__ import annotations
@@ -18,58 +18,57 @@ Statistic = Literal["max", "min-mean"]
 
 @dataclass(frozen=True)
 class Rule:
-    """The layers whose whole name matches, and how they are quantised."""
+    """How the layers are quantised whose whole name matches."""
 
     pattern: str
     is_quantised: bool
     why: str
     statistic: Statistic = "max"
-    """of an input's absolute maxima: the largest, or of the means over the calls of each step the
-    smallest"""
+    """statistic of an input's absolute maxima: the largest, or the smallest of the steps' means"""
     smoothing: float | None = None
-    """SmoothQuant's alpha: how much of the input's range moves into the weight"""
+    """SmoothQuant's alpha: the share of the input's range that moves into the weight"""
     headroom: float = 1.0
-    """how much further a smoothed channel may reach than it was calibrated, see `channel_limits`"""
+    """factor by which a smoothed channel may exceed its calibrated maximum, see `channel_limits`"""
 
 
 @dataclass(frozen=True)
 class Recipe:
     number: Number
     rules: tuple[Rule, ...]
-    """The first that matches decides; what none matches is kept."""
+    """The first rule that matches a layer applies; a layer without a rule is not quantised."""
     further: tuple[Rule, ...] = ()
-    """Layers beyond these that PyTorch's backend takes in 8 bits; graphs keep them."""
+    """rules for layers that only PyTorch's backend quantises"""
     steps: int = 20
     calibrated_steps: int = 8
-    """Maxima are collected over the first so many of `steps`: later ones have outliers that would
+    """The number of first steps in which maxima are collected. Later steps have outliers that would
     coarsen the scale for all."""
     prompts: int = 32
     batch: int = 2
     """prompts that are calibrated together"""
 
     def rule_for(self, layer: str) -> Rule:
-        """In graphs."""
+        """Return a layer's rule in graphs."""
         return next((rule for rule in self.rules if re.fullmatch(rule.pattern, layer)), OTHER)
 
     def further_rule_for(self, layer: str) -> Rule | None:
         return next((rule for rule in self.further if re.fullmatch(rule.pattern, layer)), None)
 
     def own_rule_for(self, layer: str) -> Rule:
-        """In PyTorch's backend."""
+        """Return a layer's rule in PyTorch's backend."""
         return self.further_rule_for(layer) or self.rule_for(layer)
 
 
 OTHER = Rule(".*", False, "not in the recipe: small, or too sensitive to gain from 8 bits")
 
 UNCOMPILED = r"down_blocks\.0\.resnets\.1\.conv2"
-"""With it and the ResBlock before it in 8 bits an assertion fails within that compiler; one of both
-in 16 bits avoids it (docs/log.md, 2026-11-24)."""
+"""An assertion in TensorRT-RTX's compiler fails if this layer and the ResBlock before it are in 8
+bits; with one of both in 16 bits it does not (docs/log.md, 2026-11-24)."""
 EDGES = (
     Rule(r"conv_in|conv_out|conv_norm_out", False, "latents and noise: read and written raw"),
     Rule(r".*\.conv_shortcut", False, "carries the signal around the block unfiltered"),
     Rule(r"(time|add)_embedding\..*|.*\.time_emb_proj", False, "one vector a row: nothing to gain"),
-    Rule(r".*\.attn2\.to_[kv]", False, "of the prompt: computed once a picture, nothing to gain"),
-    Rule(r".*\.attn\d\.to_out\.0", False, "sums what attention found: the reference keeps it"),
+    Rule(r".*\.attn2\.to_[kv]", False, "computed once a picture: nothing to gain"),
+    Rule(r".*\.attn\d\.to_out\.0", False, "sums the attention's values: the reference keeps it"),
     Rule(UNCOMPILED, False, "TensorRT-RTX 1.7.1 does not compile it at full size"),
 )
 RESBLOCK_CONVS = r".*\.resnets\.\d+\.conv[12]"
@@ -77,21 +76,21 @@ PROJECTIONS = r".*\.(attn1\.to_[qkv]|attn2\.to_q)"
 FEED_FORWARD = r".*\.ff\.net\.(0\.proj|2)"
 SECOND_PRODUCT = r".*\.ff\.net\.2"
 
-# The reference keeps them; docs/log.md (2026-11-22) has what each costs the embedded model.
+# The reference does not quantise these; docs/log.md (2026-11-22) has their costs in quality.
 FURTHER = (
-    Rule(r".*\.attn\d\.to_out\.0", True, "sums what attention found"),
+    Rule(r".*\.attn\d\.to_out\.0", True, "sums the attention's values"),
     Rule(r".*\.proj_(in|out)", True, "into a transformer and out of it"),
     Rule(r".*\.upsamplers\.0\.conv", True, "as much arithmetic as several ResBlocks"),
     Rule(UNCOMPILED, True, "like the other convolutions of ResBlocks"),
 )
 
-# Headroom of what a norm made, whose channels are within a few times of each other, and of what
-# GEGLU made: products, mostly near zero, any channel of which may become as large as the largest.
-# docs/log.md (2026-11-24) has the errors from 2 to 16.
+# Headroom of a norm's outputs, whose channels differ by small factors, and of GEGLU's products,
+# which are mostly near zero while any channel may become as large as the largest.
+# docs/log.md (2026-11-24) has the errors for headroom from 2 to 16.
 NORMED, PRODUCT = 4.0, 8.0
 
-# "min-mean" is the reference's choice for SDXL, whose convolutions see rare outliers. The embedded
-# model has none: there plain maxima measured 36.1 dB against 30.1, and both keep its CLIP score.
+# "min-mean" is the reference's choice for SDXL, whose convolutions have rare outliers. The embedded
+# model has none: plain maxima measured 36.1 dB, "min-mean" 30.1, with the same CLIP score.
 INT8 = Recipe(
     "int8",
     (
@@ -100,14 +99,14 @@ INT8 = Recipe(
         Rule(
             PROJECTIONS,
             True,
-            "query, key, value of what a step computes",
+            "query, key and value in every step",
             smoothing=0.8,
             headroom=NORMED,
         ),
         Rule(
             SECOND_PRODUCT,
             True,
-            "feed-forward, behind its product of two",
+            "feed-forward, after its product",
             smoothing=0.8,
             headroom=PRODUCT,
         ),
@@ -125,7 +124,7 @@ FP8 = Recipe(
             "the last ResBlock: its outliers cost E4M3 most",
         ),
         Rule(RESBLOCK_CONVS, True, "most of the arithmetic"),
-        Rule(PROJECTIONS, True, "query, key, value of what a step computes"),
+        Rule(PROJECTIONS, True, "query, key and value in every step"),
         Rule(FEED_FORWARD, True, "feed-forward"),
     ),
     FURTHER,
@@ -134,5 +133,5 @@ RECIPES: dict[str, Recipe] = {recipe.number: recipe for recipe in (INT8, FP8)}
 
 
 def matching(recipe: Recipe, layers: Iterable[str]) -> dict[str, Rule]:
-    """The rule of each layer."""
+    """Return the rule of each layer."""
     return {layer: recipe.rule_for(layer) for layer in layers}

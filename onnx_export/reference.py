@@ -1,7 +1,7 @@
 """The reference of an export's check: the same networks in torch, in float32.
 
-A quantised graph's reference is quantised too, by the graph's stored numbers but independent code:
-a graph that computes something else shows. It knows no ONNX.
+The reference of a quantised graph applies the stored numbers of 8 bits with independent code, so
+that an error in the graph shows. It knows no ONNX.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sdxl.specs import Cut, network_specs
 def torch_engines(
     checkpoint: Checkpoint, parts: Mapping[str, nn.Module], cut: Cut = "reference"
 ) -> Engines:
-    """Engines of these parts: seven, or fewer."""
+    """Return the engines of these parts."""
     specs = network_specs(checkpoint.arch, cut=cut)
     engines: dict[str, Engine] = {
         name: TorchEngine(specs[name], network)
@@ -37,15 +37,15 @@ def torch_engines(
 
 
 def fake_quantise(unet: nn.Module, file: Path) -> None:
-    """Give layers the weights and the rounded inputs that the file's numbers stand for."""
+    """Round the layers' weights and inputs as the file's numbers do."""
     tensors = load_file(file)
     for name in [key.removesuffix(INPUT_SCALE) for key in tensors if key.endswith(INPUT_SCALE)]:
         layer: Any = unet.get_submodule(name)
         stored, scale = tensors[name + WEIGHT], tensors[name + SCALE].float()
         layer.weight.data = stored.float() * scale.view(-1, *[1] * (stored.dim() - 1))
         factors = tensors.get(name + SMOOTHING)
-        rounded = _rounding(tensors[name + INPUT_SCALE].float(), stored.dtype, factors)
-        layer.register_forward_pre_hook(rounded)
+        hook = _rounding(tensors[name + INPUT_SCALE].float(), stored.dtype, factors)
+        layer.register_forward_pre_hook(hook)
 
 
 def _rounding(

@@ -1,6 +1,5 @@
-"""Where tensors lie in safetensors files: which file, which bytes.
-
-ONNX graphs point there, so weights are stored once. It does not know what tensors mean.
+"""The places of tensors in safetensors files. ONNX graphs refer to them, so that weights are stored
+once.
 """
 
 from __future__ import annotations
@@ -28,14 +27,15 @@ DTYPES = {
     "I8": ir.DataType.INT8,
 }
 MAYBE_PREFIX = "text_model."
-"""some versions of transformers write it in a CLIP's tensor names, some do not"""
+"""a prefix of CLIP's tensor names that only some versions of transformers write"""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor's place. `file` is its name beside the graph."""
+    """One tensor's place."""
 
     file: str
+    """the file's name beside the graph"""
     dtype: ir.DataType
     shape: tuple[int, ...]
     offset: int
@@ -51,7 +51,7 @@ class Stored:
 
 
 def read_places(path: Path, file: str) -> dict[str, Stored]:
-    """Read the places of a safetensors file that is called `file` beside the graph."""
+    """Read the places of tensors in a safetensors file, whose name beside the graph is `file`."""
     with path.open("rb") as opened:
         (header_length,) = struct.unpack("<Q", opened.read(8))
         header = json.loads(opened.read(header_length))
@@ -66,21 +66,21 @@ def read_places(path: Path, file: str) -> dict[str, Stored]:
 
 
 def unchanged_places(parameters: Mapping[str, Tensor], path: Path, file: str) -> dict[str, Stored]:
-    """The places of the parameters that equal the file's tensors."""
-    found = {}
+    """Return the places of the parameters that equal the file's tensors."""
+    unchanged = {}
     places = read_places(path, file)
     with safe_open(path, framework="pt") as opened:
         for key, stored in places.items():
             bare = key.removeprefix(MAYBE_PREFIX)
             name = next((n for n in (key, bare, MAYBE_PREFIX + key) if n in parameters), None)
             if name is not None and _is_equal(parameters[name], opened.get_tensor(key)):
-                found[name] = stored
-    return found
+                unchanged[name] = stored
+    return unchanged
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Stored]:
-    """Write a file; equal tensors give equal bytes. Equal scalars share one offset, by which
-    binding.py sees that two layers quantise an input alike."""
+    """Write tensors to a file and return their places. Equal tensors give equal bytes. Equal
+    scalars get one place, so that binding.py sees which layers quantise an input equally."""
     contiguous = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
     try:
         save_file(contiguous, path)

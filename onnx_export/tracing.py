@@ -1,8 +1,7 @@
-"""Traces a torch network to an ONNX graph without weights' values.
+"""Traces a torch network to an ONNX graph without the values of weights.
 
-Names, dims, dynamic axes and example inputs come from the ModelSpec. Parameters are set aside while
-constants are folded, so the graph depends on the network's shape alone. It does not know where
-weights are stored.
+Names, dims, dynamic axes and example inputs come from the ModelSpec. Parameters have no values when
+constants are folded, so the graph depends only on the network's shape.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class TraceError(RuntimeError):
 
 
 class PositionalNetwork(nn.Module):
-    """Takes a spec's inputs in order, whatever their names in the network."""
+    """Passes a spec's inputs by position, since the network's names may differ."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -44,7 +43,8 @@ class PositionalNetwork(nn.Module):
 
 
 def trace(spec: ModelSpec, network: nn.Module) -> ir.Model:
-    """Trace a network. Initialisers of its parameters have their names and no value."""
+    """Trace a network. The initialisers of its parameters have the parameters' names and no
+    value."""
     axes = example_axes(spec)
     inputs = tuple(torch.ones(t.shape(axes), dtype=torch_dtype(t)) for t in spec.inputs)
     dims = {name: torch.export.Dim(name) for name in axes}
@@ -71,7 +71,7 @@ def trace(spec: ModelSpec, network: nn.Module) -> ir.Model:
 
 
 def example_axes(spec: ModelSpec) -> dict[str, int]:
-    """Give each free axis a different size, so that none is mistaken for another."""
+    """Return a different size for each free axis, so that none is mistaken for another."""
     names = dict.fromkeys(name for t in spec.inputs for name in t.free_axes.values())
     return {name: 8 * (i + 2) for i, name in enumerate(names)}
 
@@ -86,8 +86,8 @@ def _strip_values(model: ir.Model, network: nn.Module) -> None:
 
 
 def _fold(model: ir.Model) -> None:
-    """Fold what does not depend on inputs or weights. Weights keep their transposes, which runtimes
-    compute once, as they load."""
+    """Fold the nodes that do not depend on inputs or weights. Transposes of weights stay; runtimes
+    compute them once at load."""
     for _ in range(2):
         optimizer.fold_constants_ir(model, onnx_shape_inference=True)
         rewriter.rewrite(model)
@@ -104,14 +104,15 @@ def _fold(model: ir.Model) -> None:
 
 
 def _name(model: ir.Model, spec: ModelSpec) -> None:
-    """Name inputs and outputs as the spec does, and drop files, lines and versions."""
+    """Check and name inputs and outputs by the spec; remove files, lines and versions."""
     graph = model.graph
     for values, tensors in ((graph.inputs, spec.inputs), (graph.outputs, spec.outputs)):
         for value, tensor in zip(values, tensors, strict=True):
-            found = str(value.dtype).lower(), len(value.shape or ())
-            if (value.name, *found) != (tensor.name, ONNX_NAMES[tensor.dtype], len(tensor.dims)):
+            dtype, dims = str(value.dtype).lower(), len(value.shape or ())
+            traced = value.name, dtype, dims
+            if traced != (tensor.name, ONNX_NAMES[tensor.dtype], len(tensor.dims)):
                 raise TraceError(
-                    f"{spec.name}: {value.name!r} came out as {found[0]} with {found[1]} dims, "
+                    f"{spec.name}: {value.name!r} became {dtype} with {dims} dims, "
                     f"expected {tensor.name!r}, {tensor.dtype}{tensor.dims}"
                 )
             value.shape = ir.Shape(tensor.dims)
@@ -131,7 +132,7 @@ def _name(model: ir.Model, spec: ModelSpec) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence warnings about shared axes and weights without values, which are intended, and about
+    """Hide warnings about shared axes and weights without values, which are intended, and about
     packages that SDXL does not need."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir")]
     levels = [logger.level for logger in loggers]

@@ -1,8 +1,8 @@
-"""Translates two of PyTorch's operators to few ONNX nodes, in the order that backends fuse.
+"""Translates two of PyTorch's operators to few ONNX nodes, in an order that backends can fuse.
 
-torch's own translation of attention computes the number of the keys' axes at run time; SDXL's
-always have four. Its group norm is one node without a kernel in ONNX Runtime, which expands it to
-ten. It knows nothing of networks.
+torch's translation of attention computes the number of axes at run time, though SDXL's keys always
+have four. Its group norm is one node, which ONNX Runtime has no kernel for and expands to ten. It
+knows nothing of networks.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """softmax(query · keyᵀ · scale) · value, [rows, heads, positions, width] each."""
+    """Translate softmax(query · keyᵀ · scale) · value; all are [rows, heads, positions, width]."""
     if attn_mask is not None or is_causal:
         return aten_scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
         )
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    # Scaled before the product, so that halves do not overflow in it.
+    # Scaled before the product, which could overflow in half precision.
     scaled = op.Mul(query, op.CastLike(op.Constant(value_float=factor), query))
     scores = op.MatMul(scaled, op.Transpose(key, perm=[0, 1, 3, 2]))
     return op.MatMul(op.Softmax(scores, axis=-1), value)
@@ -41,8 +41,8 @@ def attention(
 def group_norm(
     x: Any, groups: int, weight: Any, bias: Any, eps: float = 1e-5, cudnn_enabled: bool = True
 ) -> Any:
-    """An instance norm with groups as channels, then a batch norm with mean 0 and variance 1, which
-    applies weight and bias in one pass."""
+    """Translate to an instance norm with groups as channels, and a batch norm with mean 0 and
+    variance 1, which applies weight and bias in one pass."""
     rows_of_groups = op.Reshape(x, op.Constant(value_ints=[0, groups, -1]))
     normed = op.InstanceNormalization(
         rows_of_groups, _filled(1.0, groups, x), _filled(0.0, groups, x), epsilon=eps

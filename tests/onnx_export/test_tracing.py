@@ -90,5 +90,5 @@ def test_an_output_that_is_not_the_specs_is_an_error(tiny: Checkpoint) -> None:
 
     spec = network_specs(tiny.arch)["clip_l"]
     narrow = ModelSpec("clip_l", spec.inputs, spec.outputs)
-    with pytest.raises(TraceError, match=r"'hidden_l' came out as float16 with 2 dims, expected"):
+    with pytest.raises(TraceError, match=r"'hidden_l' became float16 with 2 dims, expected"):
         trace(narrow, Halving())
