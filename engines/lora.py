@@ -75,7 +75,7 @@ def _file_of(name: str) -> Path:
 
 
 def _ours() -> dict[str, Path]:
-    return {each.name: each.path for each in Catalogue((LORAS,)).loras()}
+    return {each.name: each.path for each in Catalogue((LORAS,)).listed("lora")}
 
 
 def fuse(loras: Sequence[LoraFile], parts: Mapping[str, nn.Module]) -> None:

@@ -61,8 +61,16 @@ FIELDS: Mapping[Kind, str] = {
     "image": "image_prompts",
 }
 """fields of a request that name them"""
+LABELS: Mapping[Kind, str] = {
+    "lora": "LoRAs",
+    "embedding": "embeddings",
+    "control": "ControlNets",
+    "image": "IP-Adapters",
+}
+"""names of the kinds in messages"""
+HASHED_KINDS: tuple[Kind, ...] = ("control", "image")
 HASHED = slice(0x100000, 0x110000)
-"""the bytes that stable-diffusion-webui hashes of a ControlNet"""
+"""the bytes that stable-diffusion-webui hashes of the files of HASHED_KINDS"""
 
 
 @dataclass(frozen=True)
@@ -93,7 +101,7 @@ class AdapterFile:
         """The sha256, and the short hash by which stable-diffusion-webui and sites know a file: 12
         digits of a LoRA's AddNet hash (the sha256 without the header) or of an embedding's sha256,
         or the webui_hash."""
-        if self.kind in ("control", "image"):
+        if self.kind in HASHED_KINDS:
             return {"sha256": self.sha256, "short": self.webui_hash}
         is_lora = self.kind == "lora"
         short = _tensors_digest(self.path, self.stamps) if is_lora else self.sha256
@@ -185,47 +193,35 @@ class Catalogue:
     _scanned: dict[Path, int] | None = field(default=None, repr=False, compare=False)
     """the folders of the last scan for embeddings, with the times of their changes"""
 
-    def loras(self) -> list[AdapterFile]:
-        return self._listed("lora")
-
-    def embeddings(self) -> list[AdapterFile]:
-        return self._listed("embedding")
-
-    def controls(self) -> list[AdapterFile]:
-        return self._listed("control")
-
-    def image_adapters(self) -> list[AdapterFile]:
-        return self._listed("image")
+    def listed(self, kind: Kind) -> list[AdapterFile]:
+        """Scan the folders and return the files of a kind, sorted by name."""
+        files: dict[str, AdapterFile] = {}
+        folders = {"control": self.control_folders, "image": self.image_folders}
+        for folder in folders.get(kind, self.folders):
+            for each in _scan(folder, kind):
+                files.setdefault(each.name, each)
+        return [files[name] for name in sorted(files)]
 
     def names(self) -> tuple[tuple[str, ...], dict[str, int], dict[str, str], dict[str, str]]:
         """Return the names of LoRAs, of embeddings with their number of vectors, and of ControlNets
         and image adapters with stable-diffusion-webui's hashes."""
-        loras = tuple(each.name for each in self.loras())
-        vectors = {each.name: each.vectors for each in self.embeddings()}
-        nets = {each.name: each.webui_hash for each in self.controls()}
-        return loras, vectors, nets, {each.name: each.webui_hash for each in self.image_adapters()}
+        loras = tuple(each.name for each in self.listed("lora"))
+        vectors = {each.name: each.vectors for each in self.listed("embedding")}
+        nets, adapters = (
+            {each.name: each.webui_hash for each in self.listed(kind)} for kind in HASHED_KINDS
+        )
+        return loras, vectors, nets, adapters
 
-    def lora(self, name: str) -> AdapterFile:
-        """Find a LoRA, or raise InvalidParams with the nearest names."""
-        return self._find("lora", name, "LoRAs")
-
-    def control(self, name: str) -> AdapterFile:
-        """Find a ControlNet, or raise InvalidParams with the nearest names."""
-        return self._find("control", name, "ControlNets")
-
-    def image_adapter(self, name: str) -> AdapterFile:
-        """Find an image adapter, or raise InvalidParams with the nearest names."""
-        return self._find("image", name, "IP-Adapters")
-
-    def _find(self, kind: Kind, name: str, kinds: str) -> AdapterFile:
+    def find(self, kind: Kind, name: str) -> AdapterFile:
+        """Return a file by its name, or raise InvalidParams with the most similar names."""
         known = self._known.get((kind, name))
         if known and known.is_unchanged:
             return known
-        files = {each.name: each for each in self._listed(kind)}
+        files = {each.name: each for each in self.listed(kind)}
         self._known |= {(kind, each): file for each, file in files.items()}
         if name in files:
             return files[name]
-        raise unknown_name(FIELDS[kind], name, files, kinds)
+        raise unknown_name(FIELDS[kind], name, files, LABELS[kind])
 
     def embeddings_in(self, texts: Mapping[str, str]) -> list[AdapterFile]:
         """Return the embeddings that these texts name; the keys are the texts' fields. Raise
@@ -245,20 +241,12 @@ class Catalogue:
             tops = [folder / EMBEDDINGS for folder in self.folders]
             inside = (place for top in tops for place, _ in _walk(top))
             scanned = _changes({*tops, *inside})
-            files = sorted(self.embeddings(), key=_by_depth, reverse=True)
+            files = sorted(self.listed("embedding"), key=_by_depth, reverse=True)
             self._words = {word: each for each in files for word in words_of(each.name)}
             # A later change may have the same time as a very recent one.
             is_settled = time.time_ns() - max(scanned.values(), default=0) > SETTLED_NS
             self._scanned = scanned if is_settled else None
         return self._words
-
-    def _listed(self, kind: Kind) -> list[AdapterFile]:
-        files: dict[str, AdapterFile] = {}
-        folders = {"control": self.control_folders, "image": self.image_folders}
-        for folder in folders.get(kind, self.folders):
-            for each in _scan(folder, kind):
-                files.setdefault(each.name, each)
-        return [files[name] for name in sorted(files)]
 
 
 def _changes(folders: Iterable[Path]) -> dict[Path, int]:

@@ -144,10 +144,6 @@ class Pipeline:
         return self.checkpoint.origin or self.checkpoint.name
 
     @property
-    def model_id(self) -> str:
-        return self.checkpoint.name
-
-    @property
     def sizes(self) -> Sizes:
         """The sizes that both model and engines support."""
         sizes = self.checkpoint.sizes
@@ -194,7 +190,10 @@ class Pipeline:
         adapters. Raise InvalidParams for an unknown name, an unknown type of a map, and files that
         the engines cannot use."""
         check_refiner(self.refiner, params)
-        loras = [(self.catalogue.lora(e.name), e.weight, e.in_text) for e in params.loras or ()]
+        find = self.catalogue.find
+        loras = [
+            (find("lora", each.name), each.weight, each.in_text) for each in params.loras or ()
+        ]
         texts = {"prompt": params.prompt, "negative_prompt": params.negative_prompt or ""}
         embeddings = [(file, 1.0, 1.0) for file in self.catalogue.embeddings_in(texts)]
         if embeddings and self.engines.adapters is None:
@@ -203,12 +202,12 @@ class Pipeline:
         if embeddings and params.refiner is not None:
             needed = "must not name embeddings with a refiner, which reads none"
             raise InvalidParams("prompt", embeddings[0][0].name, needed)
-        controls = [(self.catalogue.control(each.name), each) for each in params.controls or ()]
+        controls = [(find("control", each.name), each) for each in params.controls or ()]
         for file, control in controls:
             if types := file.types:
                 control.type_number(types)
         files = [file for file, _ in controls]
-        files += [self.catalogue.image_adapter(each.name) for each in params.image_prompts or ()]
+        files += [find("image", each.name) for each in params.image_prompts or ()]
         return loras + embeddings + [(file, 1.0, 1.0) for file in files]
 
     def adapters(self, uses: Sequence[Use]) -> Adapters:

@@ -45,9 +45,9 @@ def _named_in(params: GenerationParams, catalogue: Catalogue) -> Iterator[Adapte
     texts = {"prompt": params.prompt, "negative_prompt": params.negative_prompt or ""}
     with suppress(InvalidParams):
         for lora in params.loras or ():
-            yield catalogue.lora(lora.name)
+            yield catalogue.find("lora", lora.name)
         for control in params.controls or ():
-            yield catalogue.control(control.name)
+            yield catalogue.find("control", control.name)
         for prompt in params.image_prompts or ():
-            yield catalogue.image_adapter(prompt.name)
+            yield catalogue.find("image", prompt.name)
         yield from catalogue.embeddings_in(texts)

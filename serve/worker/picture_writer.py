@@ -178,7 +178,7 @@ class PictureWriter:
             self.costs.decode_s = smoothed(self.costs.decode_s, took_s * standard / size)
         job.timings["total_s"] = job.stage_s - job.began_s
         shallow = job.params.all_steps - job.deep_steps
-        steps, model = (job.deep_steps, shallow), self.pipeline.model_id
+        steps, model = (job.deep_steps, shallow), self.pipeline.checkpoint.name
         return Done(
             file, job.params, job.timings, *steps, job.prompt_tokens, model, shown.is_flagged
         )

@@ -140,7 +140,7 @@ class Worker:
         pipeline = self.pipeline
         loras, embeddings, nets, adapters = await asyncio.to_thread(pipeline.catalogue.names)
         return ModelCard(
-            pipeline.model_id,
+            pipeline.checkpoint.name,
             pipeline.sizes,
             engines=engines,
             why_slower=self.why_slower,
@@ -165,9 +165,9 @@ class Worker:
             tokens = self.pipeline.count_tokens(prompt)
         except InvalidParams as error:
             raise errors.of_params(error) from None
-        if self.pipeline.model_id != MINI_NAME:
+        if self.pipeline.checkpoint.name != MINI_NAME:
             return PromptFacts(tokens, self.max_prompt_tokens)
-        files = self.pipeline.catalogue.embeddings()
+        files = self.pipeline.catalogue.listed("embedding")
         learned = {word for file in files for word in words_of(file.name)}
         unknown = [word for word in vocabulary.unknown_words(prompt) if word not in learned]
         return PromptFacts(tokens, self.max_prompt_tokens, tuple(unknown))
@@ -199,7 +199,7 @@ class Worker:
 
     async def metrics(self) -> Sequence[Any]:
         metrics = self.meters.collect(self._started().denoiser.here, self.pipeline.engines)
-        return labelled(metrics, model=self.pipeline.model_id)
+        return labelled(metrics, model=self.pipeline.checkpoint.name)
 
     # -- what its owner asks ----------------------------------------------------------------
 

@@ -63,7 +63,7 @@ def test_an_encoder_of_several_models_lies_in_their_folder(folder: Path) -> None
     (folder / "models").mkdir()
     (folder / "kept").rename(folder / "models" / "image_encoder")
     assert read_image_adapter(path, find("mini")).encoder == folder / "models" / "image_encoder"
-    assert [each.name for each in Catalogue(image_folders=[folder]).image_adapters()] == [
+    assert [each.name for each in Catalogue(image_folders=[folder]).listed("image")] == [
         PLUS,
         f"sdxl_models/{PLAIN}",
     ]

@@ -68,7 +68,9 @@ def fused(loras: tuple[Lora, ...]) -> Pipeline:
     checkpoint = find("mini")
     parts = {"unet": checkpoint.part("unet")}
     for each in loras:
-        tensors = {n: t.float() for n, t in load_file(CATALOGUE.lora(each.name).path).items()}
+        tensors = {
+            n: t.float() for n, t in load_file(CATALOGUE.find("lora", each.name).path).items()
+        }
         downs = [name for name in tensors if name.endswith(DOWN)]
         for name in downs:
             layer = parts["unet"].get_submodule(PREFIX.sub("", name.removesuffix(DOWN)))

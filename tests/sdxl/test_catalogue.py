@@ -44,9 +44,11 @@ def test_files_are_listed_by_kind_and_name(tmp_path: Path) -> None:
     catalogue = write(tmp_path, *FILES, *EMBEDDINGS, *OTHERS)
     (tmp_path / "gone.safetensors").symlink_to(tmp_path / "nothing")
     (tmp_path / os.fsdecode(b"\xff.safetensors")).touch()
-    found = {each.name: each for each in (*catalogue.loras(), *catalogue.embeddings())}
-    assert {each.name for each in catalogue.loras()} == {*FILES.values()}
-    assert {each.name for each in catalogue.embeddings()} == {*EMBEDDINGS.values()}
+    found = {
+        each.name: each for each in (*catalogue.listed("lora"), *catalogue.listed("embedding"))
+    }
+    assert {each.name for each in catalogue.listed("lora")} == {*FILES.values()}
+    assert {each.name for each in catalogue.listed("embedding")} == {*EMBEDDINGS.values()}
     for file, name in (FILES | EMBEDDINGS).items():
         assert found[name].path == tmp_path / file
         assert found[name].bytes == len(file)
@@ -54,14 +56,14 @@ def test_files_are_listed_by_kind_and_name(tmp_path: Path) -> None:
 
 def test_files_come_and_go_at_run_time(tmp_path: Path) -> None:
     catalogue = write(tmp_path)
-    assert catalogue.loras() == [] and catalogue.embeddings_in(NEON) == []
+    assert catalogue.listed("lora") == [] and catalogue.embeddings_in(NEON) == []
     write(tmp_path, "ink.safetensors", "embeddings/neon.safetensors")
-    assert catalogue.lora("ink").kind == "lora"
+    assert catalogue.find("lora", "ink").kind == "lora"
     (found,) = catalogue.embeddings_in(NEON)
     assert (found.name, found.kind) == ("neon", "embedding")
     (tmp_path / "ink.safetensors").unlink()
     with pytest.raises(InvalidParams):
-        catalogue.lora("ink")
+        catalogue.find("lora", "ink")
 
 
 @pytest.mark.parametrize("name", ["ink.safetensors", "wash/adapter_model.safetensors"])
@@ -69,19 +71,19 @@ def test_the_digest_is_the_files_and_follows_it(name: str, tmp_path: Path) -> No
     catalogue = write(tmp_path, name)
     path = tmp_path / name
     before = os.stat(path)
-    first = catalogue.loras()[0]
+    first = catalogue.listed("lora")[0]
     assert first.sha256 == hashlib.sha256(name.encode()).hexdigest()
     path.write_bytes(name.upper().encode())
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert catalogue.loras()[0].sha256 == hashlib.sha256(name.upper().encode()).hexdigest()
+    assert catalogue.listed("lora")[0].sha256 == hashlib.sha256(name.upper().encode()).hexdigest()
 
 
 def test_the_digest_is_of_the_companion_too(tmp_path: Path) -> None:
     catalogue = write(tmp_path, "wash/adapter_model.safetensors")
-    digests = {catalogue.lora("wash").sha256}
+    digests = {catalogue.find("lora", "wash").sha256}
     for text in ("4", "8"):
         (tmp_path / "wash/adapter_config.json").write_text(text)
-        digests.add(catalogue.lora("wash").sha256)
+        digests.add(catalogue.find("lora", "wash").sha256)
     assert len(digests) == 3
 
 
@@ -90,8 +92,8 @@ def test_of_one_name_the_first_folder_wins(tmp_path: Path) -> None:
     for folder in folders:
         write(folder, "ink.safetensors", f"{folder.name}.safetensors")
     catalogue = Catalogue([folders[1], tmp_path / "gone", folders[0]])
-    assert catalogue.lora("ink").path.parent == folders[1]
-    assert [each.name for each in catalogue.loras()] == ["a", "b", "ink"]
+    assert catalogue.find("lora", "ink").path.parent == folders[1]
+    assert [each.name for each in catalogue.listed("lora")] == ["a", "b", "ink"]
 
 
 def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
@@ -100,7 +102,12 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     (tmp_path / "top" / "linked.safetensors").symlink_to(tmp_path / "store/far.safetensors")
     for name, target in {"one": "store", "two": "store", "circle": "top"}.items():
         (tmp_path / "top" / name).symlink_to(tmp_path / target)
-    assert [each.name for each in catalogue.loras()] == ["ink", "linked", "one/far", "two/far"]
+    assert [each.name for each in catalogue.listed("lora")] == [
+        "ink",
+        "linked",
+        "one/far",
+        "two/far",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +117,7 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
 def test_an_unknown_name_is_refused_with_the_nearest(name: str, near: str, tmp_path: Path) -> None:
     catalogue = write(tmp_path, "ink.safetensors", "styles/pen.safetensors")
     with pytest.raises(InvalidParams, match=rf"^loras must name LoRAs .* such as .*{near}.*, got"):
-        catalogue.lora(name)
+        catalogue.find("lora", name)
 
 
 @pytest.mark.parametrize(
@@ -120,14 +127,14 @@ def test_nothing_outside_the_list_can_be_named(name: str, tmp_path: Path) -> Non
     write(tmp_path, "secret.safetensors")
     catalogue = write(tmp_path / "top", "ink.safetensors", "embeddings/neon.safetensors")
     with pytest.raises(InvalidParams):
-        catalogue.lora(name.format(tmp_path))
+        catalogue.find("lora", name.format(tmp_path))
     with pytest.raises(InvalidParams):
         catalogue.embeddings_in({"prompt": f"embedding:{name.format(tmp_path)}x"})
 
 
 def test_without_folders_every_name_is_refused() -> None:
     with pytest.raises(InvalidParams, match="the model has none"):
-        Catalogue().lora("ink")
+        Catalogue().find("lora", "ink")
 
 
 def test_embeddings_are_found_in_prompts(tmp_path: Path) -> None:

@@ -254,7 +254,7 @@ def test_nets_are_loaded_once_and_dropped_for_others(model: Pipeline, nets: dict
     shelf: Any = model.engines.controls
     size = max(sum(p.numel() for p in net.parameters()) for net in nets.values()) * 4
     small = replace(shelf, room=2 * size, _loaded=OrderedDict(), loads=0)
-    first, second, union = (model.catalogue.control(name) for name in nets)
+    first, second, union = (model.catalogue.find("control", name) for name in nets)
     leased = small.lease([first, second])
     with pytest.raises(NoRoom, match="other requests leave no room for 'union'"):
         small.lease([union])

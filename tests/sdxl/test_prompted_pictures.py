@@ -257,7 +257,7 @@ def test_wrong_image_prompts_are_refused(
 
 def test_adapters_are_loaded_once_and_dropped_for_others(model: Pipeline) -> None:
     shelf: Any = model.engines.image_prompts
-    first, second = (model.catalogue.image_adapter(name) for name in (PLAIN, PLUS))
+    first, second = (model.catalogue.find("image", name) for name in (PLAIN, PLUS))
     sizes = [4 * shelf.read(each.path, model.checkpoint).numbers for each in (first, second)]
     small = replace(shelf, room=max(sizes), _loaded=OrderedDict(), loads=0)
     leased = small.lease([first])

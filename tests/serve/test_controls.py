@@ -72,7 +72,7 @@ def test_metadata_says_the_maps_and_nets_by_their_digests(controlled: Worker) ->
     stored = read_parameters(made(controlled, [{**EDGES, "strength": 0.5}, {**EDGES, "end": 0.5}]))
     assert [each["image"] for each in stored["controls"]] == [digest(MAP)] * 2
     assert [each["strength"] for each in stored["controls"]] == [0.5, 1.0]
-    net = controlled.pipeline.catalogue.control("edges")
+    net = controlled.pipeline.catalogue.find("control", "edges")
     assert stored["control_files"] == {"edges": net.digests}
     assert str(net.path.parent.parent) not in json.dumps(stored)
     assert not {"controls", "control_files"} & read_parameters(plain(controlled)).keys()

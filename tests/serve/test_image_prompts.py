@@ -73,7 +73,7 @@ def test_a_picture_prompts_as_in_the_pipeline(prompted: Worker) -> None:
     assert np.abs(pixels(plain(prompted)).astype(int) - pixels(file)).max() > 20
     stored = read_parameters(file)
     assert [each["image"] for each in stored["image_prompts"]] == [digest(MAP), digest(OTHER)]
-    files = (prompted.pipeline.catalogue.image_adapter(name) for name in (PLAIN, PLUS))
+    files = (prompted.pipeline.catalogue.find("image", name) for name in (PLAIN, PLUS))
     assert stored["image_prompt_files"] == {each.name: each.digests for each in files}
     assert not {"image_prompts", "image_prompt_files"} & read_parameters(plain(prompted)).keys()
 

@@ -51,7 +51,7 @@ class FakePipeline:
         return self.resolve(params)
 
     def uses(self, params: GenerationParams) -> list[Use]:
-        return [(self.catalogue.lora(each.name), 1.0, 1.0) for each in params.loras or ()]
+        return [(self.catalogue.find("lora", each.name), 1.0, 1.0) for each in params.loras or ()]
 
     def stream(
         self,

@@ -47,7 +47,7 @@ def http(url: str) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="module")
 def edges(controlled: Worker) -> str:
     """The net's name with its hash."""
-    return f"edges [{controlled.pipeline.catalogue.control('edges').webui_hash}]"
+    return f"edges [{controlled.pipeline.catalogue.find('control', 'edges').webui_hash}]"
 
 
 def text_of(file: bytes) -> str:

@@ -65,8 +65,8 @@ def share(values: Iterable[bool]) -> float:
 
 def test_the_shipped_loras_are_those_that_training_writes() -> None:
     shipped = Catalogue((LORAS,))
-    assert {each.name for each in shipped.loras()} == {*NAMES}
-    assert {each.name for each in shipped.embeddings()} == {DUSK}
+    assert {each.name for each in shipped.listed("lora")} == {*NAMES}
+    assert {each.name for each in shipped.listed("embedding")} == {DUSK}
 
 
 def test_weights_and_loras_stay_within_20_mib() -> None:
