@@ -45,37 +45,29 @@ class _Binder:
         weight = self.initialiser(key)
         layer = key.removesuffix(WEIGHT)
         if layer + SCALE in self.places:
-            weight = self.dequantised(weight, layer)
+            scale, name = self.initialiser(layer + SCALE), f"{layer}.weight_dequantised"
+            weight = self.added(self.first, "DequantizeLinear", [weight, scale], name, axis=0)
             for node in list(_readers(value)):
                 self.quantise_input(node, layer, stored.dtype)
         elif stored.dtype != value.dtype:
             weight = self.added(self.first, "Cast", [weight], f"{key}.cast", to=value.dtype)
         value.replace_all_uses_with(weight)
 
-    def dequantised(self, weight: ir.Value, layer: str) -> ir.Value:
-        scale = self.initialiser(layer + SCALE)
-        name = f"{layer}.weight_dequantised"
-        return self.added(self.first, "DequantizeLinear", [weight, scale], name, axis=0)
-
     def quantise_input(self, node: ir.Node, layer: str, dtype: ir.DataType) -> None:
         value = node.inputs[0]
         assert value is not None
         smoothing = self.places.get(layer + SMOOTHING)
-        known = (value, self.places[layer + INPUT_SCALE], smoothing)
-        if known not in self.quantised:
-            self.quantised[known] = self.quantised_input(node, value, layer, dtype)
-        node.replace_input_with(0, self.quantised[known])
-
-    def quantised_input(
-        self, node: ir.Node, value: ir.Value, layer: str, dtype: ir.DataType
-    ) -> ir.Value:
-        if layer + SMOOTHING in self.places:
-            factors = self.initialiser(layer + SMOOTHING)
-            value = self.added(node, "Mul", [value, factors], f"{layer}.input_smoothed")
-        scale, zero = self.initialiser(layer + INPUT_SCALE), self.zero(dtype)
-        inputs = [value, scale, zero]
-        q = self.added(node, "QuantizeLinear", inputs, f"{layer}.input_quantised")
-        return self.added(node, "DequantizeLinear", [q, scale, zero], f"{layer}.input_dequantised")
+        key = (value, self.places[layer + INPUT_SCALE], smoothing)
+        if key not in self.quantised:
+            if smoothing is not None:
+                factors = self.initialiser(layer + SMOOTHING)
+                value = self.added(node, "Mul", [value, factors], f"{layer}.input_smoothed")
+            scale, zero = self.initialiser(layer + INPUT_SCALE), self.zero(dtype)
+            inputs, name = [value, scale, zero], f"{layer}.input_quantised"
+            inputs[0] = self.added(node, "QuantizeLinear", inputs, name)
+            name = f"{layer}.input_dequantised"
+            self.quantised[key] = self.added(node, "DequantizeLinear", inputs, name)
+        node.replace_input_with(0, self.quantised[key])
 
     def initialiser(self, key: str) -> ir.Value:
         if key not in self.graph.initializers:

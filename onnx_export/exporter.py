@@ -8,7 +8,6 @@ hours.
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -43,7 +42,7 @@ from onnx_export.tracing import trace
 from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint
 from sdxl.digests import sha256_of
 from sdxl.engine import torch_dtype
-from sdxl.files import OutputError, write_atomic
+from sdxl.files import OutputError, write_atomic, write_json
 from sdxl.networks.halves import fit_halves
 from sdxl.networks.parts import networks_of
 from sdxl.specs import ModelSpec
@@ -244,8 +243,7 @@ class _Builder:
         self.say(f"calibrated on {len(order.prompts)} prompts, {took:.1f} s; layers:")
         self.say(quantisation.summary(quantised.report))
         self.say(f"  {len(further):5} more in 8 bits for PyTorch's backend alone")
-        text = json.dumps(quantised.as_list(), indent=1)
-        write_atomic(self.folder / REPORT, text.encode())
+        write_json(self.folder / REPORT, [asdict(row) for row in quantised.report], end="")
         return quantised
 
     def write_graph(self, model: ir.Model, spec: ModelSpec) -> None:

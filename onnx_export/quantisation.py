@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -48,9 +48,6 @@ class Quantised:
 
     tensors: Mapping[str, Tensor]
     report: tuple[LayerReport, ...]
-
-    def as_list(self) -> list[dict[str, Any]]:
-        return [asdict(row) for row in self.report]
 
 
 def quantise(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from sdxl.controls import CANNY, CROP, FILL, NONE, PREPROCESSORS, STRETCH, Control
 from sdxl.image_prompts import MODES as IMAGE_MODES
@@ -35,31 +36,27 @@ def unit_text(control: Control, hash: str) -> str:
     is_canny = control.preprocess == CANNY
     labels = {mode: label for label, mode in MODES.items()}
     resizes = {resize: label for label, resize in RESIZES.items()}
-    facts = {
-        MODULE: control.preprocess,
-        MODEL: f"{control.name} [{hash}]" if hash else control.name,
-        WEIGHT: f"{control.strength:g}",
-        RESIZE: resizes[control.resize or CROP],
-        **({LOW: control.low, HIGH: control.high} if is_canny else {}),
-        START: f"{control.start:g}",
-        END: f"{control.end:g}",
-        "Pixel Perfect": True,
-        MODE: labels.get(control.mode, OF_GUESS),
-    }
-    return ", ".join(f"{name}: {value}" for name, value in facts.items())
+    thresholds = {LOW: control.low, HIGH: control.high} if is_canny else {}
+    facts = {RESIZE: resizes[control.resize or CROP], **thresholds}
+    return _text(control, hash, control.preprocess, facts, labels.get(control.mode, OF_GUESS))
 
 
 def prompt_text(prompt: ImagePrompt, hash: str) -> str:
     """Return an image prompt's text; `hash` is the short hash of the adapter's file."""
+    facts = {} if prompt.mode == USUAL else {WEIGHT_TYPE: prompt.mode}
+    return _text(prompt, hash, AUTO, facts, BALANCED)
+
+
+def _text(unit: Pictured, hash: str, module: str, more: Mapping[str, object], mode: str) -> str:
     facts = {
-        MODULE: AUTO,
-        MODEL: f"{prompt.name} [{hash}]" if hash else prompt.name,
-        WEIGHT: f"{prompt.strength:g}",
-        **({} if prompt.mode == USUAL else {WEIGHT_TYPE: prompt.mode}),
-        START: f"{prompt.start:g}",
-        END: f"{prompt.end:g}",
+        MODULE: module,
+        MODEL: f"{unit.name} [{hash}]" if hash else unit.name,
+        WEIGHT: f"{unit.strength:g}",
+        **more,
+        START: f"{unit.start:g}",
+        END: f"{unit.end:g}",
         "Pixel Perfect": True,
-        MODE: BALANCED,
+        MODE: mode,
     }
     return ", ".join(f"{name}: {value}" for name, value in facts.items())
 
@@ -76,39 +73,36 @@ def read_unit(text: str) -> tuple[Pictured, list[str]]:
     match = NAME.fullmatch(facts.get(MODEL, ""))
     if match is None:
         raise ValueError(f"must name a model, got {text!r}")
-    module = facts.get(MODULE, NONE).lower()
-    if is_of_ip_adapter(module) or is_of_ip_adapter(match["name"]):
-        return _read_prompt(match["name"], facts)
-    control = Control(
-        match["name"],
-        strength=float(facts.get(WEIGHT, 1)),
-        start=float(facts.get(START, 0)),
-        end=float(facts.get(END, 1)),
-        mode=MODES.get(facts.get(MODE, ""), MODES[BALANCED]),
-        preprocess=module if module in PREPROCESSORS else NONE,
-        low=_threshold(facts, LOW, Control.low),
-        high=_threshold(facts, HIGH, Control.high),
-        resize=RESIZES.get(facts.get(RESIZE, "")),
-    )
-    control.check("controls")
-    known = {*READ, *UNUSED} - (set() if module in PREPROCESSORS else {MODULE})
-    return control, [f"{name}: {value}" for name, value in facts.items() if name not in known]
-
-
-def _read_prompt(name: str, facts: Mapping[str, str]) -> tuple[ImagePrompt, list[str]]:
-    mode = facts.get(WEIGHT_TYPE, USUAL)
-    prompt = ImagePrompt(
-        name,
-        strength=float(facts.get(WEIGHT, 1)),
-        start=float(facts.get(START, 0)),
-        end=float(facts.get(END, 1)),
-        mode=mode if mode in IMAGE_MODES else USUAL,
-    )
-    prompt.check("image_prompts")
-    unread = {MODE} if facts.get(MODE, BALANCED) != BALANCED else set()
-    unread |= {WEIGHT_TYPE} if mode not in IMAGE_MODES else set()
-    known = {*READ, *UNUSED, WEIGHT_TYPE} - unread
-    return prompt, [f"{name}: {value}" for name, value in facts.items() if name not in known]
+    name, module = match["name"], facts.get(MODULE, NONE).lower()
+    shared: dict[str, Any] = {
+        "strength": float(facts.get(WEIGHT, 1)),
+        "start": float(facts.get(START, 0)),
+        "end": float(facts.get(END, 1)),
+    }
+    known = {*READ, *UNUSED}
+    unit: Pictured
+    if is_of_ip_adapter(module) or is_of_ip_adapter(name):
+        mode = facts.get(WEIGHT_TYPE, USUAL)
+        unit = ImagePrompt(name, mode=mode if mode in IMAGE_MODES else USUAL, **shared)
+        unit.check("image_prompts")
+        if mode in IMAGE_MODES:
+            known.add(WEIGHT_TYPE)
+        if facts.get(MODE, BALANCED) != BALANCED:
+            known.remove(MODE)
+    else:
+        unit = Control(
+            name,
+            mode=MODES.get(facts.get(MODE, ""), MODES[BALANCED]),
+            preprocess=module if module in PREPROCESSORS else NONE,
+            low=_threshold(facts, LOW, Control.low),
+            high=_threshold(facts, HIGH, Control.high),
+            resize=RESIZES.get(facts.get(RESIZE, "")),
+            **shared,
+        )
+        unit.check("controls")
+        if module not in PREPROCESSORS:
+            known.remove(MODULE)
+    return unit, [f"{name}: {value}" for name, value in facts.items() if name not in known]
 
 
 def _pair(part: str) -> tuple[str, str]:

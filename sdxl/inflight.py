@@ -36,7 +36,6 @@ from sdxl.layout import ImageTensors, Layout, Member, stacked_by_width
 from sdxl.noise import NoiseSource, Variation
 from sdxl.policy import Group, Limits, plan_tick
 from sdxl.rows import Stage
-from sdxl.specs import Axes
 
 NOISE = schedulers.COLUMNS.index("d")
 
@@ -188,18 +187,31 @@ class InFlight:
     def submit(self, request: Request, admitted: Flight | None = None) -> int:
         """Accept an image, or raise Refused (admission.py). An `admitted` image is not checked
         again."""
-        flight = admitted or self.admission().admit(self._flight(request), self.time)
+        height, width, tokens = request.latent_h, request.latent_w, request.conditioning.tokens
+        facts: dict[str, Any] = {
+            "axes": self.engines.axes(height, width, tokens, request.variant),
+            "variant": request.variant,
+            "windows": request.windows,
+            "image_windows": request.image_windows,
+            "rides": self.limits.rides,
+        }
+        if admitted is None:
+            newcomer = Flight(
+                self.new_id(),
+                plan=request.plan,
+                priority=request.priority,
+                deadline_s=request.deadline_s,
+                client=request.client,
+                weight=request.weight,
+                **facts,
+            )
+            admitted = self.admission().admit(newcomer, self.time)
         if self.is_idle:
             self._busy_from_s = self.clock()
-        # Admission predicted these before the files were loaded.
-        flight = flight.changed(
-            axes=self._axes(request),
-            variant=request.variant,
-            windows=request.windows,
-            image_windows=request.image_windows,
-        )
-        self._flights[flight.id] = flight.changed(rides=self.limits.rides)
-        noise = NoiseSource(request.seed, self._latent_dims(request), request.variation)
+        # A flight that was admitted before its files were loaded has only predictions of these.
+        flight = self._flights[admitted.id] = admitted.changed(**facts)
+        shape = self.engines.arch.latent_channels, height, width
+        noise = NoiseSource(request.seed, shape, request.variation)
         self._images[flight.id] = _Image(request, noise)
         return flight.id
 
@@ -388,28 +400,6 @@ class InFlight:
                     self._drop(id_)
 
     # -- state ------------------------------------------------------------------------------
-
-    def _flight(self, request: Request) -> Flight:
-        return Flight(
-            self.new_id(),
-            self._axes(request),
-            request.plan,
-            priority=request.priority,
-            deadline_s=request.deadline_s,
-            client=request.client,
-            weight=request.weight,
-            variant=request.variant,
-            windows=request.windows,
-            image_windows=request.image_windows,
-            rides=self.limits.rides,
-        )
-
-    def _axes(self, request: Request) -> Axes:
-        tokens = request.conditioning.tokens
-        return self.engines.axes(request.latent_h, request.latent_w, tokens, request.variant)
-
-    def _latent_dims(self, request: Request) -> tuple[int, int, int]:
-        return self.engines.arch.latent_channels, request.latent_h, request.latent_w
 
     def _set_state(self, id_: int, state: State) -> None:
         self._flights[id_] = replace(self._flights[id_], state=state)

@@ -143,7 +143,10 @@ def tokenize(
         raise InvalidParams(field, count, f"must have at most {most} tokens")
     return Tokens(
         ids=tuple(_chunk([id for id, _ in chunk], tokenizer) for chunk in chunks),
-        weights=tuple(_chunk_weights([weight for _, weight in chunk]) for chunk in chunks),
+        weights=tuple(
+            (1.0, *(weight for _, weight in chunk), *[1.0] * (CHUNK - 1 - len(chunk)))
+            for chunk in chunks
+        ),
         empty=_chunk([], tokenizer),
     )
 
@@ -282,10 +285,6 @@ def _merge(pieces: Sequence[Sequence[Any]], field: str) -> Iterator[Fragment]:
 def _chunk(body: Sequence[int], tokenizer: Tokenizer) -> tuple[int, ...]:
     padding = [tokenizer.pad] * (BODY - len(body))
     return (tokenizer.bos, *body, tokenizer.eos, *padding)
-
-
-def _chunk_weights(body: Sequence[float]) -> tuple[float, ...]:
-    return (1.0, *body, *[1.0] * (CHUNK - 1 - len(body)))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

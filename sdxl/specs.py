@@ -1,7 +1,7 @@
 """The tensors of every network: name, dtype and dims.
 
 ONNX names and dynamic axes, TensorRT profiles, buffers, run-time checks and the tests' fakes are
-derived from this module, which imports only the standard library.
+derived from this module, which imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
+
+from sdxl.single_file import configs
 
 MAX_WIDTH, MAX_LAYERS, MAX_ATTENTIONS = 2**16, 64, 4096
 """bounds of config values, far above any SDXL's"""
@@ -276,22 +278,6 @@ class ControlArchitecture:
     """number of a union's types of hints; 0: not a union"""
 
 
-SDXL_1_0 = Architecture(
-    latent_channels=4,
-    image_channels=3,
-    vae_scale=8,
-    stem_channels=320,
-    cache_channels=640,
-    stem_layers=2,
-    embedding_width=1280,
-    attention_widths=(*[640] * 4, *[1280] * 60, *[640] * 6),
-    clip_l_width=768,
-    clip_g_width=1280,
-    pooled_width=1280,
-    sample_size=128,
-)
-
-
 def _check_levels(unet: Mapping[str, Any], vae: Mapping[str, Any]) -> None:
     """Check the config values from which the other sizes are computed."""
     _check_whole("layers_per_block", unet["layers_per_block"], MAX_LAYERS)
@@ -326,6 +312,11 @@ def _attention_widths(unet: Mapping[str, Any]) -> tuple[int, ...]:
     middle = [widths[-1]] * depths[-1]
     up = [width for width, depth in reversed(levels) for _ in range((layers + 1) * depth)]
     return (*down, *middle, *up)
+
+
+SDXL_1_0 = Architecture.from_configs(
+    *(configs.SDXL_1_0[part] for part in ("unet", "vae", "text_encoder", "text_encoder_2"))
+)
 
 
 def network_specs(
