@@ -30,8 +30,7 @@ OnProgress = Callable[[int, int], None]
 
 
 def encoders_of(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Return the parts that a calibration runs besides the UNet. An inpainting UNet also reads
-    latents of a picture."""
+    """Return the parts that a calibration runs besides the UNet; for inpainting also the VAE."""
     return (*ENCODERS, "vae") if checkpoint.arch.masked_channels else ENCODERS
 
 

@@ -76,8 +76,7 @@ SCORE_BOUND = 0.005
 STEPPED = 2
 """pictures whose calls are kept; their caches take memory"""
 SMALLEST = "unet_shallow"
-"""the graph whose inserted casts are counted; an optimised copy of a full-size Deep would take
-gigabytes"""
+"""the graph whose inserted casts are counted; a copy of a full-size Deep would take gigabytes"""
 INSERTED = "InsertedPrecisionFreeCast"
 
 Caller = Callable[[Engine, Architecture, Mapping[str, Tensor]], dict[str, Tensor]]

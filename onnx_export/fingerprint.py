@@ -34,8 +34,7 @@ SOURCES = (
 
 
 def versions() -> dict[str, str]:
-    """Return the libraries' versions without the suffix for CPU or GPU, which has no effect on
-    graphs."""
+    """Return the libraries' versions without the suffix for CPU or GPU: both give equal graphs."""
     return {name: version(name).partition("+")[0] for name in LIBRARIES}
 
 

@@ -24,8 +24,7 @@ from sdxl.files import grant_usual
 def write_numbers(
     unet: nn.Module, recipe: Recipe, run: Callable[[], object], path: Path
 ) -> tuple[str, ...]:
-    """Write a UNet's numbers and return the names of the quantised layers. `run` sends calibration
-    data through the UNet."""
+    """Write a UNet's numbers; return the quantised layers. `run` feeds it calibration data."""
     layers = {n: m for n, m in unet.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
     chosen = {n: m for n, m in layers.items() if recipe.own_rule_for(n).is_quantised}
     with watched(chosen) as maxima:

@@ -142,8 +142,7 @@ def stored_numbers(
     recipe: Recipe,
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
-    """Return a layer's 8-bit weight and scales from the maxima of the weight's output channels and
-    of the input."""
+    """Return a layer's 8-bit weight and scales from the maxima of output channels and input."""
     largest = LARGEST[recipe.number]
     scale = _rounded(per_channel.float().flatten() / largest, dtype)
     steps = weight.float() / scale.float().view(-1, *[1] * (weight.dim() - 1))

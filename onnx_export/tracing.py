@@ -43,8 +43,7 @@ class PositionalNetwork(nn.Module):
 
 
 def trace(spec: ModelSpec, network: nn.Module) -> ir.Model:
-    """Trace a network. The initialisers of its parameters have the parameters' names and no
-    value."""
+    """Trace a network. Its parameters become initialisers with their names and without values."""
     axes = example_axes(spec)
     inputs = tuple(torch.ones(t.shape(axes), dtype=torch_dtype(t)) for t in spec.inputs)
     dims = {name: torch.export.Dim(name) for name in axes}

@@ -10,8 +10,7 @@ from sdxl.schedulers import SchedulerConfig
 
 
 def check_able(engines: Engines, params: GenerationParams) -> None:
-    """Raise InvalidParams if the engines do not support the request's guidance, adapters or source
-    image."""
+    """Raise InvalidParams for guidance, adapters or an image that the engines do not support."""
     for name in ("guidance_interval", "guided_steps"):
         value = getattr(params, name)
         if value is not None and engines.arch.embeds_guidance:

@@ -18,8 +18,7 @@ from sdxl.flight import PLAIN, Variant
 from sdxl.specs import PAGE_COUNTS
 
 Use = tuple[AdapterFile, float, float]
-"""A file, its weight in the UNet, and in the text encoders. Only LoRAs have weights other than
-1."""
+"""a file, its weight in the UNet, and in the text encoders; the weights are 1 except for LoRAs"""
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,7 @@ class Pages:
 
 
 def lora_inputs(rows: Sequence[Pages], count: int) -> dict[str, Tensor]:
-    """Return the inputs of a network with LoRAs: each row's pages, and their scales. Page 0 adds
-    nothing."""
+    """Return each row's pages and scales, the inputs of networks with LoRAs. Page 0 is padding."""
     missing = [count - len(row.numbers) for row in rows]
     pages = [(*row.numbers, *[0] * n) for row, n in zip(rows, missing, strict=True)]
     scales = [(*row.scales, *[0.0] * n) for row, n in zip(rows, missing, strict=True)]
@@ -101,8 +99,7 @@ class Adapters:
 
     @property
     def in_text(self) -> Pages:
-        """Pages for the text encoders. With embeddings alone this is page 0: only the networks with
-        LoRAs read vectors."""
+        """Pages for the text encoders; page 0 with embeddings alone, which need these networks."""
         return self.text if self.text.numbers or not self.vectors else Pages((0,), (0.0,))
 
     @property
@@ -130,8 +127,8 @@ class AdapterShelf(Protocol):
         ...
 
     def lease(self, uses: Sequence[Use]) -> Adapters:
-        """Load the files. Raise InvalidParams for files that do not fit the model, NoRoom if other
-        requests use the bank."""
+        """Load the files. Raise InvalidParams for files of other models, NoRoom if the bank is in
+        use."""
         ...
 
 
@@ -139,8 +136,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Shelf(Protocol[T_co]):
-    """Loads ControlNets or image adapters to the device's limited memory when requests ask for
-    them."""
+    """Loads ControlNets or image adapters of requests to the device's limited memory."""
 
     def delay_s(self, files: Sequence[AdapterFile]) -> float:
         """Predict the seconds to load the files."""

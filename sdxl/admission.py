@@ -32,7 +32,7 @@ NEWCOMER_WEIGHT = 1.0
 class Refused(RuntimeError):
     """A refused request, with the seconds to wait before a retry."""
 
-    def __init__(self, message: str, retry_after_s: float, reason: Reason = "queue_full") -> None:
+    def __init__(self, message: str, retry_after_s: float, reason: Reason) -> None:
         super().__init__(message)
         self.retry_after_s, self.reason = retry_after_s, reason
 
@@ -77,8 +77,7 @@ class Admission:
     # -- checks -----------------------------------------------------------------------------
 
     def check_queue(self, newcomer: Flight) -> None:
-        """Raise Refused if the queue is full. A request is accepted whole if its first picture is
-        within the bound."""
+        """Raise Refused if the queue is full. A request's first picture decides for all."""
         waiting = [f for f in self.waiting(newcomer) if not is_same_request(f, newcomer)]
         images: dict[str, float] = {}
         for flight in waiting:
@@ -139,8 +138,7 @@ class Admission:
         raise Refused("another image's promised time would be missed", retry_s, "others_first")
 
     def _is_no_hurry(self, newcomer: Flight) -> bool:
-        """True if all images would be ready in time in any order, so that no projection is
-        needed."""
+        """True if all images would be ready in time in any order: no projection is needed."""
         flights = (*self.flights, newcomer)
         ready_s = all_ready_s(flights, self.limits, self.costs, self.now) + self.delay_s
         return ready_s <= min(f.deadline_s for f in flights)

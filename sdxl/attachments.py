@@ -1,5 +1,4 @@
-"""A request's LoRAs, and stable-diffusion-webui's tags for LoRAs in prompts. It knows no files and
-no tensors."""
+"""A request's LoRAs, and the tags in prompts that name LoRAs. It knows no files and no tensors."""
 
 from __future__ import annotations
 

@@ -98,9 +98,8 @@ class AdapterFile:
 
     @property
     def digests(self) -> dict[str, str]:
-        """The sha256, and the short hash by which stable-diffusion-webui and sites know a file: 12
-        digits of a LoRA's AddNet hash (the sha256 without the header) or of an embedding's sha256,
-        or the webui_hash."""
+        """The sha256, and stable-diffusion-webui's short hash: webui_hash, or 12 digits of a LoRA's
+        AddNet hash (the sha256 without the header) or of an embedding's sha256."""
         if self.kind in HASHED_KINDS:
             return {"sha256": self.sha256, "short": self.webui_hash}
         is_lora = self.kind == "lora"
@@ -109,22 +108,19 @@ class AdapterFile:
 
     @property
     def webui_hash(self) -> str:
-        """The hash of a ControlNet or image adapter in stable-diffusion-webui's names,
-        `name [hash]`."""
+        """The hash of a ControlNet or image adapter in stable-diffusion-webui's `name [hash]`."""
         return _part_digest(self.path, self.stamps)[:8]
 
     @property
     def vectors(self) -> int:
-        """The number of an embedding's vectors; 1 if the file cannot be read, which loading
-        reports."""
+        """The number of an embedding's vectors; 1 if the file is broken, which loading reports."""
         shapes = _shapes(self.path, self.stamps).values()
         counts = [shape[0] if len(shape) > 1 else 1 for shape in shapes]
         return min(max(counts, default=1), BODY)
 
     @property
     def types(self) -> int:
-        """The number of map types of a union; 0 for other files, and for a file that cannot be
-        read, which loading reports."""
+        """The number of map types of a union; 0 for other files and for broken ones."""
         shapes = _shapes(self.path, self.stamps)
         return next((s[0] for name, s in shapes.items() if name.endswith(UNION_KEY) and s), 0)
 

@@ -353,8 +353,7 @@ def _hub_errors(model: str) -> Iterator[None]:
 
 
 def _files_of(repo: str, revision: str | None) -> list[str] | None:
-    """List the files to download, with one variant of each network's weights. None if the hub does
-    not answer."""
+    """List the files to download: one variant of weights. None if the hub does not answer."""
     from huggingface_hub import HfApi
     from huggingface_hub.constants import DEFAULT_REVISION
     from huggingface_hub.errors import (

@@ -19,8 +19,7 @@ ADAPTER = "adapter_config.json"
 MAX_LAYERS, MAX_SIZE = 256, 2**20
 """limits of a network's layers and of every other number in a config"""
 SPARE = 2
-"""A network may have this many times the numbers of its weights; missing weights are named at
-load."""
+"""A network may have this many times the numbers of its weights; loading names missing weights."""
 
 
 class CheckpointError(RuntimeError):
@@ -59,8 +58,7 @@ def shapes_of_network(part: str, config: Mapping[str, Any]) -> dict[str, tuple[i
 
 
 def count_numbers(path: Path) -> int:
-    """Count the numbers in a safetensors file. It reads only the header and the length, and refuses
-    a truncated file."""
+    """Count the numbers in a safetensors file by its header. A truncated file is refused."""
     from safetensors import SafetensorError, safe_open
 
     try:

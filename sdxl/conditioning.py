@@ -28,8 +28,7 @@ TokenRow = tuple[Tokens, Tokens] | None
 
 @dataclass(frozen=True)
 class Conditioning:
-    """The UNet's conditioning of one request: one row, or with guidance a positive and a negative
-    row."""
+    """The UNet's conditioning of one request: a positive row, with guidance also a negative one."""
 
     context: Tensor
     """[rows, tokens, context width]"""
@@ -74,7 +73,6 @@ def encode(
     adapters: Sequence[Adapters] = (),
     *,
     fixed_chunks: int | None = None,
-    max_chunks_per_call: int = MAX_CHUNKS_PER_CALL,
 ) -> list[Conditioning]:
     """Encode resolved requests; `prompts` are the results of `tokenize_rows`. Equal chunks of
     requests with the same LoRAs are encoded once. `fixed_chunks` pads every call to that many
@@ -86,7 +84,7 @@ def encode(
     by_pages: dict[Pages, list[tuple[Tokens, Tokens]]] = {}
     for prompt, own in zip(prompts, adapters, strict=True):
         by_pages.setdefault(own.in_text, []).extend(row for row in prompt if row is not None)
-    size = fixed_chunks or max_chunks_per_call
+    size = fixed_chunks or MAX_CHUNKS_PER_CALL
 
     def encoded_by(name: str, index: int) -> dict[Pages, _Encoded]:
         return {

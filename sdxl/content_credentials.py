@@ -57,7 +57,7 @@ class Claim:
 
 
 def signer_of(
-    certificate: str, private_key: str, is_watermarked: bool = False
+    certificate: str, private_key: str, is_watermarked: bool
 ) -> Callable[[bytes, str], bytes]:
     """Return a function that adds a manifest to a file. Raise InvalidParams for a key or
     certificate that cannot sign. `is_watermarked` is stated in the manifest."""

@@ -34,8 +34,7 @@ def add_map(file: bytes, maps: dict[str, bytes]) -> str:
 def shown_map(
     control: Control, params: GenerationParams, pictures: Pictures, source: SourceImage | None
 ) -> Image.Image:
-    """Return the map at the picture's size, preprocessed. Raise InvalidParams for a map that is
-    missing or wrong."""
+    """Return the preprocessed map at the picture's size. Raise InvalidParams without a good map."""
     size, given = _size_of(params), _given(control, pictures, source)
     if given is None:
         assert source is not None

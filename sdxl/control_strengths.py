@@ -8,8 +8,7 @@ MODES = ("balanced", "prompt", "control", "guess")
 """The first three are "Balanced", "My prompt is more important" and "ControlNet is more important"
 of stable-diffusion-webui's extension; the last is diffusers' `guess_mode`."""
 SOFT = 0.825
-"""the ratio of neighbouring soft weights in that extension (Mikubill/sd-webui-controlnet,
-scripts/hook.py)"""
+"""that extension's ratio of neighbouring soft weights (sd-webui-controlnet, scripts/hook.py)"""
 SOFT_COUNT = 13
 """the residuals of Stable Diffusion 1; SDXL's ten have the first ten of its weights"""
 
@@ -33,7 +32,6 @@ def _weights(mode: str, count: int) -> list[float]:
 
 
 def union_strengths(strengths: Sequence[float]) -> tuple[list[float], float]:
-    """Return the scales of a union's hints, and the strength of its residuals. As in diffusers, the
-    strength of a single hint scales the residuals, and several hints are scaled before they are
-    joined."""
+    """Return the scales of a union's hints, and the strength of its residuals. As in diffusers, a
+    single hint's strength scales the residuals; several hints are scaled before they are joined."""
     return ([1.0], strengths[0]) if len(strengths) == 1 else ([*strengths], 1.0)

@@ -31,8 +31,7 @@ NAME = re.compile(r"(?P<name>.+?)( \[[0-9a-f]{8}\])?", re.DOTALL)
 
 
 def unit_text(control: Control, hash: str) -> str:
-    """Return a ControlNet's text; `hash` is the short hash of its file. Guess mode is written as
-    the nearest mode."""
+    """Return a ControlNet's text; `hash` is its file's. Guess mode becomes the nearest mode."""
     is_canny = control.preprocess == CANNY
     labels = {mode: label for label, mode in MODES.items()}
     resizes = {resize: label for label, resize in RESIZES.items()}

@@ -1,5 +1,4 @@
-"""A request's ControlNets, each with its map, strength and steps. It knows no files and no
-tensors."""
+"""A request's ControlNets: map, strength and steps of each. It knows no files and no tensors."""
 
 from __future__ import annotations
 

@@ -164,8 +164,7 @@ class Costs:
         )
 
     def work_s(self, flight: Flight, limits: Limits) -> float:
-        """Return the device's seconds for an image's steps in full calls, and for the work between
-        and after its legs."""
+        """Return the device's seconds for an image: its steps in full calls, and other work."""
         bucket = limits.bucket(min(limits.rows, limits.buckets[-1]))
         leg_s = 0.0
         for network, is_refined in itertools.product(NETWORKS, (False, True)):

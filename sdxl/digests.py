@@ -26,8 +26,7 @@ def sha256_of(path: Path) -> str:
 
 
 def remembered_digest(paths: list[Path], compute: Callable[[], str]) -> str:
-    """Return the cached result of `compute` for these files, so that gigabytes are read once and
-    not at every start."""
+    """Return the cached result of `compute` for these files, so that gigabytes are read once."""
     before = settled_stamps(paths)
     names = "\0".join(str(path.resolve()) for path in paths)
     note = home() / "digests" / hashlib.sha256(f"{names}\0{before}".encode()).hexdigest()

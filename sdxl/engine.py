@@ -93,8 +93,7 @@ class Engines:
     stream: Any = None
     """The stream of the loop's calls on a GPU; other streams synchronise with it."""
     on_stream: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """A context for GPU work, which selects the loop's stream unless the thread has selected
-    another one."""
+    """A context for GPU work: selects the loop's stream unless the thread has selected another."""
     memory_format: torch.memory_format = torch.contiguous_format
     """The memory layout of the UNet's maps in the loop's buffers."""
     fence: Callable[[], Fence] = PassedFence
@@ -156,16 +155,9 @@ def torch_dtype(spec: TensorSpec) -> torch.dtype:
 
 
 def allocate(
-    spec: TensorSpec,
-    axes: Mapping[str, int],
-    device: torch.device | str = "cpu",
-    layout: torch.memory_format = torch.contiguous_format,
+    spec: TensorSpec, axes: Mapping[str, int], device: torch.device | str = "cpu"
 ) -> Tensor:
-    """Allocate a tensor; `layout` applies only to maps."""
-    if len(spec.dims) != 4:
-        layout = torch.contiguous_format
-    dims, dtype = spec.shape(axes), torch_dtype(spec)
-    return torch.empty(dims, dtype=dtype, device=device, memory_format=layout)
+    return torch.empty(spec.shape(axes), dtype=torch_dtype(spec), device=device)
 
 
 def check_inputs(spec: ModelSpec, inputs: Mapping[str, Tensor]) -> dict[str, int]:

@@ -44,8 +44,7 @@ class VirtualTime:
         return replace(newcomer, due=start + newcomer.work_s / newcomer.weight)
 
     def leave(self, gone: Flight, flights: Sequence[Flight]) -> list[Flight]:
-        """Return the flights whose virtual times become earlier because `gone` leaves unfinished,
-        with their new times."""
+        """Return the flights that get earlier virtual times because `gone` leaves unfinished."""
         # A finished flight may return with its later leg.
         unused = 0.0 if gone.is_done else left_of(gone) / gone.weight
         same = [f for f in flights if account(f) == account(gone) and f.id != gone.id]

@@ -71,8 +71,7 @@ def prepare_folder(folder: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock, for which other processes wait. The system releases it when the
-    process ends."""
+    """Hold an exclusive lock, which other processes wait for and the process's end releases."""
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -151,8 +151,7 @@ class Flight:
     """windows of its image prompts, which deep steps attend to"""
     later: Leg | None = None
     pasted: float = 0.0
-    """pixels of the images that the result is pasted into, relative to the model's own size; 0: it
-    is not pasted"""
+    """pixels of the images that the result is pasted into, relative to the model's own size"""
 
     def call(self, network: Network) -> CallKey:
         """Return the call of its next step if no other image shared it."""

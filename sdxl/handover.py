@@ -71,9 +71,8 @@ class HandedWork(Generic[T]):
         return True
 
     def settling(self) -> Callable[[], object]:
-        """Return a call that takes the work back or, if the thread has begun, waits until the
-        thread is done. It is one C call, so no interrupt comes between its steps or ends its
-        wait."""
+        """Return a call that takes the work back or, if the thread has begun, waits for the thread.
+        It is one C call, so no interrupt comes between its steps or ends its wait."""
         steps = (partial(self._taken.setdefault, "by", CALLER), self._hold_shared, self._let_go)
         return partial(deque, map(operator.call, steps), 0)
 
@@ -140,8 +139,7 @@ def in_threads(do: Callable[[U], T], items: Sequence[U], threads: int) -> Iterat
 
 def apart(call: Callable[[], T], stop: Callable[[], None], leave_s: float) -> T:
     """Run `call` on its own thread, which interrupts do not reach. An interrupt of the caller calls
-    `stop` and is raised once the work has ended, or after `leave_s`; a second one is raised at
-    once."""
+    `stop` and is raised when the work ends, or after `leave_s`; a second one is raised at once."""
     work = HandedWork(call)
     try:
         start_new_thread(work.run, ())

@@ -41,8 +41,7 @@ class ImageDecoder:
         return pixels
 
     def launch(self, latents: Sequence[Tensor]) -> Callable[[], Tensor]:
-        """Start to decode images of one size. Return a function that waits for the images, which
-        are not checked."""
+        """Start to decode images of one size. Return a function that waits for the images."""
         with self.engines.on_stream():
             host = to_host(self._decoded(latents).float(), self.engines)
             fence = self.engines.fence()

@@ -30,8 +30,7 @@ class ImageEncoder:
     """latents of a grey image by height and width"""
 
     def latents(self, source: SourceImage, *, is_sampled: bool, is_full: bool) -> SourceLatents:
-        """Encode a source. `is_full`: at full strength, at which diffusers hides the masked
-        part."""
+        """Encode a source. `is_full`: the strength is 1, and diffusers hides the masked part."""
         picture, mask = _pixels(source.image), source.mask
         is_hidden = mask is not None and is_full
         masked = self._masked(picture, mask, is_sampled=is_sampled)

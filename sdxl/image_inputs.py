@@ -36,8 +36,7 @@ class ImageInput:
 def image_inputs(
     prompts: Iterable[ImagePrompt], adapters: Mapping[str, ImageAdapter], pictures: Pictures
 ) -> tuple[ImageInput, ...]:
-    """Return an input for each group of prompts. Raise InvalidParams for a picture that is missing
-    or wrong."""
+    """Return an input for each group of prompts. Raise InvalidParams for a wrong picture."""
     groups: dict[object, list[ImagePrompt]] = {}
     for each in prompts:
         if each.strength:

@@ -1,4 +1,4 @@
-"""A request's image prompts, each with its picture, strength and steps. It knows no files and no
+"""A request's image prompts: picture, strength and steps of each. It knows no files and no
 tensors."""
 
 from __future__ import annotations

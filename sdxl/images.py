@@ -63,8 +63,7 @@ def pasted(pixels: Pixels, source: SourceImage) -> Pixels:
 
 
 def rounded(image: Tensor) -> tuple[Tensor, Tensor]:
-    """Return 8-bit pixels and whether all values are finite, on the image's device, without
-    waiting."""
+    """Return 8-bit pixels, and whether all values are finite, on the device without waiting."""
     exact = image.float()
     scaled = (exact * 0.5 + 0.5).clamp(0, 1).movedim(-3, -1)
     return (scaled * 255).round().to(torch.uint8).contiguous(), exact.isfinite().all()

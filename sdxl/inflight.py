@@ -185,8 +185,7 @@ class InFlight:
     # -- commands ---------------------------------------------------------------------------
 
     def submit(self, request: Request, admitted: Flight | None = None) -> int:
-        """Accept an image, or raise Refused (admission.py). An `admitted` image is not checked
-        again."""
+        """Accept an image, or raise Refused (admission.py). `admitted`: it was accepted before."""
         height, width, tokens = request.latent_h, request.latent_w, request.conditioning.tokens
         facts: dict[str, Any] = {
             "axes": self.engines.axes(height, width, tokens, request.variant),

@@ -204,8 +204,7 @@ def _unquoted(value: str) -> str:
 
 
 def _read_tags(found: FoundParameters) -> None:
-    """Read the LoRAs in the prompts. A wrong tag stays in its prompt, which is refused when
-    used."""
+    """Read the LoRAs in the prompts. Prompts with a wrong tag stay as they are."""
     try:
         texts = {n: take_tags(found.params[n], n) for n in PROMPTS if n in found.params}
     except InvalidParams:
@@ -335,8 +334,7 @@ def _loras_before(nodes: Mapping[str, Any], link: object) -> Iterator[tuple[str,
 def _controls_before(
     nodes: Mapping[str, Any], link: object
 ) -> Iterator[tuple[tuple[str, str], Control]]:
-    """Yield the ControlNets between the sampler and its prompt, each with the keys of its two
-    nodes."""
+    """Yield the ControlNets between the sampler and its prompt, with the keys of their nodes."""
     for _ in range(MAX_DEPTH):
         node = _node(nodes, link)
         if node is None or not isinstance(link, list):

@@ -22,8 +22,7 @@ SCALE, TIMESTEP = (schedulers.COLUMNS.index(name) for name in ("s", "timestep"))
 
 @dataclass(eq=False)
 class ImageTensors:
-    """One image's tensors on the device. The positive row is first, then the negative one if
-    any."""
+    """One image's tensors on the device. The negative row, if any, follows the positive one."""
 
     latents: Tensor
     """[channels, h, w], float32; all maps in a slot are [channels, 1, slot]"""
@@ -96,8 +95,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Layout:
-    """The rows of a call: each member's positive row, then the negative rows, then copies of row 0
-    up to the bucket."""
+    """The rows of a call: positive rows, then negative ones, then copies of row 0 as padding."""
 
     axes: Axes
     bucket: int

@@ -51,8 +51,7 @@ class InvalidParams(ValueError):
         return cls(field, None, f"must be one of {', '.join(known)}", did_you_mean(field, known))
 
     def message(self, field: str, longest: int = sys.maxsize) -> str:
-        """Return the message with the caller's name for the field, and at most `longest` characters
-        of the value."""
+        """Return the message for the caller's field name, with the value cut to `longest`."""
         if self.value is None or not self.allowed.startswith("must"):
             return f"{field} {self.allowed}{self.hint}"
         shown = repr(self.value)
@@ -103,8 +102,7 @@ class Parameter:
     edit_defaults: tuple[Any, ...] = ()
     """defaults of an edit without and with a mask"""
     is_stored_if_set: bool = False
-    """True: stored in metadata only if the request set it, so that other pictures keep their
-    bytes"""
+    """True: stored in metadata only if the request set it; other pictures keep their bytes"""
     name: str = ""
     kind: type = str
     """str, int, float, tuple for several numbers, or Attachment for several attachments"""
@@ -238,8 +236,7 @@ def table_of(cls: type[Any]) -> Mapping[str, Parameter]:
 
 
 def kind_of(hint: Any) -> dict[str, type]:
-    """Return `kind` and `item` of a type: int for `int | None`, tuple and int for
-    `tuple[int, ...]`."""
+    """Return kind and item: int for `int | None`, tuple and int for `tuple[int, ...]`."""
     if isinstance(hint, UnionType):
         hint = next(each for each in get_args(hint) if each is not type(None))
     if get_origin(hint) is None:

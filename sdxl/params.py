@@ -490,8 +490,7 @@ class GenerationParams:
         )
 
     def check_result(self, sizes: Sizes) -> None:
-        """Raise InvalidParams for an upscaled size that the model does not support. The request's
-        size must be filled."""
+        """Raise InvalidParams for an unsupported upscaled size. The size must be filled."""
         if not self.is_upscaled:
             return
         across, down = self.result_size

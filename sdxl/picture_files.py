@@ -54,8 +54,8 @@ def file_of(picture: Image.Image, format: str = "PNG", **options: Any) -> bytes:
 
 
 def read_texts(data: bytes) -> dict[str, str]:
-    """Read a picture's text chunks by name. A JPEG or WebP has `parameters` in its user comment.
-    Raise BrokenPicture."""
+    """Read a picture's text chunks by name; `parameters` also from the user comment of a JPEG or
+    WebP. Raise BrokenPicture."""
     with opened(data) as image:
         texts = {
             str(name): value[:MAX_TEXT]

@@ -133,8 +133,7 @@ class Pipeline:
     catalogue: Catalogue = field(default_factory=Catalogue)
     """the files that requests may name"""
     is_deterministic: bool = False
-    """True: UNet and encoders run at one shape, so that other pictures cannot change a picture's
-    bytes"""
+    """True: networks run at one shape, so that other pictures cannot change a picture's bytes"""
     clock: Callable[[], float] = time.perf_counter
     refiner: Refiner | None = None
 
@@ -186,9 +185,8 @@ class Pipeline:
         return resolved
 
     def uses(self, params: GenerationParams) -> list[Use]:
-        """Look up a request's LoRAs, the embeddings in its prompts, its ControlNets and its image
-        adapters. Raise InvalidParams for an unknown name, an unknown type of a map, and files that
-        the engines cannot use."""
+        """Look up a request's LoRAs, embeddings, ControlNets and image adapters. Raise
+        InvalidParams for unknown names and types of maps, and for files that engines cannot use."""
         check_refiner(self.refiner, params)
         find = self.catalogue.find
         loras = [
@@ -344,8 +342,7 @@ class Pipeline:
         prompts: Sequence[list[TokenRow]] | None = None,
         adapters: Sequence[Adapters] = (),
     ) -> list[Conditioning]:
-        """Encode resolved requests with their adapters; `prompts` are their rows, if they are
-        tokenised already."""
+        """Encode resolved requests with their adapters; `prompts`: their rows, if known."""
         adapters = adapters or [NO_ADAPTERS] * len(params)
         rows = prompts or [
             self.tokenize(request, [file for file, _ in loaded.files])
@@ -413,16 +410,14 @@ class Pipeline:
     def controls(
         self, leg: GenerationParams, conditioning: Conditioning, request: WithPictures
     ) -> tuple[ControlInput, ...]:
-        """Return the inputs of ControlNets in one leg of a resolved request. Raise InvalidParams
-        for wrong maps."""
+        """Return the inputs of a leg's ControlNets. Raise InvalidParams for wrong maps."""
         if not leg.controls:
             return ()
         maps = maps_of(leg, request.maps, request.source)
         return control_inputs(leg.controls, conditioning.adapters.nets, maps)
 
     def prompted(self, conditioning: Conditioning, request: WithPictures) -> Conditioning:
-        """Return the conditioning with the request's image prompts. Raise InvalidParams for wrong
-        pictures."""
+        """Add the request's image prompts. Raise InvalidParams for wrong pictures."""
         prompts, adapters = request.params.image_prompts, conditioning.adapters.image_adapters
         if not prompts:
             return conditioning
@@ -546,8 +541,7 @@ class Pipeline:
             yield from (results[i : i + size] for i in range(0, len(results), size))
 
     def _pictures(self, ended: Sequence[Result]) -> Iterator[Result]:
-        """Decode results. An asynchronous device decodes the next group while this one is
-        checked."""
+        """Decode results. An asynchronous device decodes a group while the last one is checked."""
         launched: deque[_Decoding] = deque()
         for group in self._decoded_together(ended):
             launched.append(self._launch_decoding(group))

@@ -24,8 +24,7 @@ from sdxl.flight import PLAIN, CallKey, Flight, Network, Priority, State
 from sdxl.specs import Axes
 
 PATIENCE = 2
-"""The shallow steps of other images that a deep step waits for. Each takes a few percent of its
-time."""
+"""shallow steps that a deep step waits for; each takes a few percent of the deep step's time"""
 
 
 @dataclass(frozen=True)
@@ -339,9 +338,8 @@ def groups_of(running: Sequence[Flight], limits: Limits) -> Iterable[Group]:
 
 
 def _net_groups(axes: Axes, members: Sequence[Flight], limits: Limits) -> Iterable[Group]:
-    """Yield the calls of ControlNets before the next deep step of these images. They are sorted by
-    net, so that residuals are summed in one order. A net is called once for each map of an
-    image."""
+    """Yield the calls of ControlNets before the next deep step of these images, sorted by net, so
+    that residuals are summed in one order. A net is called once for each map of an image."""
     by_turn: dict[tuple[str, int], list[tuple[Flight, int, int]]] = {}
     for flight in members:
         turns = Counter[str]()

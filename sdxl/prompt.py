@@ -169,8 +169,7 @@ def _count(chunks: Sequence[Sequence[Any]]) -> int:
 
 
 def _unsplit(text: str, tokenizer: Tokenizer, learned: Learned) -> Iterator[Sequence[int]]:
-    """Yield the ids that must be in one chunk: each token, and all vectors of an embedding, as in
-    stable-diffusion-webui."""
+    """Yield the ids that must share a chunk: a token, or all vectors of an embedding."""
     start = 0
     for match in _names(tuple(learned)).finditer(text) if learned else ():
         if ids := learned.get(match["name"].lower()):
@@ -218,8 +217,7 @@ def embedding_words(text: str, known: Collection[str], field: str = "prompt") ->
 
 @lru_cache
 def _names(words: tuple[str, ...]) -> re.Pattern[str]:
-    """Return a pattern for the names of embeddings as whole words, also as <NAME> and
-    embedding:NAME."""
+    """Return a pattern for names of embeddings: whole words, <NAME> and embedding:NAME."""
     listed = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
     return re.compile(
         rf"(?:{EMBEDDING}|(?<!\w))(?P<open><)?(?P<name>{listed})(?(open)>|(?!\w))", re.IGNORECASE

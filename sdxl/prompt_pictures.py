@@ -1,5 +1,5 @@
-"""The pictures of a request's image prompts, and a check of all pictures of a request. It knows no
-torch and no networks."""
+"""The pictures of image prompts, and a check of all pictures of a request. It knows no torch and no
+networks."""
 
 from __future__ import annotations
 

@@ -133,9 +133,8 @@ class Stage:
         coefficients: Tensor,
         noise: Sequence[Tensor | None],
     ) -> bool:
-        """Run one step of each member in a call. `coefficients` has a line for each member, and
-        `noise` is None for a step without fresh noise. Return whether the call took its usual
-        time."""
+        """Run one step of each member in a call. `coefficients` has a line for each member; `noise`
+        is None for a step without fresh noise. Return whether the call took its usual time."""
         with self._lock:
             views, tables = self._views_of(layout), self._tables_of(layout.bucket)
             self._load(network, layout, views)
@@ -325,8 +324,7 @@ def _by_shape(specs: Iterable[TensorSpec]) -> list[list[TensorSpec]]:
 
 
 def _advance(views: _Views, tables: Tables) -> None:
-    """Guide the noise prediction and take one scheduler step, in float32. Unused lines are computed
-    too, but not read."""
+    """Guide the noise prediction and take one scheduler step, in float32, also in unused lines."""
     positive = views.by_name["noise"].float()
     negative = positive.index_select(0, tables.negative_row)
     latents, estimate = schedulers.step(

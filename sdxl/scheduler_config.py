@@ -1,5 +1,4 @@
-"""Reads a checkpoint's scheduler_config.json: the noise process of its training. It imports no
-torch."""
+"""Reads a checkpoint's scheduler_config.json, the noise process of its training, without torch."""
 
 from __future__ import annotations
 

@@ -31,8 +31,7 @@ SCHEDULE_LABELS: Mapping[str, str] = MappingProxyType(
         "trailing": "SGM Uniform",
     }
 )
-"""The levels' names in stable-diffusion-webui. ComfyUI writes them in lower case with
-underscores."""
+"""the levels' names in stable-diffusion-webui; ComfyUI writes them as align_your_steps"""
 OWN_SCHEDULES: Mapping[str, str] = MappingProxyType(
     {"DPM++ 2M": "karras", "DPM++ 2M SDE": "exponential"}
 )
@@ -87,5 +86,4 @@ def full_label(name: str) -> str:
 
 
 OTHER_NAMES: Mapping[str, str] = MappingProxyType(_other_names())
-"""this project's names by the names in stable-diffusion-webui, ComfyUI and diffusers, in lower
-case"""
+"""names here by the names in stable-diffusion-webui, ComfyUI and diffusers, in lower case"""

@@ -20,8 +20,7 @@ from sdxl.picture_files import FORMATS, BrokenPicture, TooLarge, opened
 MAX_PIXELS = 2**25
 """of a source image; counted before it is decoded"""
 SPREAD, REPEATS = (256, 64, 16, 4, 2), 4
-"""radii in pixels by which colours spread into a hole, the widest first, and how often each is
-applied"""
+"""radii in pixels by which colours spread into a hole, and how often each is applied"""
 DIGESTS = ("image_sha256", "mask_sha256")
 """metadata keys of a result for the digests of its source files"""
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
@@ -243,8 +242,7 @@ def filled(picture: Image.Image) -> Image.Image:
 
 
 def around(mask: Image.Image, padding: int, aspect: float) -> Box:
-    """Return the box of the masked part with padding, grown to the aspect as far as the image
-    allows."""
+    """Return the box of the masked part with padding, extended to the aspect if possible."""
     masked = mask.getbbox()
     assert masked is not None
     left, right = stretch(masked[0] - padding, masked[2] + padding, 0, mask.width)
@@ -256,8 +254,7 @@ def around(mask: Image.Image, padding: int, aspect: float) -> Box:
 
 
 def stretch(low: int, high: int, length: int, most: int) -> tuple[int, int]:
-    """Return an interval of at least this length around the same middle, shifted and cut to fit
-    into 0 to `most`."""
+    """Extend an interval around its middle to a length, then shift and cut it to 0 … `most`."""
     missing = max(length - (high - low), 0)
     low, high = low - missing // 2, high + missing - missing // 2
     if length:

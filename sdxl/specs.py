@@ -123,8 +123,7 @@ class ModelSpec:
         return tuple((axis, sizes[axis]) for axis in axes if axis != ROWS)
 
     def axes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-        """Return the sizes of the free axes in these input shapes. Raise ShapeError if the shapes
-        do not fit the spec."""
+        """Return the sizes of the free axes. Raise ShapeError if the shapes do not fit the spec."""
         sizes: dict[str, int] = {}
         for spec in self.inputs:
             if spec.name not in shapes:
@@ -182,11 +181,9 @@ class Architecture:
     sample_size: int
     """the latent side of the model's training"""
     masked_channels: int = 0
-    """channels of an inpainting UNet's input besides the latents: a mask, and the latents of the
-    masked image"""
+    """channels of an inpainting UNet besides the latents: the mask, the masked image's latents"""
     guidance_channels: int = 0
-    """width of the guidance embedding of a distilled model (time_cond_proj_dim), which needs no
-    negative prompt"""
+    """width of a distilled model's guidance embedding (time_cond_proj_dim)"""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -258,8 +255,7 @@ class Architecture:
 
     @property
     def deepest_channels(self) -> int:
-        """block_out_channels[2], the width of the cross-attentions that are not on the second
-        level."""
+        """block_out_channels[2], the width of cross-attentions below the second level."""
         others = (width for width in self.attention_widths if width != self.cache_channels)
         return next(others, self.cache_channels)
 
@@ -413,8 +409,7 @@ def text_specs(
 
 def image_specs(arch: Architecture, dtype: str) -> tuple[TensorSpec, ...]:
     """Return the inputs of Deep for image prompts: keys and values of each prompt's tokens, and a
-    mask, which is 0 for tokens and -inf for padding. A row without image prompts has values of
-    0."""
+    mask, 0 for tokens and -inf for padding. A row without image prompts has values of 0."""
     dims = ("rows", "images", "image_tokens")
     return (
         *text_specs(arch.attention_widths, dtype, IMAGE_KEYS, dims),
@@ -440,8 +435,7 @@ def variants_of(specs: Mapping[str, ModelSpec], arch: Architecture) -> dict[str,
 
 
 def residual_specs(arch: Architecture, dtype: str) -> tuple[TensorSpec, ...]:
-    """Return the residuals of ControlNets for each skip from conv_in's on, and for the middle
-    block's output."""
+    """Return the residuals for each skip from conv_in's on, and for the middle block."""
     stem, cache, deepest = arch.stem_channels, arch.cache_channels, arch.deepest_channels
     layers = arch.stem_layers
     first = [(0, stem)] * (1 + layers) + [(1, stem)]

@@ -80,8 +80,7 @@ class WatermarkFinding:
 
 
 def mark(pixels: Pixels) -> Pixels:
-    """Return the picture with the mark, at a PSNR of 40 dB or more. Equal pixels give equal
-    results."""
+    """Return the picture with the mark, at a PSNR of 40 dB or more, always the same."""
     height, width, _ = pixels.shape
     across, down = -(-width // TILE), -(-height // TILE)
     tile = np.tile(pattern().tile, (down, across))[:height, :width]
@@ -140,8 +139,7 @@ def _contrasts(pixels: Pixels) -> Floats:
 
 
 def _score(brightness: Brightness, zoom: float) -> float:
-    """Return how well the waves' phases match the mark's at the best shift, in standard deviations
-    of random phases."""
+    """Return the match of phases at the best shift, in standard deviations of random phases."""
     zoomed = _zoomed(brightness, zoom)
     if min(zoomed.shape) < SMALLEST:
         return 0.0

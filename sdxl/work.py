@@ -13,8 +13,7 @@ from sdxl.deepcache import StepPlan, plan_of
 from sdxl.params import GenerationParams, Sizes
 
 PASTE_SHARE = 0.1
-"""The work of pasting into an image and writing its file, as a share of the work of generating an
-image of that size."""
+"""work of pasting into an image and writing the file, relative to generating such an image"""
 
 
 def standard_images(

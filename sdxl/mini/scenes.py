@@ -152,8 +152,7 @@ def _sample_any(rng: np.random.Generator) -> Scene:
 
 
 def _leave_open(scene: Scene, rng: np.random.Generator) -> Scene:
-    """Remove the background, or background and colour, from some scenes, so that short prompts
-    work."""
+    """Remove the background or also the colour from some scenes, so that short prompts work."""
     if rng.random() >= 0.1:
         return scene
     scene = replace(scene, background=None)
@@ -186,8 +185,7 @@ def _polygon(points: NDArray[np.float64], x: Floats, y: Floats) -> Floats:
 
 
 def _spikes(radii: list[float]) -> NDArray[np.float64]:
-    """Return a polygon with corners at these distances from the centre, the first one at the
-    top."""
+    """Return a polygon with corners at these distances from the centre, from the top on."""
     angles = np.arange(len(radii)) * 2 * np.pi / len(radii)
     return np.stack([np.sin(angles), -np.cos(angles)], axis=1) * np.array(radii)[:, None]
 
@@ -210,8 +208,7 @@ _DISTANCE: dict[str, Callable[[Floats, Floats, float], Floats]] = {
 
 
 def signed_distance(shape: str, x: Floats, y: Floats, radius: float) -> Floats:
-    """Return the distance to the shape's edge in pixels, negative inside; x and y are relative to
-    the shape's centre."""
+    """Return the distance of a point, relative to the centre, to the edge; negative inside."""
     return _DISTANCE[shape](x, y, radius)
 
 
@@ -278,8 +275,7 @@ def draw_stamps(background: str, stamps: Iterable[Stamp], style: Style = PLAIN) 
 
 
 def place_things(scene: Scene, seed: int) -> tuple[str, tuple[Stamp, ...]]:
-    """Return the background's colour and the things to draw. The seed chooses sizes, places and
-    open colours."""
+    """Return the background's colour and the things to draw. The seed chooses open properties."""
     rng = np.random.default_rng(seed)
     inks = [thing.colour for thing in scene.things]
     background = scene.background or pick(rng, other_colours(*inks))

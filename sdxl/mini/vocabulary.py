@@ -65,8 +65,7 @@ def build_vocabulary() -> dict[str, int]:
 
 
 def write_tokenizer(folder: Path, pad: str) -> None:
-    """Write a folder for CLIPTokenizer. SDXL's first tokenizer pads with EOS, its second with
-    "!"."""
+    """Write a folder for CLIPTokenizer. SDXL's tokenizers pad with EOS and with "!"."""
     folder.mkdir(parents=True, exist_ok=True)
     merges = "\n".join(["#version: 0.2", *(" ".join(pair) for pair in build_merges()), ""])
     (folder / "merges.txt").write_text(merges, encoding="utf-8")

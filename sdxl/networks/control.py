@@ -31,8 +31,7 @@ class ControlPrompt(nn.Module):
 
 
 class UnionPrompt(ControlPrompt):
-    """ControlPrompt of a union: a row has several hints, each with its type and scale. A hint with
-    scale 0 adds nothing."""
+    """ControlPrompt of a union: a row has several hints, each with its type and scale."""
 
     def __init__(self, union: Any) -> None:
         super().__init__(union)

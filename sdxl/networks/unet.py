@@ -78,8 +78,7 @@ class Stem(nn.Module):
     def forward(
         self, sample: Tensor, timestep: Tensor, added: Tensor, rest: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
-        """If the model has a guidance condition, it is the first of `rest`; the others are
-        returned."""
+        """Take the guidance condition, if the model has one, from `rest`; return the others."""
         time = self.time_proj(timestep).to(sample.dtype)
         if self.reads_guidance:
             condition, *rest = rest
@@ -103,8 +102,7 @@ class FirstSkips(nn.Module):
 
 
 class Descent(nn.Module):
-    """The part after down_blocks.0's ResBlocks up to and with the middle block; also of a
-    ControlNet."""
+    """The part from down_blocks.0's downsampler to the middle block; also of a ControlNet."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
@@ -115,8 +113,7 @@ class Descent(nn.Module):
     def descend(
         self, skips: Sequence[Tensor], embedding: Tensor, text: Text
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return the middle block's output and all skips. `skips` are the outputs of conv_in and
-        FirstSkips."""
+        """Return the middle block's output and all skips; `skips` are conv_in's and FirstSkips'."""
         hidden = self.downsamplers[0](skips[-1])
         stack = [*skips, hidden]
         for block in self.down_blocks:
@@ -142,8 +139,7 @@ class Core(Descent):
         text: Text,
         residuals: Sequence[Tensor] = (),
     ) -> Tensor:
-        """Return the input of the last up block. `residuals` are for the skips that Core makes and
-        for the middle block."""
+        """Return the last up block's input. `residuals`: for Core's skips and the middle block."""
         hidden, stack = self.descend(skips, embedding, text)
         if residuals:
             *others, middle = residuals

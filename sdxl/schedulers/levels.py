@@ -51,8 +51,7 @@ def karras(highest: float, lowest: float, steps: int) -> Array:
 
 
 def pairs(levels: Array, final: float) -> tuple[Array, Array]:
-    """Return the noise levels at the start and end of each step, rounded to float32 as in
-    diffusers."""
+    """Return the noise levels at the start and end of each step, in diffusers' float32."""
     rounded = np.append(levels, final).astype(np.float32).astype(np.float64)
     return rounded[:-1], rounded[1:]
 

@@ -160,8 +160,7 @@ def _distilled(steps: int, config: SchedulerConfig) -> tuple[Array, Array, Array
 
 
 def _trend(level: Array, after: Array, pull: Array) -> Array:
-    """Return the weight of (x0 - previous x0), the second-order correction; zero in first-order
-    steps."""
+    """Return the weight of (x0 - previous x0): second order, or zero in first-order steps."""
     advance = np.log(level / after)
     last_advance = np.concatenate([[0.0], advance[:-1]])
     # A repeated timestep has no slope to extrapolate, so the step after it is first order.
@@ -181,8 +180,7 @@ def _rows(
     trend: Array | float = 0.0,
     noise: Array | float = 0.0,
 ) -> Array:
-    """Return the coefficients of x' = keep*x + pull*x0 + trend*(x0 - h) + noise*z, with x0 = e*x +
-    f*eps."""
+    """Return the rows of x' = keep*x + pull*x0 + trend*(x0 - h) + noise*z; x0 = e*x + f*eps."""
     e, f = estimate
     by_name = {
         "s": scale,
@@ -219,5 +217,4 @@ SOLVERS: Mapping[str, Callable[[int, SchedulerConfig, str], Table]] = {
     "lcm": _lcm,
     "tcd": _tcd,
 }
-"""The solvers by their name in sdxl/scheduler_names.py. The third argument is a key of SPREADS, or
-empty."""
+"""solvers by their name in scheduler_names.py; the third argument is a key of SPREADS or empty"""

@@ -23,12 +23,10 @@ class Table:
     start: float
     """scale of the first noise"""
     levels: Array
-    """[steps + 1, 2]: the scales of the finished picture and of noise, at the start of each step
-    and after the last"""
+    """[steps + 1, 2]: the scales of picture and noise at the start of each step and at the end"""
 
     def begun(self, at: int) -> Table:
-        """Return the schedule from step `at` on. Its first step has no previous estimate, so it
-        becomes first order."""
+        """Return the schedule from step `at` on. Its first step becomes first order."""
         if at == 0:
             return self
         rows = self.rows[at:].copy()
@@ -55,8 +53,7 @@ class Table:
 
 
 def columns(coefficients: Tensor) -> tuple[Tensor, ...]:
-    """Split float32 [n, len(COLUMNS)] into a view of each coefficient, which broadcasts over
-    latents."""
+    """Split [n, len(COLUMNS)] into a view of each coefficient, which broadcasts over latents."""
     return coefficients[:, :, None, None, None].unbind(1)
 
 

@@ -105,8 +105,7 @@ def write_tokenizer(folder: Path, pad: str) -> None:
 
 
 def clip_vocabulary(merges: list[str]) -> dict[str, int]:
-    """Return the ids of all bytes, all bytes at the end of a word, all merges and two special
-    tokens, in this order."""
+    """Return the ids of all bytes, bytes at the end of words, merges and two special tokens."""
     letters = byte_letters()
     words = [*letters, *(letter + END_OF_WORD for letter in letters)]
     words += [merge.replace(" ", "") for merge in merges]

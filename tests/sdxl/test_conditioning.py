@@ -13,6 +13,7 @@ from diffusers import StableDiffusionXLPipeline
 from torch import Tensor
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
+from sdxl import conditioning
 from sdxl.conditioning import Conditioning, encode, tokenize_rows
 from sdxl.engine import Engines
 from sdxl.params import GenerationParams, InvalidParams
@@ -257,10 +258,13 @@ def test_one_call_per_encoder_holds_each_chunk_once(setup: Setup) -> None:
     assert calls(engines) == [[3], [3]], "ring, star and the one negative prompt"
 
 
-def test_no_call_has_more_than_the_allowed_chunks(setup: Setup) -> None:
+def test_no_call_has_more_than_the_allowed_chunks(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conditioning, "MAX_CHUNKS_PER_CALL", 2)
     engines = setup.engines()
     requests = [request(f"ring {n}", guidance=1.0) for n in range(5)]
-    setup.encode(requests, engines=engines, max_chunks_per_call=2)
+    setup.encode(requests, engines=engines)
     assert calls(engines) == [[2, 2, 1]] * 2
 
 
