@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from sdxl.parameter import NEEDED, Attachment
-from sdxl.params import COUNT_ALIASES, PARAMETERS, InvalidParams, Parameter
+from sdxl.params import COUNT_ALIASES, PARAMETERS, InvalidParams
 from sdxl.presets import QUALITIES
 from sdxl.provenance import CERTIFICATE, HELP, METADATA, PRIVATE_KEY, Provenance
 from sdxl.suggestions import did_you_mean
@@ -142,7 +142,7 @@ def add_generation_flags(parser: argparse.ArgumentParser) -> None:
             "dest": each.name,
             "action": "extend" if is_repeated else "store",
             "metavar": each.needed if is_repeated else each.metavar or METAVARS[each.kind],
-            "type": partial(_parse_parameter, each),
+            "type": partial(_parsed, each.parse, needed=each.needed),
             "default": argparse.SUPPRESS,
         }
         add = groups[each.group].add_argument
@@ -218,10 +218,6 @@ def model_with(model: str, vae: str | None) -> str:
 def given_params(options: argparse.Namespace) -> dict[str, Any]:
     """Return the parameters that the command line sets."""
     return {name: getattr(options, name) for name in PARAMETERS if hasattr(options, name)}
-
-
-def _parse_parameter(each: Parameter, text: str) -> Any:
-    return _parsed(each.parse, text, each.needed)
 
 
 def _parsed(parse: Callable[[str], T], text: str, needed: str) -> T:

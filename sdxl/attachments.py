@@ -6,16 +6,13 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import MISSING, dataclass
 
-from sdxl.parameter import Attachment, InvalidParams, parameter
+from sdxl.parameter import MAX_NAME, Attachment, InvalidParams, parameter
 from sdxl.suggestions import nearest
 
 LORA_FILES = "lora_files"
 EMBEDDING_FILES = "embedding_files"
 """the metadata keys for the digests of files, by name"""
 MAX_WEIGHT = 2
-MAX_NAME = 200
-NAME = re.compile(r"[^:,<>\x00-\x1f\x7f\ud800-\udfff]+")
-"""The excluded characters separate the parts of a text form or of a tag."""
 TAG = re.compile(r"( ?)<(lora|lyco|hypernet):([^<>]*)(>?)( ?)", re.IGNORECASE)
 HYPERNETWORK = "hypernet"
 TAG_FORM = "must name a LoRA as <lora:NAME:WEIGHT> or <lora:NAME:TEXT_WEIGHT:WEIGHT>"
@@ -46,11 +43,6 @@ class Lora(Attachment):
         """The LoRA's tag in a prompt."""
         weights = [self.weight] if self.in_text == self.weight else [self.in_text, self.weight]
         return f"<lora:{':'.join((self.name, *map(_shortest, weights)))}>"
-
-    def check(self, field: str) -> None:
-        super().check(field)
-        if not NAME.fullmatch(self.name or ""):
-            raise InvalidParams(field, self.name, "must have names without : , < >")
 
 
 def unknown_name(field: str, value: str, known: Collection[str], kinds: str) -> InvalidParams:

@@ -16,10 +16,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from sdxl.attachments import EMBEDDING_FILES, LORA_FILES, MAX_NAME, NAME, unknown_name
+from sdxl.attachments import EMBEDDING_FILES, LORA_FILES, unknown_name
 from sdxl.controls import CONTROL_FILES
 from sdxl.digests import Stamp, remembered_digest, sha256_of, stamps
 from sdxl.image_prompts import IMAGE_FILES
+from sdxl.parameter import MAX_NAME, NAME
 from sdxl.prompt import BODY, embedding_words, words_of
 from sdxl.single_file.recognition import SAFETENSORS
 

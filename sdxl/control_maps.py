@@ -15,7 +15,6 @@ from sdxl.controls import CANNY, CROP, FILL, Control
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.source import SHARP, SourceImage, decode
 
-FIELD = "controls"
 TOLERANCE = 0.02
 """the largest relative difference of proportions if a request does not choose `resize`"""
 MOST_PIXELS = 2**21
@@ -88,7 +87,7 @@ def check_proportions(picture: Image.Image, size: tuple[int, int], control: Cont
             f"its map is {picture.width}x{picture.height}, the picture {size[0]}x{size[1]}; give a "
             "map of the same proportions, or resize: crop, fill or stretch"
         )
-        raise _wrong(control, needed)
+        raise control.refused(needed)
 
 
 def _size_of(params: GenerationParams) -> tuple[int, int]:
@@ -113,14 +112,10 @@ def _given(control: Control, pictures: Pictures, source: SourceImage | None) -> 
         try:
             return read_map(data)
         except InvalidParams as error:
-            raise _wrong(control, str(error)) from None
+            raise control.refused(error) from None
     if source is None or control.image:
-        raise _wrong(control, "needs the picture of its map")
+        raise control.refused("needs the picture of its map")
     return None
-
-
-def _wrong(control: Control, needed: str) -> InvalidParams:
-    return InvalidParams(FIELD, None, f"with {control.name!r}: {needed}")
 
 
 def read_map(data: bytes, field: str = "its map") -> Image.Image:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from sdxl.control_strengths import MODES
-from sdxl.parameter import InvalidParams, parameter
+from sdxl.parameter import parameter
 from sdxl.pictured import MAX_PATH, Pictured, is_within
 
 CONTROL_FILES = "control_files"
@@ -41,6 +41,7 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class Control(Pictured):
+    FIELD: ClassVar[str] = "controls"
     FORM: ClassVar[str] = "NAME=FILE[:STRENGTH[:START-END]][:canny][:KEY=VALUE]"
     BARE: ClassVar[str] = "preprocess"
 
@@ -80,8 +81,7 @@ class Control(Pictured):
         """Return the number of the map's type for a union with `types` types."""
         known = TYPES[:types]
         if self.map_type not in known:
-            needed = f"with {self.name!r}: type must be one of {', '.join(known)}"
-            raise InvalidParams("controls", None, needed)
+            raise self.refused(f"type must be one of {', '.join(known)}")
         return known.index(self.map_type)
 
     @property

@@ -17,7 +17,7 @@ from sdxl.adapters import ImageAdapter
 from sdxl.control_maps import Pictures, read_map
 from sdxl.image_prompts import ImagePrompt, ImageWindow
 from sdxl.params import InvalidParams
-from sdxl.prompt_pictures import PICTURE, picture_file, wrong_picture
+from sdxl.prompt_pictures import PICTURE, picture_file
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_DEVIATION = (0.26862954, 0.26130258, 0.27577711)
@@ -64,7 +64,7 @@ def _encoded(prompt: ImagePrompt, adapter: ImageAdapter, pictures: Pictures) -> 
     try:
         return adapter.encode(data)
     except InvalidParams as error:
-        raise wrong_picture(prompt, error) from None
+        raise prompt.refused(error) from None
 
 
 def pixels_of(data: bytes, side: int) -> Tensor:

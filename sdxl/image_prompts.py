@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import MISSING, dataclass
 from typing import ClassVar, NamedTuple
 
-from sdxl.attachments import MAX_NAME
-from sdxl.parameter import parameter
+from sdxl.parameter import MAX_NAME, parameter
 from sdxl.pictured import MAX_PATH, Pictured, is_within
 
 IMAGE_FILES = "image_prompt_files"
@@ -35,6 +34,7 @@ class ImageWindow(NamedTuple):
 
 @dataclass(frozen=True)
 class ImagePrompt(Pictured):
+    FIELD: ClassVar[str] = "image_prompts"
     FORM: ClassVar[str] = "NAME=FILE[:STRENGTH[:START-END]][:style|composition]"
     BARE: ClassVar[str] = "mode"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -22,6 +23,9 @@ SIZE = "size"
 """The REST field for width and height together."""
 MAX_ATTACHMENTS = 16
 """The most attachments in one list."""
+MAX_NAME = 200
+NAME = re.compile(r"[^:,<>\x00-\x1f\x7f\ud800-\udfff]+")
+"""An attachment's name. Other characters separate the parts of a text form or of a tag."""
 NEEDED: Mapping[Any, str] = {
     str: "text",
     int: "a whole number",
@@ -212,6 +216,8 @@ class Attachment:
             except InvalidParams as error:
                 shown = f"{str(self.name)[:60]!r}: {error.message(name, longest=60)}"
                 raise InvalidParams(field, None, f"with {shown}") from None
+        if not NAME.fullmatch(self.name or ""):
+            raise InvalidParams(field, self.name, "must have names without : , < >")
 
 
 def parameter(default: Any, label: str, text: str, **facts: Any) -> Any:

@@ -8,8 +8,7 @@ import re
 from dataclasses import MISSING, dataclass
 from typing import Any, ClassVar, Self
 
-from sdxl.attachments import MAX_NAME, NAME
-from sdxl.parameter import Attachment, InvalidParams, parameter, table_of
+from sdxl.parameter import MAX_NAME, Attachment, InvalidParams, parameter, table_of
 
 MAX_STRENGTH = 2
 MAX_PATH = 4096
@@ -22,6 +21,8 @@ STEPS = re.compile(r"([\d.]+)-([\d.]+)", re.ASCII)
 class Pictured(Attachment):
     """A ControlNet or an image prompt of a request."""
 
+    FIELD: ClassVar[str]
+    """the request's field"""
     FORM: ClassVar[str]
     """the text form, for help and errors"""
     BARE: ClassVar[str]
@@ -83,11 +84,12 @@ class Pictured(Attachment):
 
     def check(self, field: str) -> None:
         super().check(field)
-        if not NAME.fullmatch(self.name or ""):
-            raise InvalidParams(field, self.name, "must have names without : , < >")
         if self.start >= self.end:
-            needed = f"with {self.name!r}: start must be below end, got {self.start} and {self.end}"
-            raise InvalidParams(field, None, needed)
+            raise self.refused(f"start must be below end, got {self.start} and {self.end}")
+
+    def refused(self, needed: object) -> InvalidParams:
+        """Return the error of a request with this attachment."""
+        return InvalidParams(self.FIELD, None, f"with {self.name!r}: {needed}")
 
 
 def is_within(begin: float, end: float, step: int, steps: int) -> bool:

@@ -8,7 +8,6 @@ from sdxl.image_prompts import ImagePrompt
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.source import SourceImage
 
-FIELD = "image_prompts"
 PICTURE = "its picture"
 """the picture's name in errors"""
 
@@ -17,7 +16,7 @@ def picture_file(prompt: ImagePrompt, pictures: Pictures) -> bytes:
     """Return the file of an image prompt's picture. Raise InvalidParams if it is missing."""
     data = pictures.get(prompt.image)
     if data is None:
-        raise wrong_picture(prompt, "needs its picture")
+        raise prompt.refused("needs its picture")
     return data
 
 
@@ -31,8 +30,4 @@ def check_pictures(
         try:
             read_map(data, PICTURE)
         except InvalidParams as error:
-            raise wrong_picture(each, error) from None
-
-
-def wrong_picture(prompt: ImagePrompt, needed: object) -> InvalidParams:
-    return InvalidParams(FIELD, None, f"with {prompt.name!r}: {needed}")
+            raise each.refused(error) from None

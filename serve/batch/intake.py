@@ -17,7 +17,6 @@ from pydantic import ValidationError
 
 from sdxl.params import PARAMETERS, PICTURED, GenerationParams, InvalidParams, Sizes
 from sdxl.presets import UNMEASURED, Presets
-from sdxl.prompt_pictures import wrong_picture
 from serve.batch.editing import IMAGE, MASK, places
 from serve.batch.reading import COLUMNS, ID, Record
 from serve.batch.row_controls import CONTROLS, controls_in, placed
@@ -213,7 +212,7 @@ def check_has_pictures(params: GenerationParams) -> None:
     """Refuse an image prompt without a picture."""
     for each in params.image_prompts or ():
         if not each.image:
-            raise wrong_picture(each, "needs its picture")
+            raise each.refused("needs its picture")
 
 
 def problem_of(error: Exception) -> Problem:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from sdxl.control_maps import FIELD, Pictures, add_map, previewed
+from sdxl.control_maps import Pictures, add_map, previewed
 from sdxl.controls import Control
 from sdxl.parameter import MAX_ATTACHMENTS, Parameter
 from sdxl.params import PICTURED, InvalidParams
@@ -54,7 +54,7 @@ def preview_of(data: bytes, **fields: Any) -> bytes:
     """Return a PNG of the map that `fields` of a Control make of a picture. Raises Problem."""
     try:
         control = Control("map", **fields)
-        control.check(FIELD)
+        control.check(Control.FIELD)
         return file_of(previewed(data, control), compress_level=1)
     except InvalidParams as error:
         raise of_params(error) from None
