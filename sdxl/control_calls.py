@@ -7,7 +7,7 @@ order of the calls. This module imports no policy and reads no clock.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -64,8 +64,6 @@ class ControlCalls:
     memory: StaticMemory
     number: int
     """identifies the addresses of the memory"""
-    _content: dict[int, Hashable] = field(default_factory=dict)
-    """the bucket and states of the outputs of `control_prompt` in the memory, by address"""
 
     def run(
         self, layout: Layout, states: Sequence[ControlState], coefficients: Tensor, tables: Tables
@@ -107,10 +105,10 @@ class ControlCalls:
         content = layout.bucket, [(s.number, m.is_guided) for s, m in pairs]
         for name in states[0].prepared:
             target = inputs[name]
-            if self._content.get(target.data_ptr()) != content:
+            if self.memory.contents.get(target.data_ptr()) != content:
                 rows = layout.rows([state.prepared[name].unbind() for state in states])
                 torch.stack(rows, out=target)
-                self._content[target.data_ptr()] = content
+                self.memory.contents[target.data_ptr()] = content
 
     def _keep(self, layout: Layout, residuals: Sequence[Tensor]) -> None:
         """Add the call's residuals to the residuals of its images."""

@@ -80,14 +80,10 @@ class Stage:
             for spec in (deep, shallow)
         }
         self._images = image_specs(engines.arch, deep.outputs[0].dtype)
-        self._images_at: dict[int, Hashable] = {}
-        """the image prompts on the stage, by address"""
         self._memory = StaticMemory(engines)
         self._control_calls = ControlCalls(engines, self._memory, self.number)
         self._tables: dict[int, Tables] = {}
         self._views: OrderedDict[tuple[Axes, int], _Views] = OrderedDict()
-        self._texts_at: dict[int, Hashable] = {}
-        """the bucket and members of the texts on the stage, by address"""
         self._caches_at: dict[int, Layout] = {}
         """the layout of the caches on the stage, by address"""
 
@@ -217,13 +213,13 @@ class Stage:
         text = [self._memory.stack(stack[0], sizes, len(stack)) for stack in stacks]
         (masks,) = self._memory.stack(mask, sizes, 1)
         content = variant, layout.bucket, [(m, m.prompts) for m in layout.members]
-        if self._images_at.get(masks.data_ptr()) != content:
-            self._images_at[masks.data_ptr()] = content
+        if self._memory.contents.get(masks.data_ptr()) != content:
             for target in (*text, masks):
                 target.zero_()
             for member, rows in zip(layout.members, layout.rows_of_members, strict=True):
                 for place, number in enumerate(member.prompts):
                     _put_image(text, masks, member.image.prompts[number], rows, place)
+            self._memory.contents[masks.data_ptr()] = content
         return {**_by_name(stacks, text), mask.name: masks}
 
     def _load(self, network: str, layout: Layout, views: _Views) -> None:
@@ -234,10 +230,10 @@ class Stage:
         torch.stack([image.estimate for image in images], out=views.estimate[:count])
         for number in self._texts_of[network]:
             target, content = views.text[number], (layout.bucket, layout.members)
-            if self._texts_at.get(target.data_ptr()) != content:
+            if self._memory.contents.get(target.data_ptr()) != content:
                 texts = [image.text[number].unbind() for image in images]
                 torch.stack(layout.rows(texts), 1, out=target)
-                self._texts_at[target.data_ptr()] = content
+                self._memory.contents[target.data_ptr()] = content
         if self._engines.arch.masked_channels:
             masked = [[image.masked] * 2 for image in images if image.masked is not None]
             constant = views.by_name["sample"][:, self._engines.arch.latent_channels :]

@@ -21,6 +21,8 @@ from sdxl.specs import CHUNK, IMAGE_COUNTS, IMAGE_TOKENS, ROWS, TensorSpec, leve
 @dataclass
 class StaticMemory:
     engines: Engines
+    contents: dict[int, object] = field(default_factory=dict)
+    """by address: a key of the content that a caller has copied there"""
     _memory: dict[tuple[Hashable, int], Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
