@@ -169,9 +169,9 @@ class _Run:
         if self.export.precision != "fp32":
             self.note = half_coverage(self.export)
         graphs = load_onnxruntime(self.export)
-        found = self.outputs(graphs)
+        outputs = self.outputs(graphs)
         for name in self.export.graphs:
-            yield self.compared(name, found[name], expected[name], scatter.get(name, 0.0))
+            yield self.compared(name, outputs[name], expected[name], scatter.get(name, 0.0))
         self.errors = self.step_errors(graphs, reference.calls)
         yield self.compared_steps(self.errors)
         yield from self.compared_pictures(graphs, reference)
@@ -191,8 +191,8 @@ class _Run:
         )
         subject, served = self.subject, self.kept.served
         steps = self.compared_steps(self.step_errors(engines, self.kept.calls))
-        found = paint(self.order.checkpoint, engines, subject, subject.compared)
-        for each in (steps, *self.compared_served(found, served[: subject.compared])):
+        pictures = paint(self.order.checkpoint, engines, subject, subject.compared)
+        for each in (steps, *self.compared_served(pictures, served[: subject.compared])):
             yield replace(each, what=f"in PyTorch: {each.what}")
 
     def reference(self, whole: Engines) -> ReferencePictures:
@@ -254,7 +254,7 @@ class _Run:
     def compared(
         self,
         name: str,
-        found: list[dict[str, Tensor]],
+        outputs: list[dict[str, Tensor]],
         expected: list[dict[str, Tensor]],
         scatter: float = 0.0,
     ) -> Finding:
@@ -263,7 +263,7 @@ class _Run:
         is_whole = spec.outputs[0].dtype == "float32"
         precision = self.export.precision if is_eight_bit else "fp32" if is_whole else "fp16"
         measure = largest_difference if precision == "fp32" else relative_norm
-        difference = worst_difference(found, expected, measure)
+        difference = worst_difference(outputs, expected, measure)
         bound = max(GRAPH_BOUNDS[precision], SCATTER_SHARE * scatter)
         return Finding(f"{name}, {precision}", difference, bound)
 
@@ -276,40 +276,41 @@ class _Run:
         what = f"picture expected at {len(errors)} steps, relative L2, worst"
         return Finding(what, worst(e.picture for e in errors), STEP_BOUNDS[self.export.precision])
 
-    def compared_served(self, found: Tensor, served: Tensor) -> Iterator[Finding]:
+    def compared_served(self, pictures: Tensor, served: Tensor) -> Iterable[Finding]:
         bound = PICTURE_BOUNDS[self.export.precision]
-        yield from picture_findings(found, served, bound, self.subject.steps)
+        return picture_findings(pictures, served, bound, self.subject.steps)
 
     def compared_pictures(self, graphs: Engines, reference: ReferencePictures) -> Iterator[Finding]:
         checkpoint, subject, precision = self.order.checkpoint, self.subject, self.export.precision
         count, interval = subject.compared, subject.interval
-        found = paint(checkpoint, graphs, subject, self.painted)
+        painted = paint(checkpoint, graphs, subject, self.painted)
         served, exact = reference.served[:count], reference.exact
-        yield from self.compared_served(found[:count], served)
+        yield from self.compared_served(painted[:count], served)
         # Together, errors of the cache and of 8 bits may exceed their sum: report each alone too.
         alone = paint(checkpoint, graphs, subject, count, interval=1)
         for what, pictures in (
             (f"{precision} alone", alone),
             (f"interval {interval} alone", served),
-            (f"{precision} and interval {interval}", found[:count]),
+            (f"{precision} and interval {interval}", painted[:count]),
         ):
             yield Finding(f"{what}, PSNR to the exact model", median_psnr(pictures, exact))
         if self.is_quantised and (scored := subject.scored):
             prompts = subject.prompts[:scored]
-            scores = [clip_score(images[:scored], prompts) for images in (found, reference.served)]
+            both = painted, reference.served
+            scores = [clip_score(images[:scored], prompts) for images in both]
             what = f"CLIP score of {scored} pictures, change"
             yield Finding(what, abs(scores[0] / scores[1] - 1), SCORE_BOUND)
 
 
 def worst_difference(
-    found: list[dict[str, Tensor]],
+    outputs: list[dict[str, Tensor]],
     expected: list[dict[str, Tensor]],
     measure: Callable[[Tensor, Tensor], float] = relative_norm,
 ) -> float:
     return worst(
-        measure(ours[name].float(), theirs[name])
-        for ours, theirs in zip(found, expected, strict=True)
-        for name in theirs
+        measure(graph[name].float(), torch_output)
+        for graph, reference in zip(outputs, expected, strict=True)
+        for name, torch_output in reference.items()
     )
 
 

@@ -84,7 +84,7 @@ def build_parser() -> Parser:
     add("--model", "mini", MODEL)
     add("--vae", None, VAE, "FILE")
     add("--precision", "fp32", ", ".join(PRECISIONS))
-    add("--cut", CUTS[0], f"what is cached: {', '.join(CUTS)}")
+    add("--cut", CUTS[0], f"features that deep steps cache: {', '.join(CUTS)}")
     add("--out", None, "where to put it (default: where engines look for it)", "DIR")
     text = "fuse this LoRA into the weights first: a file, its folder, or one of the embedded "
     add_lora_flag(parser, text + "model's by name")

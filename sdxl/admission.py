@@ -82,10 +82,10 @@ class Admission:
         images: dict[str, float] = {}
         for flight in waiting:
             images[flight.client] = images.get(flight.client, 0.0) + flight.images
-        own = images.get(newcomer.client, 0.0)
+        waiting_images = images.get(newcomer.client, 0.0)
         # Images of a large request above the bound take no room from other clients.
         free = 2 * self.limits.queue - sum(min(n, self.limits.queue) for n in images.values())
-        if own < newcomer.weight * free:
+        if waiting_images < newcomer.weight * free:
             return
         owners = "all clients" if free <= 0 else "this client"
         count = sum(f.client == newcomer.client for f in waiting) if free > 0 else len(waiting)
@@ -97,10 +97,10 @@ class Admission:
         """Raise Refused if a client's further request leaves no time for one more client. Otherwise
         the first client would be promised all of the device's time."""
         ahead = [f for f in self.flights if f.priority <= newcomer.priority]
-        own = [f for f in ahead if f.client == newcomer.client]
+        of_client = [f for f in ahead if f.client == newcomer.client]
         # A library loop has no request ids and no other clients.
-        has_others = newcomer.request_id and not all(is_same_request(f, newcomer) for f in own)
-        if math.isinf(newcomer.deadline_s) or not has_others:
+        has_others = not all(is_same_request(f, newcomer) for f in of_client)
+        if math.isinf(newcomer.deadline_s) or not (newcomer.request_id and has_others):
             return
         left_s: dict[str, float] = {}
         weights: dict[str, float] = {}

@@ -80,10 +80,10 @@ def encode(
     if not requests:
         return []
     adapters = adapters or [NO_ADAPTERS] * len(requests)
-    prompts = [_in_bank(rows, own) for rows, own in zip(prompts, adapters, strict=True)]
+    prompts = [_in_bank(rows, loaded) for rows, loaded in zip(prompts, adapters, strict=True)]
     by_pages: dict[Pages, list[tuple[Tokens, Tokens]]] = {}
-    for prompt, own in zip(prompts, adapters, strict=True):
-        by_pages.setdefault(own.in_text, []).extend(row for row in prompt if row is not None)
+    for prompt, loaded in zip(prompts, adapters, strict=True):
+        by_pages.setdefault(loaded.in_text, []).extend(row for row in prompt if row is not None)
     size = fixed_chunks or MAX_CHUNKS_PER_CALL
 
     def encoded_by(name: str, index: int) -> dict[Pages, _Encoded]:
@@ -97,15 +97,12 @@ def encode(
     by_l = {} if engines.arch.is_refiner else encoded_by("clip_l", 0)
     by_g = encoded_by("clip_g", 1)
     dtypes = {spec.name: torch_dtype(spec) for spec in engines["unet_prompt"].spec.inputs}
-    return [
-        replace(
-            _condition(
-                request, prompt, by_l.get(own.in_text), by_g[own.in_text], dtypes, engines.arch
-            ),
-            adapters=own,
-        )
-        for request, prompt, own in zip(requests, prompts, adapters, strict=True)
-    ]
+    conditionings = []
+    for request, prompt, loaded in zip(requests, prompts, adapters, strict=True):
+        encoded = by_l.get(loaded.in_text), by_g[loaded.in_text]
+        conditioning = _condition(request, prompt, *encoded, dtypes, engines.arch)
+        conditionings.append(replace(conditioning, adapters=loaded))
+    return conditionings
 
 
 def tokenize_rows(
@@ -202,8 +199,8 @@ def _run(
     inputs = {"token_ids": ids}
     if pages.count:
         inputs |= lora_inputs([pages] * len(ids), pages.count)
-    given = {name: tensor.to(engines.device) for name, tensor in inputs.items()}
-    outputs = call(encoder, engines.arch, given)
+    inputs = {name: tensor.to(engines.device) for name, tensor in inputs.items()}
+    outputs = call(encoder, engines.arch, inputs)
     return {name: value[: len(chunks)] for name, value in outputs.items()}
 
 

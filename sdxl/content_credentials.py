@@ -204,7 +204,7 @@ def _certificate(name: Any, issuer: Any, public_key: Any, *, is_root: bool) -> A
     usage = x509.KeyUsage(
         digital_signature=not is_root, key_cert_sign=is_root, crl_sign=is_root, **usages
     )
-    made = (
+    builder = (
         x509.CertificateBuilder(issuer, name, public_key, x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))
         .not_valid_after(now + VALID)
@@ -213,9 +213,9 @@ def _certificate(name: Any, issuer: Any, public_key: Any, *, is_root: bool) -> A
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
     )
     if is_root:
-        return made
+        return builder
     purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.EMAIL_PROTECTION])
-    return made.add_extension(purpose, critical=False)
+    return builder.add_extension(purpose, critical=False)
 
 
 def _check(sign: Callable[[bytes, str], bytes], certificate: str) -> None:

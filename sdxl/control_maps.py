@@ -34,13 +34,13 @@ def shown_map(
     control: Control, params: GenerationParams, pictures: Pictures, source: SourceImage | None
 ) -> Image.Image:
     """Return the preprocessed map at the picture's size. Raise InvalidParams without a good map."""
-    size, given = _size_of(params), _given(control, pictures, source)
-    if given is None:
+    size, given_map = _size_of(params), _given_map(control, pictures, source)
+    if given_map is None:
         assert source is not None
         picture = source.image if source.size == size else source.image.resize(size, SHARP)
     else:
         whole = source.whole if source else None
-        picture = fitted(given, whole.size if whole else size, control)
+        picture = fitted(given_map, whole.size if whole else size, control)
         picture = picture.resize(size, SHARP, whole.box) if whole else picture
     return preprocessed(picture, control)
 
@@ -64,9 +64,9 @@ def check_maps(
     whole = source.whole if source else None
     size = whole.size if whole else _size_of(params)
     for each in params.controls or ():
-        given = _given(each, pictures, source)
-        if given is not None:
-            check_proportions(given, size, each)
+        given_map = _given_map(each, pictures, source)
+        if given_map is not None:
+            check_proportions(given_map, size, each)
 
 
 def fitted(picture: Image.Image, size: tuple[int, int], control: Control) -> Image.Image:
@@ -105,7 +105,9 @@ def previewed(data: bytes, control: Control) -> Image.Image:
     return preprocessed(picture, control)
 
 
-def _given(control: Control, pictures: Pictures, source: SourceImage | None) -> Image.Image | None:
+def _given_map(
+    control: Control, pictures: Pictures, source: SourceImage | None
+) -> Image.Image | None:
     """Return the map that the request gives; None if the edited image is the map."""
     data = pictures.get(control.image)
     if data is not None:

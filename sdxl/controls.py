@@ -60,8 +60,8 @@ class Control(Pictured):
         "canny draws the edges of the picture; none takes it as it is",
         choices=PREPROCESSORS,
     )
-    low: int = parameter(100, "Low threshold", "of canny", low=0, high=1000)
-    high: int = parameter(200, "High threshold", "of canny", low=0, high=1000)
+    low: int = parameter(100, "Low threshold", "canny's lower threshold", low=0, high=1000)
+    high: int = parameter(200, "High threshold", "canny's upper threshold", low=0, high=1000)
     resize: str | None = parameter(
         None,
         "Resize",
@@ -69,7 +69,7 @@ class Control(Pictured):
         choices=RESIZES,
     )
     type: str | None = parameter(
-        None, "Type", "what the map of a union shows (default: as preprocess)", choices=TYPES
+        None, "Type", "type of a union's map (default: as preprocess)", choices=TYPES
     )
 
     @property

@@ -38,8 +38,8 @@ class VirtualTime:
         now = present(peers)
         if now is None:
             self._left_at = {a: t for a, t in self._left_at.items() if a[0] != newcomer.priority}
-        own = [f.due for f in peers if f.client == newcomer.client]
-        before = max(own, default=self._left_at.get(account(newcomer), 0.0))
+        dues = [f.due for f in peers if f.client == newcomer.client]
+        before = max(dues, default=self._left_at.get(account(newcomer), 0.0))
         start = max(before, now or 0.0)
         return replace(newcomer, due=start + newcomer.work_s / newcomer.weight)
 

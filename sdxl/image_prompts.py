@@ -39,13 +39,13 @@ class ImagePrompt(Pictured):
     BARE: ClassVar[str] = "mode"
 
     name: str = parameter(
-        MISSING, "Name", "of the IP-Adapter, as the model lists it", high=MAX_NAME
+        MISSING, "Name", "name of the IP-Adapter, as the model lists it", high=MAX_NAME
     )
-    image: str = parameter("", "Picture", "the picture that prompts", high=MAX_PATH)
+    image: str = parameter("", "Picture", "the picture", high=MAX_PATH)
     mode: str = parameter(
         USUAL,
         "Mode",
-        "usual; or what to take of the picture alone: style, or composition",
+        "usual; or only the picture's style or composition",
         choices=MODES,
     )
 

@@ -105,7 +105,7 @@ class GenerationParams:
     variation_strength: float | None = parameter(
         None,
         "Variation",
-        "how far the noise goes towards that of variation_seed; 0 = off",
+        "share of variation_seed's noise in the noise; 0 = off",
         low=0,
         high=1,
         aliases=("subseed_strength",),
@@ -242,7 +242,7 @@ class GenerationParams:
     upscaler: str | None = parameter(
         None,
         "Upscaler",
-        "what to enlarge: the picture (lanczos) or its latents (latent)",
+        "enlarge the picture (lanczos) or its latents (latent)",
         choices=UPSCALERS,
         infotext="Hires upscaler",
         is_stored_if_set=True,
@@ -287,17 +287,17 @@ class GenerationParams:
         "ControlNets",
         "ControlNets to apply, each with the picture of its map",
         flag="control",
-        flag_help="; without =FILE the edited image; :canny draws its edges; KEY is mode, resize, "
-        "type, low or high",
+        flag_help="; without =FILE the edited image is the map; :canny draws its edges; KEY is "
+        "mode, resize, type, low or high",
         is_stored_if_set=True,
         group=ADAPTERS,
     )
     image_prompts: tuple[ImagePrompt, ...] | None = parameter(
         None,
         "Image prompts",
-        "pictures that prompt, each with the IP-Adapter that reads it",
+        "pictures as prompts, each with the name of an IP-Adapter",
         flag="image-prompt",
-        flag_help="; style or composition takes that alone",
+        flag_help="; style or composition takes only that from the picture",
         is_stored_if_set=True,
         group=ADAPTERS,
     )
@@ -305,7 +305,7 @@ class GenerationParams:
     refiner: str | None = parameter(
         None,
         "Refiner",
-        "refiner that takes the last steps, by its name",
+        "name of a refiner that runs the last steps",
         flag_help=": mini, a folder, a safetensors file or a hub id; a service's in /v1/models",
         high=MAX_NAME_CHARS,
         infotext="Refiner",

@@ -137,6 +137,8 @@ def describe_presets(presets: Presets) -> list[str]:
 def as_file(presets: Presets, measured: Mapping[str, Any], model_digest: str = "") -> bytes:
     """Return the content of presets.json. `measured` describes the measurement. With `model_digest`
     the file is refused for other models."""
-    own = {name: presets[name].values() for name in MEASURED}
+    values = {name: presets[name].values() for name in MEASURED}
     model = {"model_digest": model_digest} if model_digest else {}
-    return (json.dumps({"presets": own, **model, "measured": measured}, indent=1) + "\n").encode()
+    return (
+        json.dumps({"presets": values, **model, "measured": measured}, indent=1) + "\n"
+    ).encode()

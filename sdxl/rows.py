@@ -150,12 +150,12 @@ class Stage:
     def _run(self, network: str, layout: Layout, views: _Views, tables: Tables) -> bool:
         engine = self._engines.of(network, layout.variant)
         count = layout.variant.pages
-        given = {**views.by_name, **tables.loras(count)} if count else views.by_name
+        tensors = {**views.by_name, **(tables.loras(count) if count else {})}
         if layout.variant.is_controlled:
-            given = given | self._load_residuals(network, layout, engine.spec)
+            tensors |= self._load_residuals(network, layout, engine.spec)
         if layout.variant.images:
-            given = given | self._load_images(layout)
-        inputs = {t.name: given[t.name] for t in engine.spec.inputs}
+            tensors |= self._load_images(layout)
+        inputs = {t.name: tensors[t.name] for t in engine.spec.inputs}
         if layout.members[0].image.slot is not None:
             inputs["sides"] = tables.sides
         outputs = {t.name: views.by_name[t.name] for t in engine.spec.outputs}

@@ -49,10 +49,10 @@ class WholeImage:
     """digest of files and settings"""
 
     def decoded(self) -> DecodedWhole:
-        given = GivenImage.read(self.image, self.mask)
-        assert given.mask is not None
-        image = filled(given.picture) if given.picture.mode == "RGBA" else given.picture
-        return DecodedWhole(image, blurred(given.mask, self.blur).crop(self.box), self.box)
+        files = GivenImage.read(self.image, self.mask)
+        assert files.mask is not None
+        image = filled(files.picture) if files.picture.mode == "RGBA" else files.picture
+        return DecodedWhole(image, blurred(files.mask, self.blur).crop(self.box), self.box)
 
 
 @dataclass(frozen=True)
