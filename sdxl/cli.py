@@ -9,7 +9,7 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import sdxl
 
@@ -69,9 +69,7 @@ def run(arguments: list[str]) -> int:
             return BAD_REQUEST
         case [name, *rest] if name in COMMANDS:
             print_slow_work(name)
-            module, _, function = COMMANDS[name][0].partition(":")
-            code: int = getattr(importlib.import_module(module), function)(rest)
-            return code
+            return command(name)(rest)
         case [name, *_]:
             from sdxl.suggestions import did_you_mean
 
@@ -102,6 +100,12 @@ def usage() -> str:
             "`sdxl COMMAND --help` lists the usual flags, --help-all every flag.",
         )
     )
+
+
+def command(name: str) -> Callable[[list[str]], int]:
+    module, _, function = COMMANDS[name][0].partition(":")
+    main_function: Callable[[list[str]], int] = getattr(importlib.import_module(module), function)
+    return main_function
 
 
 def is_bad_request(error: Exception) -> bool:
