@@ -98,7 +98,8 @@ def check(
         "note": run.note,
         # PyTorch's findings do not prevent the publication of good graphs.
         IN_TORCH: {"findings": [asdict(f) for f in in_torch], "note": broken(in_torch)},
-        **run.facts(),
+        "painted": {**run.subject.painted, "interval": run.subject.interval},
+        "step_errors": [asdict(error) for error in run.errors],
     }
 
 
@@ -204,15 +205,6 @@ class _Run:
             pictures.append(paint(checkpoint, whole, subject, self.painted, first=stepped))
         exact = paint(checkpoint, whole, subject, subject.compared, interval=1)
         return ReferencePictures(torch.cat(pictures), exact, calls)
-
-    def facts(self) -> dict[str, Any]:
-        """Return what was painted, and the error of every step."""
-        subject = self.subject
-        errors = [asdict(error) for error in self.errors]
-        return {
-            "painted": {**subject.painted, "interval": subject.interval},
-            "step_errors": errors,
-        }
 
     def torch(self, *names: str) -> Engines:
         checkpoint = self.order.checkpoint
@@ -363,20 +355,16 @@ def example_inputs(
 
 def half_coverage(export: ExportFolder) -> str:
     """Describe how much half-precision arithmetic the check covers on a CPU."""
-    casts = _count_inserted_casts(export)
-    if not casts:
-        return "ONNX Runtime ran the half-precision graphs in halves"
-    return (
-        f"ONNX Runtime put {casts} casts to float32 into {SMALLEST}: the figures cover the "
-        "rounding of weights, inputs and outputs to halves, not arithmetic in halves"
-    )
-
-
-def _count_inserted_casts(export: ExportFolder) -> int:
     with tempfile.TemporaryDirectory() as folder:
         options = session_options(threads())
         options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
         path = export.folder / export.graphs[SMALLEST].file
         onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         model = onnx.load(options.optimized_model_filepath, load_external_data=False)
-    return sum(node.name.startswith(INSERTED) for node in model.graph.node)
+    casts = sum(node.name.startswith(INSERTED) for node in model.graph.node)
+    if not casts:
+        return "ONNX Runtime ran the half-precision graphs in halves"
+    return (
+        f"ONNX Runtime put {casts} casts to float32 into {SMALLEST}: the figures cover the "
+        "rounding of weights, inputs and outputs to halves, not arithmetic in halves"
+    )

@@ -30,7 +30,15 @@ from sdxl.places import MINI_REFINER
 from sdxl.presets import BrokenPresets, Presets, load_presets
 from sdxl.prompt import Tokenizer
 from sdxl.scheduler_config import SchedulerConfig
-from sdxl.single_file.recognition import AS_REFINER, PICKLES, SAFETENSORS
+from sdxl.single_file.recognition import (
+    AS_REFINER,
+    PICKLES,
+    SAFETENSORS,
+    check_has_vae,
+    check_is_refiner,
+    check_is_sdxl,
+    read_header,
+)
 from sdxl.specs import Architecture
 
 if TYPE_CHECKING:
@@ -247,13 +255,6 @@ def find_refiner(model: str) -> Checkpoint:
 def check_files(model: str, *, is_refiner: bool = False) -> None:
     """Raise CheckpointError for missing files or files of another model. It takes milliseconds and
     does not use the network."""
-    from sdxl.single_file.recognition import (
-        check_has_vae,
-        check_is_refiner,
-        check_is_sdxl,
-        read_header,
-    )
-
     base, vae = split_vae(model)
     if vae:
         read_header(_vae_file(vae))

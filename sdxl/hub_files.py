@@ -26,8 +26,8 @@ def needed_files(names: Iterable[str], weights: Mapping[str, str]) -> list[str]:
 
 def _is_text(name: str, weights: Mapping[str, str]) -> bool:
     folder, _, file = name.rpartition("/")
-    is_ours = folder in CONFIG_FOLDERS or folder in weights
-    return is_ours and file.endswith(TEXTS) and INDEX not in file
+    is_needed = folder in CONFIG_FOLDERS or folder in weights
+    return is_needed and file.endswith(TEXTS) and INDEX not in file
 
 
 def _one_variant(names: list[str], path: str) -> list[str]:
