@@ -36,7 +36,7 @@ def unit_text(control: Control, hash: str) -> str:
     labels = {mode: label for label, mode in MODES.items()}
     resizes = {resize: label for label, resize in RESIZES.items()}
     thresholds = {LOW: control.low, HIGH: control.high} if is_canny else {}
-    facts = {RESIZE: resizes[control.resize or CROP], **thresholds}
+    facts: dict[str, object] = {RESIZE: resizes[control.resize or CROP], **thresholds}
     return _text(control, hash, control.preprocess, facts, labels.get(control.mode, OF_GUESS))
 
 

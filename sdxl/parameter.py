@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
-from functools import cache
 from types import GenericAlias, MappingProxyType, UnionType
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
@@ -224,21 +223,25 @@ def parameter(default: Any, label: str, text: str, **facts: Any) -> Any:
     return field(default=default, metadata={"parameter": Parameter(label, text, **facts)})
 
 
-@cache
+_tables: dict[type, Mapping[str, Parameter]] = {}
+
+
 def table_of(cls: type[Any]) -> Mapping[str, Parameter]:
     """Return the parameters that a dataclass declares as its fields."""
-    hints = get_type_hints(cls)
-    return MappingProxyType(
-        {
-            f.name: replace(
-                f.metadata["parameter"],
-                name=f.name,
-                default=None if f.default is MISSING else f.default,
-                **kind_of(hints[f.name]),
-            )
-            for f in fields(cls)
-        }
-    )
+    if cls not in _tables:
+        hints = get_type_hints(cls)
+        _tables[cls] = MappingProxyType(
+            {
+                f.name: replace(
+                    f.metadata["parameter"],
+                    name=f.name,
+                    default=None if f.default is MISSING else f.default,
+                    **kind_of(hints[f.name]),
+                )
+                for f in fields(cls)
+            }
+        )
+    return _tables[cls]
 
 
 def kind_of(hint: Any) -> dict[str, type]:
