@@ -63,5 +63,4 @@ def _is_ridge(strength: NDArray[Any], across: NDArray[Any], down: NDArray[Any]) 
     )
     horizontal = (strength > neighbour(0, -1)) & (strength >= neighbour(0, 1))
     vertical = (strength > neighbour(-1, 0)) & (strength >= neighbour(1, 0))
-    ridge: NDArray[Any] = np.where(is_across, horizontal, np.where(is_down, vertical, diagonal))
-    return ridge
+    return np.where(is_across, horizontal, np.where(is_down, vertical, diagonal))

@@ -197,8 +197,7 @@ class Checkpoint:
                 f"{files[0]}: {len(missing)} tensors of the network are missing, "
                 f"{missing[0]!r} the first"
             )
-        module: nn.Module = model.eval().requires_grad_(False)
-        return module
+        return model.eval().requires_grad_(False)
 
     def part(self, part: str) -> nn.Module:
         """Build one folder's module; refuse a UNet that is not SDXL's."""

@@ -104,8 +104,7 @@ def usage() -> str:
 
 def command(name: str) -> Callable[[list[str]], int]:
     module, _, function = COMMANDS[name][0].partition(":")
-    main_function: Callable[[list[str]], int] = getattr(importlib.import_module(module), function)
-    return main_function
+    return getattr(importlib.import_module(module), function)
 
 
 def is_bad_request(error: Exception) -> bool:

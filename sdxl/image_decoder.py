@@ -37,8 +37,7 @@ class ImageDecoder:
             self.engines.fence().wait()
         if not is_host_finite:
             raise BrokenImage(BROKEN)
-        pixels: Pixels = host.numpy()
-        return pixels
+        return host.numpy()
 
     def launch(self, latents: Sequence[Tensor]) -> Callable[[], Tensor]:
         """Start to decode images of one size. Return a function that waits for the images."""

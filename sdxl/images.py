@@ -53,8 +53,7 @@ def to_pixels(image: Tensor) -> Pixels:
             f"overflowed in {image.dtype}; run it in float32 or bfloat16"
         )
     scaled = (image * 0.5 + 0.5).clamp(0, 1).movedim(-3, -1).cpu().float().numpy()
-    pixels: Pixels = (scaled * 255).round().astype(np.uint8)
-    return pixels
+    return (scaled * 255).round().astype(np.uint8)
 
 
 def pasted(pixels: Pixels, source: SourceImage) -> Pixels:

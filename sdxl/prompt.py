@@ -116,8 +116,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the text's ids without BOS, EOS and padding."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        return ids
+        return self._backend.encode(text, add_special_tokens=False).ids
 
 
 def whole_chunks(tokens: int) -> int:
@@ -355,5 +354,4 @@ def _add_special_tokens(
 
 
 def _content(token: Token) -> str:
-    text: str = token if isinstance(token, str) else token["content"]
-    return text
+    return token if isinstance(token, str) else token["content"]

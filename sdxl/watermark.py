@@ -86,8 +86,7 @@ def mark(pixels: Pixels) -> Pixels:
     tile = np.tile(pattern().tile, (down, across))[:height, :width]
     strength = _strengths(pixels).repeat(BLOCK, 0).repeat(BLOCK, 1)[:height, :width]
     change = np.rint(tile * strength).astype(np.int16)
-    marked: Pixels = np.clip(pixels + change[..., None], 0, 255).astype(np.uint8)
-    return marked
+    return np.clip(pixels + change[..., None], 0, 255).astype(np.uint8)
 
 
 def find(pixels: Pixels) -> WatermarkFinding:
@@ -134,8 +133,7 @@ def _contrasts(pixels: Pixels) -> Floats:
     blocks = brightness.astype(np.uint32).reshape(down, BLOCK, across, BLOCK)
     total, squares = blocks.sum((1, 3)), (blocks * blocks).sum((1, 3))
     size = BLOCK * BLOCK
-    deviations: Floats = np.sqrt(np.float64(size) * squares - np.float64(total) ** 2) / size
-    return deviations
+    return np.sqrt(np.float64(size) * squares - np.float64(total) ** 2) / size
 
 
 def _score(brightness: Brightness, zoom: float) -> float:
@@ -170,8 +168,7 @@ def _zoomed(brightness: Brightness, zoom: float) -> Brightness:
 def _evened(values: Floats) -> Floats:
     """Subtract the mean of each pixel's surroundings and divide by their contrast."""
     rest = values - _mean(values)
-    evened: Floats = rest / (GRAIN + np.sqrt(np.maximum(_mean(rest * rest), 0)))
-    return evened
+    return rest / (GRAIN + np.sqrt(np.maximum(_mean(rest * rest), 0)))
 
 
 def _mean(values: Floats) -> Floats:

@@ -46,8 +46,7 @@ class MiniClip(nn.Module):
     @property
     def vision_model(self) -> nn.Module:
         """The network whose features FID compares."""
-        resnet: nn.Module = self.vision.resnet
-        return resnet
+        return self.vision.resnet
 
     def get_image_features(self, pixel_values: Tensor) -> BaseModelOutputWithPooling:
         return BaseModelOutputWithPooling(pooler_output=self.vision(pixel_values).logits)

@@ -73,8 +73,7 @@ class Attend:
         mixed = attend(query, key, value, attention.heads)
         if self.layer is not None:
             mixed = plus_images(mixed, query, self.layer, attention.heads)
-        result: Tensor = attention.to_out[0](mixed)
-        return result
+        return attention.to_out[0](mixed)
 
 
 def keys_and_values(text: Text, layer: int) -> tuple[Tensor, Tensor]:

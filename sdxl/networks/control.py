@@ -118,5 +118,4 @@ def _alone(layer: Any, tokens: Tensor) -> Tensor:
     width = tokens.shape[-1]
     values = F.linear(normed, attention.in_proj_weight[-width:], attention.in_proj_bias[-width:])
     tokens = tokens + attention.out_proj(values)
-    result: Tensor = tokens + layer.mlp(layer.ln_2(tokens))
-    return result
+    return tokens + layer.mlp(layer.ln_2(tokens))

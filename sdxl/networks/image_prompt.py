@@ -35,8 +35,7 @@ class ImagePromptNetwork(nn.Module):
         return self._text(pixels.new_zeros(len(pixels), width))
 
     def _layers(self, pixels: Tensor) -> Tensor:
-        hidden: Tensor = self.vision(pixels, output_hidden_states=True).hidden_states[-2]
-        return hidden
+        return self.vision(pixels, output_hidden_states=True).hidden_states[-2]
 
     def _text(self, encoded: Tensor) -> tuple[Tensor, ...]:
         tokens = self.projection(encoded)

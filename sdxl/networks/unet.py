@@ -170,8 +170,7 @@ class Tail(nn.Module):
         hidden = _end(self.resnets[0], hidden, past, embedding)
         for resnet, skip in zip(self.resnets[1:], reversed(skips), strict=True):
             hidden = _reading(resnet, hidden, skip, embedding)
-        noise: Tensor = self.conv_out(self.activation(self.norm(hidden)))
-        return noise
+        return self.conv_out(self.activation(self.norm(hidden)))
 
 
 class DeepUNet(nn.Module):
@@ -236,39 +235,32 @@ def _plus(skips: list[Tensor], residuals: Sequence[Tensor]) -> list[Tensor]:
 def _reading(block: Any, hidden: Tensor, skip: Tensor, embedding: Tensor) -> Tensor:
     """Run a ResBlock on a hidden state and a skip. A backend's block joins them itself."""
     if not isinstance(block, ResnetBlock2D):
-        result: Tensor = block(hidden, embedding, skip)
-        return result
-    result = block(torch.cat([hidden, skip], dim=1), embedding)
-    return result
+        return block(hidden, embedding, skip)
+    return block(torch.cat([hidden, skip], dim=1), embedding)
 
 
 def _begin(block: Any, hidden: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
     """Run a ResBlock up to the time embedding; return the hidden state and the shortcut."""
     if not isinstance(block, ResnetBlock2D):
-        result: tuple[Tensor, Tensor] = block.begin(hidden, skip)
-        return result
+        return block.begin(hidden, skip)
     x = torch.cat([hidden, skip], dim=1)
     return block.conv1(F.silu(block.norm1(x))), block.conv_shortcut(x)
 
 
 def _end(block: Any, hidden: Tensor, past: Tensor, embedding: Tensor) -> Tensor:
     if not isinstance(block, ResnetBlock2D):
-        result: Tensor = block.end(hidden, past, embedding)
-        return result
+        return block.end(hidden, past, embedding)
     hidden = hidden + block.time_emb_proj(F.silu(embedding))[:, :, None, None]
-    result = past + block.conv2(F.silu(block.norm2(hidden)))
-    return result
+    return past + block.conv2(F.silu(block.norm2(hidden)))
 
 
 def _attend(attention: Any, hidden: Tensor, text: Text) -> Tensor:
-    result: Tensor = attention(hidden, encoder_hidden_states=text, return_dict=False)[0]
-    return result
+    return attention(hidden, encoder_hidden_states=text, return_dict=False)[0]
 
 
 def _attentions(block: Any) -> Sequence[Any]:
     """Return each ResBlock's attention; None in small ControlNets and in refiners."""
-    attentions: Sequence[Any] = getattr(block, "attentions", None) or [None] * len(block.resnets)
-    return attentions
+    return getattr(block, "attentions", None) or [None] * len(block.resnets)
 
 
 def _down(block: Any, hidden: Tensor, embedding: Tensor, text: Text, stack: list[Tensor]) -> Tensor:
@@ -293,7 +285,5 @@ def _up(block: Any, hidden: Tensor, embedding: Tensor, text: Text, stack: list[T
 
 def _upsampled(upsampler: Any, hidden: Tensor, sides: Any) -> Tensor:
     if not isinstance(upsampler, Upsample2D):
-        result: Tensor = upsampler(hidden, sides)
-        return result
-    result = upsampler.conv(F.interpolate(hidden, size=sides, mode="nearest"))
-    return result
+        return upsampler(hidden, sides)
+    return upsampler.conv(F.interpolate(hidden, size=sides, mode="nearest"))

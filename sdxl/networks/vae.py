@@ -25,8 +25,7 @@ class Doubled(nn.Module):
 
     def forward(self, x: Tensor, output_size: None = None) -> Tensor:
         if not torch.compiler.is_exporting():
-            result: Tensor = self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
-            return result
+            return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
         lines = [
             torch.stack([self.quarter(x, down, right) for right in SIDES], dim=-1) for down in SIDES
         ]

@@ -40,14 +40,12 @@ def timesteps_at(levels: Array, trained: Array) -> Array:
     wanted = np.log(np.maximum(levels, 1e-10))
     low = np.clip(np.searchsorted(logs, wanted, side="right") - 1, 0, len(logs) - 2)
     part = np.clip((logs[low] - wanted) / (logs[low] - logs[low + 1]), 0, 1)
-    between: Array = (1 - part) * low + part * (low + 1)
-    return between
+    return (1 - part) * low + part * (low + 1)
 
 
 def karras(highest: float, lowest: float, steps: int) -> Array:
     high, low = highest ** (1 / KARRAS_RHO), lowest ** (1 / KARRAS_RHO)
-    spread: Array = (high + np.linspace(0, 1, steps) * (low - high)) ** KARRAS_RHO
-    return spread
+    return (high + np.linspace(0, 1, steps) * (low - high)) ** KARRAS_RHO
 
 
 def pairs(levels: Array, final: float) -> tuple[Array, Array]:
@@ -57,23 +55,20 @@ def pairs(levels: Array, final: float) -> tuple[Array, Array]:
 
 
 def exponential(highest: float, lowest: float, steps: int) -> Array:
-    spread: Array = np.exp(np.linspace(np.log(highest), np.log(lowest), steps))
-    return spread
+    return np.exp(np.linspace(np.log(highest), np.log(lowest), steps))
 
 
 def beta(highest: float, lowest: float, steps: int) -> Array:
     from scipy.special import betaincinv
 
     parts = betaincinv(BETA_SHAPE, BETA_SHAPE, 1 - np.linspace(0, 1, steps))
-    spread: Array = lowest + parts * (highest - lowest)
-    return spread
+    return lowest + parts * (highest - lowest)
 
 
 def aligned(_highest: float, _lowest: float, steps: int) -> Array:
     known = np.linspace(0, 1, len(ALIGNED))
     wanted = np.linspace(0, 1, steps + 1)[:-1]
-    spread: Array = np.exp(np.interp(wanted, known, np.log(ALIGNED)))
-    return spread
+    return np.exp(np.interp(wanted, known, np.log(ALIGNED)))
 
 
 SPREADS: Mapping[str, Callable[[float, float, int], Array]] = {

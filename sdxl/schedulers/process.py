@@ -20,8 +20,7 @@ def trained_levels(config: SchedulerConfig) -> Array:
     """Return sigma/alpha at every trained timestep."""
     # torch's and numpy's float32 roots differ in the last bit, and Karras timesteps depend on it.
     products = torch.tensor(alphas_cumprod(config, is_floored=True), dtype=torch.float32)
-    levels: Array = (((1 - products) / products) ** 0.5).double().numpy()
-    return levels
+    return (((1 - products) / products) ** 0.5).double().numpy()
 
 
 @lru_cache(maxsize=16)

@@ -124,8 +124,7 @@ def _configs(header: Header, mini: Path | None) -> Mapping[str, Mapping[str, Any
 
 
 def _stored(folder: Path, part: str) -> Mapping[str, Any]:
-    config: Mapping[str, Any] = json.loads((folder / part / "config.json").read_text())
-    return config
+    return json.loads((folder / part / "config.json").read_text())
 
 
 def _write_part(folder: Path, part: str, tensors: dict[str, Tensor]) -> None:
