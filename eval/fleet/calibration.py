@@ -1,5 +1,5 @@
-"""A large fleet's model of one replica, calibrated with ticks.py: how long each kind of picture
-takes among others, and how fast so many in flight advance.
+"""The speed of one replica of a large fleet, measured with ticks.py: the work of each kind of
+picture, and the pace of a number of pictures in flight.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ class Pace:
     """Work is counted in mean pictures."""
 
     work: Any
-    """of each kind"""
+    """by kind of picture"""
     picture_s: Any
-    """seconds of a unit by the number of pictures in flight"""
+    """seconds per unit of work, by the number of pictures in flight"""
     usual: int
-    """pictures in flight, unless many wait: then `most`"""
+    """pictures in flight; `most` if many wait"""
     most: int
 
     @property
     def rate(self) -> float:
-        """Pictures a second when always so many are in flight as usual: the capacity."""
+        """The capacity in pictures a second, with the usual number in flight."""
         return float(self.usual / self.picture_s[self.usual])
 
     @classmethod
@@ -53,7 +53,7 @@ class Pace:
 def closed_loop(
     gpu: SimulatedGpu, kinds: list[PictureKind], images: int
 ) -> tuple[float, list[float]]:
-    """Run these pictures with so many under way: the seconds in all, and those of each."""
+    """Run pictures with `images` in flight. Return the total seconds and each picture's."""
     replica, now = TickReplica(gpu), 0.0
     began_s, took_s = dict[int, float](), [0.0] * len(kinds)
 
@@ -74,7 +74,7 @@ def closed_loop(
 
 
 def factors(kinds: list[PictureKind], drawn: Any, took_s: list[float]) -> Any:
-    """The time of each kind, as a product of what its size, plan, LoRA and ControlNet cost."""
+    """The time of each kind: the product of the costs of its size, plan, LoRA and ControlNet."""
     flights = [kind.flight for kind in kinds]
     named = [
         (f"{f.axes}", f"{f.plan}", f"lora {f.variant.name}", f"nets {len(f.windows)}")

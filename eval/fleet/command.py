@@ -1,12 +1,12 @@
 """sdxl bench fleet [--gpu h200 h100 l40s] [--replicas 8 64 1000 10000] [--seconds 60] [--load 0.8]
 
 A fleet of any size, simulated with the service's own policy, admission, costs, router and
-autoscaler (sdxl/policy.py, admission.py, cost.py, fleet.py). Up to 16 replicas run tick by tick.
-Larger ones run picture by picture: every request and every routing decision is simulated, but a
-replica is a queue whose pace is calibrated tick by tick; `check` compares both on one trace, and
-`reality` the ticks with a service of the embedded model on this machine.
+autoscaler (sdxl/policy.py, admission.py, cost.py, fleet.py). Every request and every routing
+decision is simulated; a replica is a queue whose pace is calibrated tick by tick. `check` compares
+this model with simulated ticks, and `reality` compares the ticks with a service of the embedded
+model on this machine.
 Clusters have at most 250 replicas; a request reaches any front end with equal chance. So clusters
-do not depend on each other, and `scale` simulates a part of them on each core.
+are independent, and `scale` simulates a part of them on each core.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from sdxl.arguments import Parser, add_option, number, whole
 from sdxl.fleet import ASKED, Loads, homes
 
 CLUSTER, FRONT_RATE, FEWEST_FRONTS = 250, 250.0, 2
-"""Replicas of a Ray cluster and requests a second of a front end, at most (docs/operations.md)."""
+"""A cluster's most replicas, a front end's most requests a second, a cluster's fewest front ends
+(docs/operations.md)"""
 WARM_S = 60.0
 PICTURES, LONGEST_S = 20_000, 600.0
 SECTIONS = ("check", "routers", "scale", "events", "models", "autoscaling", "decision")
@@ -101,10 +102,10 @@ class FleetBench:
         ]
 
     def long_enough_s(self, replicas: int) -> float:
-        """A small fleet runs for longer, so that its p99 is not a few pictures'."""
+        """A small fleet runs longer, so that its p99 covers enough pictures."""
         return max(self.seconds, min(LONGEST_S, PICTURES / (replicas * self.pace.rate)))
 
-    # -- sections: the title of each table's first column, and its rows ------------------------
+    # -- sections: each yields the head of its table, then the rows -----------------------------
 
     def check(self, sizes: Sequence[int]) -> Iterator[list[str]]:
         yield ["one trace, 8 replicas", *HEAD]
@@ -114,25 +115,25 @@ class FleetBench:
         yield self.row("pictures", flow.run(self.seconds, WARM_S))
 
     def reality(self, sizes: Sequence[int]) -> Iterator[list[str]]:
-        """Needs a quiet machine, and a quarter of an hour."""
+        """Takes a quarter of an hour on a quiet machine."""
         from eval.fleet.reality import rows
 
         return rows()
 
     def routers(self, sizes: Sequence[int]) -> Iterator[list[str]]:
         yield ["replicas, router", *HEAD]
-        found: dict[str, list[Outcome]] = {policy: [] for policy in POLICIES}
+        outcomes: dict[str, list[Outcome]] = {policy: [] for policy in POLICIES}
         for replicas in sizes:
             for policy in POLICIES:
                 out = self.flow(replicas, policy).run(self.long_enough_s(replicas), WARM_S)
-                found[policy].append(out)
+                outcomes[policy].append(out)
                 yield self.row(f"{replicas:,} {policy}", out)
         if self.plot:
             from eval.fleet.plot import plot_fleet
 
             title = f"{self.gpu.name}, {self.load:.0%} load"
             name = f"{self.plot.stem}-{self.gpu.name.lower()}"
-            plot_fleet(title, sizes, found, self.plot.with_name(name))
+            plot_fleet(title, sizes, outcomes, self.plot.with_name(name))
 
     def scale(self, sizes: Sequence[int]) -> Iterator[list[str]]:
         yield ["replicas", *HEAD, "CPU s", "s"]
@@ -145,7 +146,7 @@ class FleetBench:
             yield [*self.row(replicas, total), f"{cpu_s:.0f}", f"{took_s:.0f}"]
 
     def _parts(self, replicas: int) -> Iterator[tuple[Outcome, float]]:
-        """Whole clusters on each core: their outcomes and CPU seconds."""
+        """Simulate whole clusters on each core. Yield each core's outcome and CPU seconds."""
         shape, seconds = self.shape(replicas), self.long_enough_s(replicas)
         parts = min(len(os.sched_getaffinity(0)), shape.clusters)
         if parts == 1:
@@ -153,7 +154,7 @@ class FleetBench:
             return
         clusters = np.array_split(np.arange(shape.clusters), parts)
         sizes = [shape.replicas * len(each) for each in clusters]
-        # Measured here, once.
+        # Measure the pace once, before this object is copied to the processes.
         assert self.pace
         with ProcessPoolExecutor(parts, multiprocessing.get_context("spawn")) as pool:
             yield from pool.map(partial(self.part, seconds), sizes, range(1, parts + 1))
@@ -195,12 +196,12 @@ class FleetBench:
         loads, rng = Loads(10_000), np.random.default_rng(0)
         places = rng.integers(10_000, size=(1, ASKED))
         kept = homes(7, rng.integers(2**63, size=10_000).astype(np.uint64))[None]
-        for name, those in (("no file", kept[:, :0]), ("a file", kept)):
+        for name, file_homes in (("no file", kept[:, :0]), ("a file", kept)):
             rounds = []
             for _ in range(5):
                 began_s = time.process_time()
                 for _ in range(1000):
-                    loads.candidates(places, 1.0, those, 0.3, rng)[1].argmin()
+                    loads.candidates(places, 1.0, file_homes, 0.3, rng)[1].argmin()
                 rounds.append(time.process_time() - began_s)
             yield [name, f"{1000 * min(rounds):.0f}"]
 

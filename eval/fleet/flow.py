@@ -1,7 +1,7 @@
 """A large fleet, picture by picture, in steps of time for all replicas at once.
 
-A replica is a queue and pictures in flight that advance together, at the pace of full calls of so
-many rows. It has no ticks, so `sdxl bench fleet` shows how far it is from ticks.py, which has.
+A replica is a queue, and pictures in flight that advance together at the pace of full calls. Ticks
+are not simulated; `sdxl bench fleet --sections check` shows the distance to ticks.py.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from eval.fleet.outcome import Outcome
 from eval.fleet.traffic import DEADLINE_S, LOADING_S, LORAS, Traffic
 
 ROOM = 256
-"""for waiting pictures of a replica: more than can be in time"""
+"""the most waiting pictures of a replica: more than can be in time"""
 SILENT_S, LEFT_S = 1.5, 2.5
-"""After these a dead replica gets no more pictures, and those that it had go elsewhere
-(serve/fleet/liveness.py, beats.py)."""
+"""seconds until a dead replica gets no more pictures, and until its pictures are sent elsewhere
+(serve/fleet/liveness.py, beats.py)"""
 
 
 CAME, WORK, FILE = range(3)
-"""of a picture: when it came, its standard pictures of work, its file"""
+"""the rows of an array of pictures: arrival, work in mean pictures, file"""
 
 
 class Flow:
@@ -48,23 +48,22 @@ class Flow:
         self.fixed_s = costs.encode_s + costs.decode_s
         self.step, self.now, self.arrived_work = 0, 0.0, 0.0
         self.advanced, self.queued, self.left = np.zeros((3, n))
-        """standard pictures: what each in flight has done since the start, what waits, and what is
-        left of those in flight"""
+        """work of each replica, in mean pictures: done since the start for each picture in flight;
+        waiting; left in flight"""
         self.ends, self.flying = np.full((n, most), np.inf), np.zeros((3, n, most))
         self.queue = np.zeros((3, n, ROOM))
         self.head, self.waiting, self.running = np.zeros((3, n), int)
         self.up_s = np.full(n, -np.inf)
-        """since when it works, or when it will"""
+        """when the replica began or begins to work"""
         self.silent_s = np.full(n, np.inf)
-        """since when front ends know that it does not"""
+        """from when on front ends know that the replica does not work"""
         self.later = np.zeros((5, 0))
-        """pictures under way: when they arrive, where (−1 − cluster: anywhere), and a picture's
-        three"""
+        """pictures on the way: arrival, replica (−1 − cluster: any), and a picture's three rows"""
         self.used_s = np.full((n, len(LOADING_S)), -np.inf, np.float32)
         """when each loaded file was used last"""
 
     def run(self, seconds: float, warm_s: float = 0.0) -> Outcome:
-        """The outcome of this time, after the caches of files have filled."""
+        """The outcome of `seconds`; the caches of files fill in `warm_s` before."""
         for each_s in (warm_s, seconds):
             self.out = Outcome(gpu_s=each_s * self.shape.all_replicas)
             for _ in range(round(each_s / STEP_S)):
@@ -84,10 +83,10 @@ class Flow:
         is_due = self.later[0] <= self.now
         due, self.later = self.later[1:, is_due], self.later[:, ~is_due]
         lost = due[:, due[0] < 0]
-        begins = (-1 - lost[0]).astype(int) * self.shape.fronts
-        of_lost = begins + self.rng.integers(self.shape.fronts, size=len(begins))
+        first_front = (-1 - lost[0]).astype(int) * self.shape.fronts
+        new_front = first_front + self.rng.integers(self.shape.fronts, size=len(first_front))
         new = np.concatenate([new, lost[1:]], 1)
-        replica = self._route(np.concatenate([front, of_lost]), new[FILE].astype(int))
+        replica = self._route(np.concatenate([front, new_front]), new[FILE].astype(int))
         is_here = self._load(replica, new)
         loaded = due[:, due[0] >= 0]
         replica = np.concatenate([replica[is_here], loaded[0].astype(int)])
@@ -111,28 +110,29 @@ class Flow:
         if not self.failure:
             return
         for one in np.flatnonzero(self.rng.random(len(self.up_s)) < self.failure):
-            flies = np.isfinite(self.ends[one])
+            is_flying = np.isfinite(self.ends[one])
             places = (self.head[one] + np.arange(self.waiting[one])) % ROOM
-            had = np.concatenate([self.flying[:, one, flies], self.queue[:, one, places]], 1)
-            self._lose(np.full(had.shape[1], one), had)
+            flying, waiting = self.flying[:, one, is_flying], self.queue[:, one, places]
+            pictures = np.concatenate([flying, waiting], 1)
+            self._send_elsewhere(np.full(pictures.shape[1], one), pictures)
             self.ends[one] = np.inf
             self.waiting[one] = self.running[one] = 0
             self.queued[one] = self.left[one] = 0.0
             self.start(one, SILENT_S)
 
     def start(self, replicas: Any, noticed_s: float = 0.0) -> None:
-        """Start these with nothing loaded."""
+        """Start replicas without loaded files."""
         self.used_s[replicas] = -np.inf
         self.up_s[replicas] = self.now + self.cold_s
         self.silent_s[replicas] = self.now + noticed_s
 
-    def _lose(self, replica: Any, pictures: Any) -> None:
+    def _send_elsewhere(self, replica: Any, pictures: Any) -> None:
         clusters = replica // self.shape.replicas
         when = np.full(len(replica), self.now + LEFT_S)
         self.later = np.concatenate([self.later, np.array([when, -1 - clusters, *pictures])], 1)
 
     def _ask(self) -> None:
-        """Front ends ask in turn, each every ASK_PERIOD_S."""
+        """Each front end asks every ASK_PERIOD_S, some in each step."""
         fronts = np.arange(self.step % TURNS, self.shape.all_fronts, TURNS)
         if len(fronts):
             present = self.running + self.waiting
@@ -145,17 +145,18 @@ class Flow:
         return ready_s, alone_s, np.full_like(alone_s, self.full_s)
 
     def _route(self, front: Any, file: Any) -> Any:
-        """In turn at each front end, at all of them at once."""
+        """Choose replicas: all front ends in parallel, each for one picture after another."""
         order = np.argsort(front, kind="stable")
         turn, replica = np.empty((2, len(front)), int)
         turn[order] = places_in_run(front[order])
         for number in range(turn.max(initial=-1) + 1):
-            those = np.flatnonzero(turn == number)
-            replica[those] = self.fronts.choose(front[those], file[those], self.now)
+            pictures = np.flatnonzero(turn == number)
+            choice = self.fronts.choose(front[pictures], file[pictures], self.now)
+            replica[pictures] = choice
         return replica
 
     def _load(self, replica: Any, pictures: Any) -> Any:
-        """Whether each picture's file is loaded; if not, it arrives later."""
+        """Return whether each picture's file is loaded; the other pictures arrive after loading."""
         file = pictures[FILE].astype(int)
         named = np.flatnonzero(file >= 0)
         which = replica[named], file[named]
@@ -173,7 +174,7 @@ class Flow:
         return is_here
 
     def _evict(self, replicas: Any, files: slice, most: int) -> None:
-        """Drop the files that were used least lately."""
+        """Drop the least recently used files beyond `most`."""
         used_s = self.used_s[replicas, files]
         over = np.isfinite(used_s).sum(1) > most
         if over.any():
@@ -183,9 +184,9 @@ class Flow:
 
     def _accept(self, replica: Any, pictures: Any) -> None:
         is_down = self.up_s[replica] > self.now
-        self._lose(replica[is_down], pictures[:, is_down])
+        self._send_elsewhere(replica[is_down], pictures[:, is_down])
         ready_s = self.now + (self.queued + self.left)[replica] * self.full_s
-        # At worst it shares the device with as many as there may be.
+        # At worst the picture shares the device with the most pictures in flight.
         ready_s += pictures[WORK] * self.pace.picture_s[self.pace.most]
         is_late = ready_s > pictures[CAME] + DEADLINE_S
         self.out.refused += int(np.count_nonzero(is_late & ~is_down))
@@ -214,7 +215,7 @@ class Flow:
 
 
 def places_in_run(values: Any) -> Any:
-    """The place of each value among its equals, which stand together."""
+    """The index of each value in its run of equal values."""
     is_first = np.r_[True, values[1:] != values[:-1]][: len(values)]
     begins = np.flatnonzero(is_first)
     return np.arange(len(values)) - np.repeat(begins, np.diff(np.r_[begins, len(values)]))

@@ -1,7 +1,7 @@
 """The front ends of a fleet and how they choose replicas, many decisions at a time.
 
-Each front end routes by itself within its cluster, by reports that it asked for some time ago. A
-request reaches any front end with equal chance. The peers get the same reports.
+Each front end routes within its cluster, by the last reports that it asked for. A request reaches
+any front end with equal chance. All policies get the same reports.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sdxl.fleet import ASK_PERIOD_S, ASKED, Loads, hashed, homes, replicas_to_as
 
 STEP_S = 0.05
 TURNS = round(ASK_PERIOD_S / STEP_S)
-"""steps of the simulation from one question of a front end to its next"""
+"""steps of the simulation between two questions of a front end"""
 SHELF = (64, 8)
 """LoRAs and ControlNets that an H200 keeps"""
 OURS, ROUND_ROBIN, LEAST_QUEUED, SHORTEST = "ours", "round robin", "least queued", "shortest queue"
@@ -46,7 +46,7 @@ class Fronts:
     shape: Shape
     policy: str
     loading_s: Any
-    """seconds to load each file; none for placement without regard to files"""
+    """seconds to load each file; empty to ignore files"""
     rng: Any
     active: int = 0
     """replicas of each cluster that get requests"""
@@ -64,23 +64,23 @@ class Fronts:
         files = [hashed(f"file {i}") for i in range(len(self.loading_s))]
         self.homes = np.array([homes(f, self.hashes[:active]) for f in files])
 
-    def replicas_of(self, front: Any) -> Any:
-        """The first replica of the front ends' clusters."""
+    def _first_replica(self, front: Any) -> Any:
+        """The first replica of each front end's cluster."""
         return front // self.shape.fronts * self.shape.replicas
 
     def report(self, fronts: Any, now: float, outlook: Any, waiting: Any, present: Any) -> None:
-        """These front ends learn what the replicas that they ask say now."""
+        """Each of these front ends asks some replicas and stores their reports."""
         local = replicas_to_ask(self.active, len(fronts), self.rng)
         self.asked[fronts, : local.shape[1]], self.count = local, local.shape[1]
         places = fronts[:, None] * self.shape.replicas + local
-        replicas = self.replicas_of(fronts)[:, None] + local
+        replicas = self._first_replica(fronts)[:, None] + local
         fresh = [each[replicas] for each in outlook]
         self.loads.report(places, now, fresh, self.loads.sent[places])
         self.waiting[places], self.present[places] = waiting[replicas], present[replicas]
 
     def choose(self, fronts: Any, files: Any, now: float) -> Any:
-        """A replica for one picture of each of these front ends, which are distinct. `files`: the
-        file that its placement follows, or NONE."""
+        """Choose a replica for one picture of each front end. The front ends are distinct. `files`:
+        the file that decides the picture's placement, or NONE."""
         base = fronts * self.shape.replicas
         if self.policy == ROUND_ROBIN:
             self.turn[fronts] = (self.turn[fronts] + 1) % self.active
@@ -88,11 +88,9 @@ class Fronts:
         elif self.policy == OURS:
             local = np.empty_like(fronts)
             needs_file = files >= 0 if len(self.loading_s) else np.zeros(len(fronts), bool)
-            for those in (needs_file, ~needs_file):
-                if those.any():
-                    local[those] = self._earliest(
-                        fronts[those], files[those], now, those is needs_file
-                    )
+            for part in (needs_file, ~needs_file):
+                if part.any():
+                    local[part] = self._earliest(fronts[part], files[part], now, part is needs_file)
         else:
             known = self.waiting if self.policy == LEAST_QUEUED else self.present
             places = base[:, None] + self.asked[fronts, : self.count]
@@ -100,7 +98,7 @@ class Fronts:
             best = (count + 0.5 * self.rng.random(count.shape)).argmin(-1)
             local = np.take_along_axis(places, best[:, None], 1)[:, 0] - base
         self.loads.sent[base + local] += 1
-        return self.replicas_of(fronts) + local
+        return self._first_replica(fronts) + local
 
     def _earliest(self, fronts: Any, files: Any, now: float, needs_file: bool) -> Any:
         base = fronts[:, None] * self.shape.replicas

@@ -1,5 +1,5 @@
-"""One GPU's costs, as a replica measures them. An H200's are measured (docs/h200, 2026-11-27);
-those of others are its times the ratio that `sdxl bench floor --gpu` estimates.
+"""The costs of one GPU, as a replica measures them. An H200's are measured (docs/h200, 2026-11-27).
+Another GPU's are the H200's times the ratio that `sdxl bench floor --gpu` estimates.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from sdxl.specs import CHUNK, Axes
 MEASURED = "H200"
 FIGURES = Path(__file__).parents[2] / "docs" / "h200" / "2026-11-27-mixed.json"
 PRECISION, ROWS = "fp8", 16
-"""of the measurement, and of the calls that are compared"""
+"""of the measurement, and of the estimated calls"""
 SIDE, SCALE = 128, 8
-"""of a standard picture's latents; pixels to a latent"""
+"""side of a standard picture in latents; pixels per latent"""
 LORA_SHARE, NET_SHARE = 1.04, 0.73
-"""A call with LoRAs, and a ControlNet's call, over a plain deep one: on paper (docs/log.md)."""
+"""estimated times of a call with LoRAs and of a ControlNet's call, as shares of a plain deep call
+(docs/log.md)"""
 LORA = Variant("lora", 2)
-"""one of rank 32"""
+"""a LoRA of rank 32"""
 QUEUE = 64
 """the service's default"""
 
@@ -39,7 +40,7 @@ class SimulatedGpu:
     name: str
     source: str
     ratios: tuple[float, float]
-    """seconds of deep and shallow calls, over an H200's"""
+    """seconds of deep and shallow calls, as shares of the H200's"""
 
     @classmethod
     def named(cls, name: str) -> SimulatedGpu:
@@ -48,12 +49,12 @@ class SimulatedGpu:
         # Imported here: it counts the work of whole networks.
         from eval.speed import estimated_time
 
-        own, measured = (
+        estimated, h200 = (
             estimated_time.report(each, [ROWS], [PRECISION])["groups"]
             for each in (name.lower(), MEASURED.lower())
         )
         deep, shallow = (
-            own[key]["sum"] / measured[key]["sum"]
+            estimated[key]["sum"] / h200[key]["sum"]
             for key in (f"{PRECISION} unet_deep", f"{PRECISION} unet_shallow")
         )
         source = f"not measured: an H200's ticks × {deep:.2f}, as `sdxl bench floor` estimates"
@@ -72,15 +73,15 @@ class SimulatedGpu:
     @cached_property
     def costs(self) -> Costs:
         figures = json.loads(FIGURES.read_text())["mixed sizes"]
-        alone = figures["one_client slots, interval 2"]
-        later = figures["promises slots, cost now over warm-up"]
-        # Calls take longer when other pictures ran since.
-        mixed = [ratio for call, ratio in later.items() if "shallow" in call]
+        one_client = figures["one_client slots, interval 2"]
+        cost_ratios = figures["promises slots, cost now over warm-up"]
+        # Calls take longer if other pictures ran in between.
+        mixed = [ratio for call, ratio in cost_ratios.items() if "shallow" in call]
         ratios = dict(zip(("deep", "shallow"), self.ratios, strict=True))
         ratios["shallow"] *= statistics.median(mixed)
         costs, call = Costs(), self.standard.call("unet_deep")
         costs.encode_s, costs.decode_s = (
-            alone[name] * self.ratios[0] for name in ("encode_s", "decode_s")
+            one_client[name] * self.ratios[0] for name in ("encode_s", "decode_s")
         )
         for entry, ms in figures["start slots, costs"].items():
             kind, rows = entry.split()
@@ -95,7 +96,7 @@ class SimulatedGpu:
 
 
 def axes(width: int, height: int) -> Axes:
-    """Of pictures that share calls in slots."""
+    """The axes of pictures that share calls in slots."""
     latent_h, latent_w = height // SCALE, width // SCALE
     slot = slot_of(latent_h, latent_w, SIDE)
     shape = (latent_h, latent_w) if slot is None else (1, slot)

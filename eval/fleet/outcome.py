@@ -10,7 +10,7 @@ import numpy as np
 from eval.fleet.traffic import DEADLINE_S
 
 BINS = np.geomspace(0.05, 200, 4000)
-"""of latencies: 0.2% apart"""
+"""edges of the histogram of latencies, 0.2% apart"""
 
 
 @dataclass
@@ -45,6 +45,6 @@ class Outcome:
 
     @property
     def goodput(self) -> float:
-        """Pictures in time, of those that ended or were refused."""
+        """The share of pictures in time among those that ended or were refused."""
         known = self.finished + self.refused
         return (self.finished - self.late) / known if known else 1.0

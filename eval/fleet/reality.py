@@ -1,9 +1,9 @@
 """The simulation beside a service of the embedded model on this machine, with the same requests.
 
-Replicas share the cores, so calls slow each other down. The mean seconds of calls, encoding and
-decoding, and the median that HTTP and Ray add, are those of the compared run; the time between
-calls is measured in a closed loop before. The simulation decides which requests wait, join and
-are refused, and when each is done.
+The simulation decides which requests wait, join and are refused, and when each is done. From the
+compared run it takes the mean seconds of calls, encoding and decoding, because replicas share the
+cores and slow each other down, and the median that HTTP and Ray add. A closed loop before measures
+the time between calls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
-import httpx
 import numpy as np
 
 from eval.fleet.fronts import OURS, Fronts, Shape
@@ -29,6 +28,7 @@ from eval.fleet.ticks import TickFleet
 from eval.fleet.traffic import NONE, PLANS, PictureKind
 from eval.measuring.timing import quantile
 from eval.service.client import local_service, metrics_page, unlimited_client
+from eval.service.load import PROMPT, LoadAnswers, request_picture
 from eval.service.traffic import closed_loop
 from sdxl.cost import CostKey, Costs
 from sdxl.flight import Flight, Network
@@ -37,14 +37,13 @@ from sdxl.pipeline import Pipeline
 from sdxl.policy import Limits
 
 REPLICAS, LOADS = (1, 2, 4), (0.7, 2.0)
-"""Loads are shares of the rate at which a closed loop of `CLIENTS` for each replica is served."""
+"""Loads are shares of the rate of a closed loop with `CLIENTS` clients for each replica."""
 CLIENTS, CLOSED_S, RUN_S, RUNS = 8, 10.0, 40.0, 3
 DEADLINE_S, LONG_S = 4.0, 60.0
-"""of requests, and of those in the closed loop"""
-PROMPT = "a small yellow star above a green square on a white background"
-SUMS = re.compile(r"sdxl_(tick|stage)_seconds_(sum|count){(.*)} (\S+)")
+"""of requests, and of requests in the closed loop"""
+SUMS = re.compile(r"sdxl_(?:tick|stage)_seconds_(sum|count){(.*)} (\S+)")
 ROWS = re.compile(r"(\d+) rows in flight, (\d+) while many wait")
-"""what a replica chose at its start"""
+"""a replica's log line at its start"""
 LABEL = re.compile(r'(\w+)="(\w+)"')
 
 
@@ -89,8 +88,8 @@ class Trace:
         return cls(kinds, at_s, rng.choice(len(kinds), len(at_s), p=[k.share for k in kinds]))
 
     def arrivals(self, rng: Any, begin_s: float, length_s: float) -> tuple[Any, Any, Any]:
-        those = slice(*self.at_s.searchsorted([begin_s, begin_s + length_s]))
-        return self.at_s[those], self.kind[those], np.full(len(self.at_s[those]), NONE)
+        part = slice(*self.at_s.searchsorted([begin_s, begin_s + length_s]))
+        return self.at_s[part], self.kind[part], np.full(len(self.at_s[part]), NONE)
 
 
 @dataclass(frozen=True)
@@ -98,24 +97,16 @@ class TraceResult:
     p50: float
     p99: float
     refused: float
-    """share of the requests; late ones are refused, too"""
+    """share of the requests; late requests are refused, too"""
 
-
-@dataclass
-class TraceAnswers:
-    latencies: list[float] = field(default_factory=list)
-    added: list[float] = field(default_factory=list)
-    """of each picture: its latency without the replica's part"""
-    refused: int = 0
-
-    @property
-    def result(self) -> TraceResult:
-        share = self.refused / (self.refused + len(self.latencies))
-        return TraceResult(quantile(self.latencies, 0.5), quantile(self.latencies, 0.99), share)
+    @classmethod
+    def of(cls, answers: LoadAnswers) -> TraceResult:
+        p50, p99 = quantile(answers.latencies, 0.5), quantile(answers.latencies, 0.99)
+        return cls(p50, p99, 1 - len(answers.latencies) / answers.statuses.total())
 
 
 Seconds = Counter[tuple[str, ...]]
-"""sums and numbers of calls by network and bucket, and of stages"""
+"""sums and counts of calls by network and bucket, and of stages"""
 
 
 @dataclass(frozen=True)
@@ -125,77 +116,72 @@ class LoadedService:
     log: Path
 
     def rows(self) -> tuple[int, int]:
-        """Of the replica with the most."""
+        """The usual and the most rows in flight of the replica with the most rows."""
         chosen = [(int(a), int(b)) for a, b in ROWS.findall(self.log.read_text())]
         return max(chosen)
 
     def seconds(self) -> Seconds:
-        """Of all replicas since they started."""
-        found = Seconds()
-        for _, kind, labels, value in SUMS.findall(metrics_page(self.url)):
-            of = dict(LABEL.findall(labels))
-            what = (of["network"], of["bucket"]) if "network" in of else (of["stage"],)
-            found[kind, *what] += cast(int, float(value))
-        return found
+        """The sums over all replicas since their start."""
+        seconds = Seconds()
+        for kind, labels, value in SUMS.findall(metrics_page(self.url)):
+            label = dict(LABEL.findall(labels))
+            key = (label["network"], label["bucket"]) if "network" in label else (label["stage"],)
+            seconds[kind, *key] += cast(int, float(value))
+        return seconds
 
-    async def run(self, trace: Trace) -> TraceAnswers:
-        answers, began_s = TraceAnswers(), time.perf_counter()
+    async def run(self, trace: Trace) -> LoadAnswers:
+        answers, began_s = LoadAnswers(), time.perf_counter()
         async with unlimited_client(self.url, LONG_S) as http, asyncio.TaskGroup() as group:
             for at_s, kind in zip(trace.at_s, trace.kind, strict=True):
                 await asyncio.sleep(began_s + at_s - time.perf_counter())
-                group.create_task(ask(http, int(kind), answers, began_s + at_s))
+                request = request_picture(http, answers, body_of(kind, DEADLINE_S), began_s + at_s)
+                group.create_task(request)
         return answers
 
     async def saturate(self, clients: int) -> float:
-        """Keep so many requests under way; return the rate of pictures."""
-        answers, rng, began_s = TraceAnswers(), np.random.default_rng(0), time.perf_counter()
+        """Keep `clients` requests under way; return the rate of pictures."""
+        answers, rng, began_s = LoadAnswers(), np.random.default_rng(0), time.perf_counter()
         shares = [kind.share for kind in self.kinds]
         async with unlimited_client(self.url, LONG_S) as http:
 
             async def send(number: int, due_s: float) -> None:
-                kind = int(rng.choice(len(shares), p=shares))
-                await ask(http, kind, answers, due_s, LONG_S)
+                body = body_of(rng.choice(len(shares), p=shares), LONG_S)
+                await request_picture(http, answers, body, due_s)
 
             await closed_loop(send, clients, CLOSED_S)
         return len(answers.latencies) / (time.perf_counter() - began_s)
 
 
-async def ask(
-    http: httpx.AsyncClient,
-    kind: int,
-    answers: TraceAnswers,
-    due_s: float,
-    deadline_s: float = DEADLINE_S,
-) -> None:
+def body_of(kind: int, deadline_s: float) -> dict[str, Any]:
     steps, interval = list(PLANS)[kind]
-    body = {"prompt": PROMPT, "steps": steps, "cache_interval": interval, "deadline_s": deadline_s}
-    answer = await http.post("/v1/images/generations", json=body)
-    if answer.status_code != 200:
-        answers.refused += 1
-        return
-    answers.latencies.append(time.perf_counter() - due_s)
-    inside_s = answer.json()["data"][0]["timings"]["total_s"]
-    answers.added.append(answers.latencies[-1] - inside_s)
+    return {
+        "prompt": PROMPT,
+        "steps": steps,
+        "cache_interval": interval,
+        "deadline_s": deadline_s,
+    }
 
 
 def costs_of(seconds: Seconds, standard: Flight, between_s: float) -> Costs:
     costs = Costs(between_s=between_s)
-    for (kind, *what), number in seconds.items():
-        mean_s = seconds["sum", *what] / max(number, 1)
-        match what:
-            case [network, bucket] if kind == "count" and number:
+    for (kind, *key), count in seconds.items():
+        if kind != "count":
+            continue
+        mean_s = seconds["sum", *key] / count
+        match key:
+            case [network, bucket]:
                 call = standard.call(cast(Network, network))
                 costs.ticks[CostKey(call, int(bucket))] = mean_s
-            case ["encode"] if kind == "count":
+            case ["encode"]:
                 costs.encode_s = mean_s
-            case ["decode" | "file"] if kind == "count":
+            case ["decode" | "file"]:
                 costs.decode_s += mean_s
     return costs
 
 
 def between_calls_s(seconds: Seconds, busy_s: float) -> float:
     calls_s, calls = (
-        sum(value for (kind, *what), value in seconds.items() if kind == counted and what[1:])
+        sum(value for (kind, *key), value in seconds.items() if kind == counted and len(key) == 2)
         for counted in ("sum", "count")
     )
     return max(busy_s - calls_s, 0.0) / calls
@@ -215,7 +201,7 @@ def rows() -> Iterator[list[str]]:
     import engines
 
     names = ("p50 s", "p99 s", "refused")
-    yield ["replicas, load", "requests", *(f"{n}{w}" for n in names for w in ("", ", simulated"))]
+    yield ["replicas, load", "requests", *(f"{n}{by}" for n in names for by in ("", ", simulated"))]
     pipeline = engines.load("mini")
     params = [GenerationParams(steps=steps, cache_interval=interval) for steps, interval in PLANS]
     flights = [flight_of(pipeline, each) for each in params]
@@ -240,13 +226,15 @@ def rows_of(service: LoadedService, replicas: int, pipeline: Pipeline) -> Iterat
             answers = asyncio.run(service.run(trace))
             standard = flight_of(pipeline, GenerationParams())
             gpu = MeasuredReplica(
-                *("CPU", "measured", (1.0, 1.0)),
+                "CPU",
+                "measured",
+                ratios=(1.0, 1.0),
                 pipeline=pipeline,
                 measured=costs_of(service.seconds() - before, standard, between_s),
                 rows=service.rows(),
             )
             simulated = simulate(gpu, replicas, trace, statistics.median(answers.added))
-            pairs.append((answers.result, simulated))
+            pairs.append((TraceResult.of(answers), simulated))
             count += len(trace.at_s)
         medians = [
             statistics.median(getattr(pair[i], name) for pair in pairs)

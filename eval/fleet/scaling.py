@@ -1,5 +1,5 @@
-"""A cluster whose number of replicas follows the load, by the rule of serve/fleet/autoscaling.py.
-Its delays are those that Ray Serve is given there.
+"""A cluster whose number of replicas follows the load, by the rule and with the delays of
+serve/fleet/autoscaling.py.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class ScaledFlow:
     def __init__(self, flow: Flow, begin: int) -> None:
         self.flow, self.active = flow, begin
         self.work = deque[float](maxlen=LOOK_S)
-        """seconds of a GPU that arrived in each second"""
-        self.asked = deque[float](maxlen=DOWN_S)
-        """what was wanted in each of the last seconds"""
+        """GPU seconds of work that arrived in each second"""
+        self.wanted = deque[float](maxlen=DOWN_S)
+        """replicas needed in each of the last seconds"""
         flow.fronts.resize(begin)
 
     def run(self, seconds: int) -> Outcome:
@@ -34,14 +34,15 @@ class ScaledFlow:
             for _ in range(round(1 / STEP_S)):
                 flow.advance()
             self.work.append((flow.arrived_work - before) * flow.full_s)
-            self.asked.append(self._wanted())
+            arriving, queued = sum(self.work) / len(self.work), float(flow.queued.sum())
+            self.wanted.append(replicas_needed([arriving], [queued * flow.full_s], TARGET_S))
             self._resize()
             draining = np.count_nonzero((flow.running + flow.waiting)[self.active :])
             flow.out.gpu_s += self.active + draining
         return flow.out
 
     def _resize(self) -> None:
-        lately = list(self.asked)
+        lately = list(self.wanted)
         most = self.flow.shape.replicas
         number = self.active
         if len(lately) >= UP_S and min(lately[-UP_S:]) > number:
@@ -49,12 +50,8 @@ class ScaledFlow:
         elif len(lately) == DOWN_S and max(lately) < number:
             number = max(int(np.ceil(max(lately))), 1)
         if number > self.active:
-            # New replicas load first: front ends know them, and send nothing yet.
+            # Front ends know the new replicas, and send nothing until they have loaded.
             self.flow.start(np.arange(self.active, number))
         if number != self.active:
             self.active = number
             self.flow.fronts.resize(number)
-
-    def _wanted(self) -> float:
-        flow, arriving = self.flow, sum(self.work) / len(self.work)
-        return replicas_needed([arriving], [float(flow.queued.sum()) * flow.full_s], TARGET_S)

@@ -27,16 +27,16 @@ CLIENTS = 100
 
 @dataclass
 class TickReplica:
-    """One device: what sdxl/inflight.py and serve/worker do, without tensors and threads."""
+    """One device: does what sdxl/inflight.py and serve/worker do, without tensors and threads."""
 
     gpu: SimulatedGpu
     flights: dict[int, Flight] = field(default_factory=dict)
     coming: dict[int, tuple[float, Flight]] = field(default_factory=dict)
-    """admitted ones, and when their prompt is encoded and their files loaded"""
+    """admitted pictures by id: when each joins the loop, and its flight"""
     time: VirtualTime = field(default_factory=VirtualTime)
     is_idle: bool = True
     next_s: float = math.inf
-    """when its next tick begins"""
+    """when the next tick begins"""
     shelves: tuple[OrderedDict[int, None], ...] = field(
         default_factory=lambda: (OrderedDict(), OrderedDict())
     )
@@ -70,8 +70,8 @@ class TickReplica:
         return Outlook.of(self.admission(now), self.gpu.standard)
 
     def tick(self, now: float) -> tuple[float, list[tuple[int, float]]]:
-        """Run a tick: its end, and the pictures that it ends with the times when they are ready;
-        infinite if they are late. Without work, the end is when there will be some."""
+        """Run a tick. Return its end, and the ended pictures with the times when they are ready,
+        infinite for expired ones. Without work, the end is when the next picture joins."""
         for id_ in [id_ for id_, (at_s, _) in self.coming.items() if at_s <= now]:
             self.flights[id_] = self.coming.pop(id_)[1]
         plan = plan_tick(tuple(self.flights.values()), self.gpu.limits, now)
@@ -95,8 +95,8 @@ class TickReplica:
         return now, ended
 
     def _seconds(self, group: Group) -> float:
-        """Of a call and those of ControlNets before it. A kind of call that was not measured is
-        estimated once."""
+        """Seconds of a call and its ControlNets' calls. An unmeasured kind of call is estimated
+        once."""
         costs = self.gpu.costs
         for call in (*group.nets, group):
             key = CostKey(call.call, call.bucket)
@@ -110,7 +110,7 @@ class TickReplica:
 
 
 class ArrivalSource(Protocol):
-    """What Traffic is here."""
+    """Traffic, or a recorded trace."""
 
     @property
     def kinds(self) -> list[PictureKind]: ...
@@ -118,7 +118,7 @@ class ArrivalSource(Protocol):
 
 
 class TickFleet:
-    """The same requests as Flow's of this seed."""
+    """Draws the same requests as a Flow of the same seed."""
 
     def __init__(
         self,
@@ -136,10 +136,10 @@ class TickFleet:
         self.replicas = [TickReplica(gpu) for _ in range(fronts.shape.all_replicas)]
         self.ids, self.came_s = itertools.count(), dict[int, float]()
         self.ticks: list[tuple[float, int]] = []
-        """when each replica's next tick begins"""
+        """a heap of the next tick's begin and the replica's number"""
 
     def run(self, seconds: float, warm_s: float = 0.0) -> Outcome:
-        """The outcome of this time, after the caches of files have filled."""
+        """The outcome of `seconds`; the caches of files fill in `warm_s` before."""
         for step in range(round((warm_s + seconds) / STEP_S)):
             now = step * STEP_S
             if step == round(warm_s / STEP_S):
@@ -178,7 +178,7 @@ class TickFleet:
             now, number = heapq.heappop(self.ticks)
             replica = self.replicas[number]
             if now != replica.next_s:
-                # An earlier one took its place.
+                # An earlier tick replaced this one.
                 continue
             next_s, ended = replica.tick(now)
             self.out.note(np.array([ready_s - self.came_s.pop(id_) for id_, ready_s in ended]))
@@ -196,6 +196,6 @@ class TickFleet:
         each = [replica.outlook(now) for replica in self.replicas]
         outlooks = np.array([(o.ready_in_s, o.alone_s, o.each_s) for o in each]).T
         present = [[*r.flights.values(), *(f for _, f in r.coming.values())] for r in self.replicas]
-        waiting = [sum(f.state is State.QUEUED for f in those) for those in present]
-        counts = np.array(waiting), np.array([len(those) for those in present])
+        waiting = [sum(f.state is State.QUEUED for f in flights) for flights in present]
+        counts = np.array(waiting), np.array([len(flights) for flights in present])
         self.fronts.report(fronts, now, outlooks, *counts)

@@ -35,14 +35,14 @@ PLANS = {(20, 2): 0.6, (30, 2): 0.15, (20, 1): 0.1, (40, 3): 0.1, (8, 1): 0.05}
 """steps and cache interval"""
 LORAS, LORA_SHARE, LORA_LOAD_S = 1000, 0.4, 0.3
 NETS, NET_SHARE, NET_LOAD_S = 20, 0.1, 5.0
-"""How many files there are, the share of requests that name one, and the seconds to load it: 0.2
-and 2.5 GB at half a GB a second (engines/bank_shelf.py)."""
+"""the number of files, the share of requests that name one, and the seconds to load one: 0.2 and
+2.5 GB at 0.5 GB/s (engines/bank_shelf.py)"""
 LOADING_S = np.repeat([LORA_LOAD_S, NET_LOAD_S], [LORAS, NETS])
 NONE = -1
 
 
 def zipf(count: int) -> Any:
-    """The share of each, the most popular first."""
+    """The share of each file, the most popular first."""
     weights = 1 / np.arange(1, count + 1)
     return weights / weights.sum()
 
@@ -55,7 +55,7 @@ class PictureKind:
 
 def kinds() -> list[PictureKind]:
     """Sizes × plans, without and with a LoRA, without and with a ControlNet."""
-    found = []
+    made = []
     has_file = (False, True)
     for size, (steps, interval), lora, net in product(SIZES, PLANS, has_file, has_file):
         plan = plan_of(GenerationParams(steps=steps, cache_interval=interval))
@@ -65,12 +65,12 @@ def kinds() -> list[PictureKind]:
         share *= LORA_SHARE if lora else 1 - LORA_SHARE
         share *= NET_SHARE if net else 1 - NET_SHARE
         flight = Flight(-1, axes(*size), plan, variant=variant, windows=windows, rides=True)
-        found.append(PictureKind(share, flight))
-    return found
+        made.append(PictureKind(share, flight))
+    return made
 
 
 Level = Callable[[float], float]
-"""the rate at a time, over the mean one"""
+"""the rate at a time, divided by the mean rate"""
 
 
 def steady(at_s: float) -> float:
@@ -78,12 +78,12 @@ def steady(at_s: float) -> float:
 
 
 def day(length_s: float) -> Level:
-    """A day's curve in this time: the night has a fifth of noon's rate."""
+    """A day's curve in `length_s`; the night has a fifth of noon's rate."""
     return lambda at_s: 1 - 2 / 3 * math.cos(2 * math.pi * at_s / length_s)
 
 
 def bursts() -> Level:
-    """Half as much again for 20 s, every three minutes on average."""
+    """1.5 times the usual rate for 20 s, every three minutes on average."""
     length_s, every_s, height = 20.0, 180.0, 1.5
     begins = np.random.default_rng(5).exponential(every_s, 10_000).cumsum()
     share = 1 - math.exp(-length_s / every_s)
@@ -111,7 +111,7 @@ class Traffic:
 
     @cached_property
     def _files(self) -> Any:
-        """The sums of both popularities, and by kind whether it has a LoRA and a ControlNet."""
+        """Cumulative shares of LoRAs and of ControlNets, and which kinds have either."""
         flights = [kind.flight for kind in self.kinds]
         has_lora, has_net = (
             np.array([bool(each) for each in named])
@@ -120,8 +120,8 @@ class Traffic:
         return zipf(LORAS).cumsum(), zipf(NETS).cumsum(), has_lora, has_net
 
     def arrivals(self, rng: Any, begin_s: float, length_s: float) -> tuple[Any, Any, Any]:
-        """In this time: when they arrive, their kinds, and the file that each one's placement
-        follows, its ControlNet before its LoRA."""
+        """Arrivals in this time, their kinds, and the file that decides each one's placement: its
+        ControlNet, or else its LoRA."""
         rate = self.rate * self.level(begin_s + length_s / 2)
         count = rng.poisson(rate * length_s)
         at_s, drawn, named = rng.random((3, count))

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import httpx
 import psutil
@@ -51,7 +52,7 @@ class LoadAnswers:
     late: int = 0
     """pictures after their deadline"""
     added: list[float] = field(default_factory=list)
-    """of pictures: latency minus the time that the replica reports"""
+    """of pictures: latency minus the replica's own time"""
 
     @property
     def rate(self) -> float:
@@ -71,34 +72,39 @@ class LoadAnswers:
 
 
 def memory_mib() -> float:
-    """Memory of the replicas that this process started."""
+    """MiB of the replicas that this process started."""
     children = psutil.Process().children(recursive=True)
     replicas = (each for each in children if "ImageReplica" in " ".join(each.cmdline()))
     return sum(each.memory_info().rss for each in replicas) / 2**20
 
 
 async def request_picture(
-    http: httpx.AsyncClient, answers: LoadAnswers, seed: int, due_s: float
+    http: httpx.AsyncClient, answers: LoadAnswers, body: dict[str, Any], due_s: float
 ) -> None:
-    try:
-        body = {"prompt": PROMPT, "seed": seed, "deadline_s": DEADLINE_S}
-        answer = await http.post(GENERATE, json=body)
-    except httpx.HTTPError:
-        answers.statuses[0] += 1
-        return
+    answer = await http.post(GENERATE, json=body)
     answers.last_s = time.perf_counter()
     latency = answers.last_s - due_s
     answers.statuses[answer.status_code] += 1
     if answer.status_code == 200:
-        answers.late += latency > DEADLINE_S
+        answers.late += latency > body["deadline_s"]
         answers.latencies.append(latency)
         answers.added.append(latency - answer.json()["data"][0]["timings"]["total_s"])
+
+
+async def send_prompt(
+    http: httpx.AsyncClient, answers: LoadAnswers, seed: int, due_s: float
+) -> None:
+    body = {"prompt": PROMPT, "seed": seed, "deadline_s": DEADLINE_S}
+    try:
+        await request_picture(http, answers, body, due_s)
+    except httpx.HTTPError:
+        answers.statuses[0] += 1
 
 
 async def run_closed(http: httpx.AsyncClient, seconds: float) -> LoadAnswers:
     """Measure the service's capacity with a constant number of requests under way."""
     answers = LoadAnswers()
-    await closed_loop(partial(request_picture, http, answers), CLOSED_LOOP, seconds)
+    await closed_loop(partial(send_prompt, http, answers), CLOSED_LOOP, seconds)
     return answers
 
 
@@ -107,7 +113,7 @@ async def measure(url: str, seconds: float, shares: Sequence[float]) -> None:
         await run_closed(http, WARM_S)
         alone = LoadAnswers()
         for seed in range(OVERHEAD_REQUESTS):
-            await request_picture(http, alone, seed, time.perf_counter())
+            await send_prompt(http, alone, seed, time.perf_counter())
         print(
             f"HTTP and Ray add {1000 * quantile(alone.added, 0.5):.1f} ms (p50) to "
             f"{1000 * quantile(alone.latencies, 0.5):.1f} ms"
@@ -120,7 +126,7 @@ async def measure(url: str, seconds: float, shares: Sequence[float]) -> None:
         print(full.row("closed loop", full.rate))
         for share in shares:
             answers = LoadAnswers()
-            send = partial(request_picture, http, answers)
+            send = partial(send_prompt, http, answers)
             sent = await open_loop(send, share * full.rate, seconds)
             print(answers.row(f"{share:.0%}", len(sent) / seconds), flush=True)
 

@@ -1,4 +1,4 @@
-"""The simulated fleet: nothing is lost, both models agree, and the router beats its peers."""
+"""The simulated fleet: no picture is lost, both models agree, and the router beats its peers."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ def test_every_picture_ends_or_is_refused(hours_to_failure: float) -> None:
 
 
 def test_an_overloaded_fleet_refuses_and_keeps_its_deadlines() -> None:
-    own = bench()
-    flow = FleetBench(own.gpu, 2.0, 60, 3.0).flow(4)
+    fleet = bench()
+    flow = FleetBench(fleet.gpu, 2.0, 60, 3.0).flow(4)
     out = flow.run(60)
     assert out.refused > 0.1 * out.arrived and out.goodput < 0.95
     assert out.quantile(0.99) < 1.1 * DEADLINE_S
 
 
 def test_both_models_of_a_replica_agree() -> None:
-    own, files = bench(), np.zeros(0)
-    flow = own.flow(4, files=files)
+    fleet, files = bench(), np.zeros(0)
+    flow = fleet.flow(4, files=files)
     flow.used_s[:] = 0.0
-    ticks = TickFleet(own.gpu, flow.traffic, own.fronts(4, files=files))
+    ticks = TickFleet(fleet.gpu, flow.traffic, fleet.fronts(4, files=files))
     for replica in ticks.replicas:
         replica._loading_s = no_more  # type: ignore[method-assign,assignment]
     one, other = flow.run(20), ticks.run(20)
@@ -65,18 +65,18 @@ def test_both_models_of_a_replica_agree() -> None:
 
 
 def test_the_router_beats_round_robin() -> None:
-    own = bench()
-    ours, other = (own.flow(64, each).run(20).quantile(0.99) for each in (OURS, ROUND_ROBIN))
+    fleet = bench()
+    ours, other = (fleet.flow(64, each).run(20).quantile(0.99) for each in (OURS, ROUND_ROBIN))
     assert ours < other
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_clusters_on_several_cores_are_the_whole_fleet() -> None:
-    own = bench()
-    whole = own.flow(750).run(own.long_enough_s(750))
+    fleet = bench()
+    whole = fleet.flow(750).run(fleet.long_enough_s(750))
     total = Outcome()
-    for out, cpu_s in own._parts(750):
+    for out, cpu_s in fleet._parts(750):
         assert cpu_s > 0
         total.add(out)
     assert total.gpu_s == pytest.approx(whole.gpu_s)
@@ -85,8 +85,8 @@ def test_clusters_on_several_cores_are_the_whole_fleet() -> None:
 
 
 def test_replicas_follow_the_load() -> None:
-    own = bench()
-    flow = own.flow(64, cold_s=5.0)
+    fleet = bench()
+    flow = fleet.flow(64, cold_s=5.0)
     scaled = ScaledFlow(flow, begin=8)
     scaled.run(60)
     assert 48 <= scaled.active <= 64
