@@ -154,12 +154,8 @@ class LoadedService:
 
 def body_of(kind: int, deadline_s: float) -> dict[str, Any]:
     steps, interval = list(PLANS)[kind]
-    return {
-        "prompt": PROMPT,
-        "steps": steps,
-        "cache_interval": interval,
-        "deadline_s": deadline_s,
-    }
+    sampling = {"steps": steps, "cache_interval": interval}
+    return {"prompt": PROMPT, **sampling, "deadline_s": deadline_s}
 
 
 def costs_of(seconds: Seconds, standard: Flight, between_s: float) -> Costs:

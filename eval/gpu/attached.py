@@ -1,13 +1,13 @@
-"""Sections on requests with LoRAs or a ControlNet: the same pictures with and without, in turns.
+"""Sections that time pictures with and without LoRAs or a ControlNet, in turns.
 
-The files have random weights of the model's size. LoRAs adapt every layer of the transformers.
+The files have random weights of the full size. LoRAs adapt every layer of the transformers.
 """
 
 from __future__ import annotations
 
 import io
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from torch import nn
 
 from engines.bank_shelf import BankShelf, shapes_of
 from engines.low_rank import TRANSFORMERS
-from eval.gpu.bench import BATCH, Bench
+from eval.gpu.bench import BATCH, Bench, Figures
 from eval.gpu.mixed import counted, synchronized_s
 from eval.speed.peers import prompts_for
 from eval.speed.variants import INTERVALS, generate, requests_of
@@ -29,32 +29,31 @@ from sdxl.catalogue import Catalogue
 from sdxl.controls import CANNY, Control
 from sdxl.pipeline import Pipeline, WithPictures
 
-Figures = Iterator[tuple[str, Any]]
 RANK = 32
 SIZE_OF_LORA = 0.01
-"""of a random LoRA's factors"""
+"""the standard deviation of a random LoRA's factors"""
 NET = "random"
 MAP = "map.png"
 ROUNDS = 3
-Asked = Callable[[WithPictures, int], WithPictures]
-"""A picture's request with what it is measured with, by the picture's number"""
+Addition = Callable[[WithPictures, int], WithPictures]
+"""adds a LoRA or a ControlNet to a request; takes the request and its number"""
 
 
 def loras(bench: Bench) -> Figures:
-    """A LoRA of its own for each picture."""
+    """Each picture has another LoRA."""
     pipeline = bench.pipeline(bench.served)
     folder = bench.out / "loras"
     write_loras(pipeline, folder)
     pipeline.catalogue = Catalogue([folder])
 
-    def asked(each: WithPictures, number: int) -> WithPictures:
-        return WithPictures(replace(each.params, loras=(Lora(f"{number}", 0.5),)))
+    def add_lora(request: WithPictures, number: int) -> WithPictures:
+        return WithPictures(replace(request.params, loras=(Lora(f"{number}", 0.5),)))
 
-    yield from compared(bench, asked)
+    yield from compare(bench, add_lora)
 
 
 def controls(bench: Bench) -> Figures:
-    """One ControlNet for all pictures, like the UNet's way down."""
+    """All pictures share one ControlNet, with the shape of the UNet's way down."""
     pipeline = bench.pipeline(bench.served)
     folder = bench.out / "controlnets"
     write_net(bench, folder / NET)
@@ -63,20 +62,20 @@ def controls(bench: Bench) -> Figures:
     file = io.BytesIO()
     Image.linear_gradient("L").convert("RGB").save(file, "PNG")
 
-    def asked(each: WithPictures, _: int) -> WithPictures:
-        params = replace(each.params, controls=(control,))
+    def add_control(request: WithPictures, _: int) -> WithPictures:
+        params = replace(request.params, controls=(control,))
         return WithPictures(params, maps={MAP: file.getvalue()})
 
-    yield from compared(bench, asked)
+    yield from compare(bench, add_control)
 
 
-def compared(bench: Bench, asked: Asked) -> Figures:
+def compare(bench: Bench, add: Addition) -> Figures:
     pipeline, prompts = bench.pipeline(bench.served), prompts_for(1 if bench.is_dry else BATCH)
     rounds = 1 if bench.is_dry else ROUNDS
     for interval in INTERVALS:
         plain = [WithPictures(each) for each in requests_of(bench.setting, interval, prompts)]
         for count in dict.fromkeys((len(plain), 1)):
-            added = [asked(each, number) for number, each in enumerate(plain[:count])]
+            added = [add(request, number) for number, request in enumerate(plain[:count])]
             run_plain = partial(generate, pipeline, plain[:count])
             run_added = partial(generate, pipeline, added)
             with counted(pipeline.engines) as work:
@@ -98,7 +97,7 @@ def compared(bench: Bench, asked: Asked) -> Figures:
 
 
 def write_loras(pipeline: Pipeline, folder: Path) -> None:
-    """Write a LoRA for each picture, in the layout of PEFT."""
+    """Write a LoRA for each picture, in PEFT's layout."""
     shelf: Any = pipeline.engines.adapters
     assert isinstance(shelf, BankShelf)
     shapes = {n: s for n, s in shapes_of(shelf.bank).items() if TRANSFORMERS in n}

@@ -1,12 +1,12 @@
-"""Shared by the sections of `sdxl bench gpu`: the model, its 8-bit numbers and a pipeline for each
-precision, each made once.
+"""What the sections of `sdxl bench gpu` share: the model, its 8-bit numbers and a pipeline for each
+precision. Each is made once.
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ from sdxl.pipeline import Pipeline
 
 BATCH = 8
 """images in flight together, two rows each"""
+Figures = Iterator[tuple[str, Any]]
+"""a section's figures by name"""
 
 
 @dataclass
@@ -46,9 +48,9 @@ class Bench:
     options: str = ""
     """of the torch backend"""
     loop: InFlight | None = None
-    """the service's, warmed up; see mixed.py"""
+    """the service's loop, warmed up; see mixed.py"""
     warm_costs: Costs = field(default_factory=Costs)
-    """what the warm-up measured"""
+    """as measured by the warm-up"""
     rate_of_one_size: float | None = None
     _pipelines: dict[tuple[str, str], Pipeline] = field(default_factory=dict)
     _parts: dict[tuple[str, str], nn.Module] = field(default_factory=dict)
@@ -87,7 +89,7 @@ class Bench:
         return request
 
     def pipeline(self, precision: str, model: str = "") -> Pipeline:
-        """A pipeline of the service's backend."""
+        """The pipeline of the torch backend in this precision."""
         key = model or self.setting.model, precision
         if key not in self._pipelines:
             self._pipelines[key] = self._load(find(key[0]), precision)
@@ -105,15 +107,15 @@ class Bench:
         return Pipeline(checkpoint, load_torch(checkpoint, precision=precision, **given))
 
     def _part(self, checkpoint: Checkpoint, name: str) -> nn.Module:
-        """A part in float32, read once: reading takes longer than the measurements."""
+        """A part in float32, read once because reading takes longer than the measurements."""
         key = str(checkpoint.folder), name
         if key not in self._parts:
-            # nn.Module's `to`, because the model's own `to` warns of irrelevant things.
+            # The model's own `to` prints irrelevant warnings.
             self._parts[key] = nn.Module.to(checkpoint.part(name), self.device)
         return self._parts[key]
 
     def _numbers(self, checkpoint: Checkpoint, precision: str) -> Path:
-        """The file of 8-bit numbers, from float32 maxima of two pictures."""
+        """The file of 8-bit numbers, calibrated with float32 maxima."""
         path = self.out / f"{checkpoint.name}-{precision}.safetensors"
         if not path.exists():
             names = (*encoders_of(checkpoint), "unet")

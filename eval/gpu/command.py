@@ -1,9 +1,9 @@
 """`sdxl bench gpu`: this project's speed on one GPU, in one command of four minutes.
 
 Sections run in order of importance within the time budget. The report is written after every
-figure; rerun the same command to repeat failed and missing sections. A section that fails is
-recorded and does not stop the others. Without a GPU only --dry-run works: the embedded model at
-tiny sizes, to test every path that a CPU can take.
+figure; rerun the same command to repeat failed and missing sections. A failed section is recorded
+and does not stop the others. Without a GPU only --dry-run works: it runs the embedded model at tiny
+sizes, to test every path that a CPU can take.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FILE = "gpu.json"
 BUDGET_S = 240.0
 SHOWN = 400
-"""the most characters of a figure on the terminal"""
+"""the most characters that the terminal shows of a figure"""
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,13 @@ def main(argv: Sequence[str]) -> int:
     from eval.gpu.bench import Bench
 
     prepare_folder(options.out)
+    options.report = options.report or options.out / FILE
     until_s = time.perf_counter() + options.time_budget
     bench = Bench(options.out, until_s, options.is_dry, options.precisions, options.torch_options)
     report = run(bench, options)
     print(table(report["sections"]))
     failed = [name for name in options.sections if "error" in report["sections"][name]]
-    print(f"{report_file(options)}: {len(options.sections)} sections, failed: {failed or 'none'}")
+    print(f"{options.report}: {len(options.sections)} sections, failed: {failed or 'none'}")
     return 1 if failed else 0
 
 
@@ -104,7 +105,7 @@ def build_parser() -> Parser:
 def run(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
     from eval.measuring.system_description import describe_system
 
-    sections = earlier(report_file(options), bench.is_dry)
+    sections = read_sections(options.report, bench.is_dry)
     report: dict[str, Any] = {
         "system": describe_system(),
         "is_dry": bench.is_dry,
@@ -118,9 +119,9 @@ def run(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
         section = SECTIONS[name]
         if not bench.is_dry and bench.left_s < section.needs_s:
             why = f"{bench.left_s:.0f} s left, needs {section.needs_s:.0f}"
-            # Figures of an earlier run stay.
+            # Keep the figures of an earlier run.
             sections.setdefault(name, {})["passed over"] = why
-            save(report, report_file(options))
+            save(report, options.report)
             continue
         figures: dict[str, Any] = {}
         sections[name] = figures
@@ -128,20 +129,20 @@ def run(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
         try:
             for key, value in section.begin(bench):
                 figures[key] = value
-                print(f"{name}, {key}: {shown(value)}", flush=True)
-                save(report, report_file(options))
+                print(f"{name}, {key}: {shorten(value)}", flush=True)
+                save(report, options.report)
         except Exception as error:
-            # Recorded, and reported at the end: time on the machine is too expensive to stop.
+            # Time on the machine is too expensive to stop: report the error at the end.
             figures["error"] = f"{type(error).__name__}: {error}"
             figures["traceback"] = traceback.format_exc()
         figures["seconds"] = time.perf_counter() - began_s
-        save(report, report_file(options))
+        save(report, options.report)
         print(f"{name}: {figures['seconds']:.0f} s {figures.get('error', '')}", flush=True)
     return report
 
 
 def table(sections: Mapping[str, Mapping[str, Any]]) -> str:
-    """The traces, a line each."""
+    """A line for each run of a trace."""
     lines = [f"{'trace':<24}" + "".join(f"{name:>13}" for name in COLUMNS)]
     for trace in TRACES:
         for run in ("first", "second"):
@@ -152,12 +153,7 @@ def table(sections: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def report_file(options: argparse.Namespace) -> Path:
-    file: Path = options.report or options.out / FILE
-    return file
-
-
-def earlier(report: Path, is_dry: bool) -> dict[str, dict[str, Any]]:
+def read_sections(report: Path, is_dry: bool) -> dict[str, dict[str, Any]]:
     """The sections of earlier runs."""
     if not report.exists():
         return {}
@@ -173,8 +169,7 @@ def is_finished(section: Mapping[str, Any]) -> bool:
     return "seconds" in section and "error" not in section
 
 
-def shown(value: object) -> str:
-    """The value as one line of JSON."""
+def shorten(value: object) -> str:
     text = json.dumps(value, default=asdict)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 

@@ -1,9 +1,8 @@
-"""The measured time of a profiled tick by group: each kernel is matched with the work that
-kernel_work.py records.
+"""The measured time of a profiled tick by group, from a trace of PyTorch's profiler; without a GPU.
 
-Our kernels start in the recorded order, and so do a library's products, its convolutions and its
-attentions, each kind separately; every other kernel is a pass over memory. It reads a trace of
-PyTorch's profiler and needs no GPU.
+Each kernel is matched with the work that kernel_work.py records. Our kernels start in the recorded
+order, and so do a library's products, its convolutions and its attentions, each kind separately.
+Every other kernel is a pass over memory.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ LIBRARY = {
     "convolution": r"fprop|convolve|conv2d",
     "product": r"nvjet|gemm|cutlass",
 }
-"""library kernels by name; the first match counts"""
+"""patterns of library kernels' names; the first match counts"""
 
 
 class TraceMismatch(ValueError):
-    """The trace has other kernels than were recorded."""
+    """The kernels of the trace differ from the recorded ones."""
 
 
 @dataclass(frozen=True)

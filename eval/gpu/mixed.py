@@ -1,8 +1,8 @@
-"""Sections on the service's loop without the service: warm-up, traces of one size and of many, what
-the loop promises, and a picture alone.
+"""Sections on the service's loop without the service: warm-up, traces of one size and of several,
+the loop's ETAs, and a picture alone.
 
 A trace is 24 pictures at once with 10 to 30 steps and intervals of 1 to 3. Traces differ only in
-their sizes, so the rate at one size is the peer of the others.
+their sizes, so each rate is compared with the rate at one size.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from unittest.mock import patch
 import torch
 
 from engines.cuda.recordings import Ticks
-from eval.gpu.bench import BATCH, Bench
+from eval.gpu.bench import BATCH, Bench, Figures
 from eval.measuring.timing import quantile
 from eval.speed.peers import prompts_for
 from eval.speed.variants import INTERVALS, PROMPTS, paint
@@ -33,7 +33,6 @@ from sdxl.inflight import Finished, InFlight
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
 
-Figures = Iterator[tuple[str, Any]]
 Size = tuple[int, int]
 """width and height"""
 PICTURES = 24
@@ -49,7 +48,7 @@ TALL: tuple[Size, ...] = (
 OFFICIAL = (FOUR[0], *TALL, *((height, width) for width, height in TALL))
 """the sizes that SDXL was trained at"""
 FREE = 12
-"""sizes that are none of these"""
+"""the number of sizes outside OFFICIAL"""
 
 
 def start(bench: Bench) -> Figures:
@@ -66,7 +65,7 @@ def start(bench: Bench) -> Figures:
 
 
 def one_size(bench: Bench) -> Figures:
-    """The peer of the other traces, and equal pictures that begin and end together."""
+    """The trace to compare others with, and equal pictures that begin and end together."""
     yield from traces(bench, FOUR[:1])
     pipeline, prompts = bench.pipeline(bench.served), prompts_for(1 if bench.is_dry else BATCH)
     for interval in INTERVALS:
@@ -86,16 +85,16 @@ def official_sizes(bench: Bench) -> Figures:
 
 def free_sizes(bench: Bench) -> Figures:
     """Multiples of 8 with at most the area of 1024²."""
-    chance, found = random.Random(3), list[Size]()
-    while len(found) < FREE:
+    chance, sizes = random.Random(3), list[Size]()
+    while len(sizes) < FREE:
         size = 8 * chance.randint(64, 192), 8 * chance.randint(64, 192)
         if size not in OFFICIAL and 600_000 < size[0] * size[1] <= 1 << 20:
-            found.append(size)
-    yield from traces(bench, found)
+            sizes.append(size)
+    yield from traces(bench, sizes)
 
 
 def traces(bench: Bench, sizes: Sequence[Size]) -> Figures:
-    """The same trace twice: sizes are new in the first."""
+    """The same trace twice. In the first run its sizes are new."""
     peer = None if len(sizes) == 1 else rate_of_one_size(bench)
     for name in ("first", "second"):
         figures = trace(bench, sizes)
@@ -154,11 +153,11 @@ def trace(bench: Bench, sizes: Sequence[Size]) -> dict[str, Any]:
 
 
 def promises(bench: Bench) -> Figures:
-    """When the loop says that pictures will be denoised, and when they are; what it refuses; and
-    how far the costs of the warm-up are from those of its calls since."""
+    """The ETAs of denoised pictures beside their real times, the refused pictures, and the costs
+    of calls now over their costs in the warm-up."""
     pipeline, loop = bench.pipeline(bench.served), warm_loop(bench)
     params = requests(bench, pipeline, FOUR)
-    known = dict(bench.warm_costs.ticks)
+    warm_costs = dict(bench.warm_costs.ticks)
     refused: list[str] = []
     for each, conditioning in zip(params, pipeline.encode(params), strict=True):
         request = pipeline.request(each, conditioning)
@@ -181,7 +180,7 @@ def promises(bench: Bench) -> Figures:
     yield "late", {"p50": quantile(late, 0.5), "least": min(late), "most": max(late)}
     ratios = {
         f"{key.call.network}, {key.bucket} rows": loop.costs.ticks[key] / seconds
-        for key, seconds in known.items()
+        for key, seconds in warm_costs.items()
         if loop.costs.ticks.get(key, seconds) != seconds
     }
     yield "cost now over warm-up", ratios
@@ -217,8 +216,8 @@ def warm_loop(bench: Bench) -> InFlight:
 
 @contextmanager
 def counted(engines: Engines) -> Iterator[Counter[str]]:
-    """Count what should not happen after the warm-up: kernels `compiled`, or `loaded` from the
-    disk; and at the end, the ticks by how they ran."""
+    """Count `compiled` kernels and kernels `loaded` from the disk, which a warm loop has none of,
+    and at the end the ticks by how they ran."""
     counts: Counter[str] = Counter()
 
     def listen(*, cache_hit: bool, **_: Any) -> None:
@@ -269,6 +268,5 @@ def synchronized_s(run: Callable[[], object]) -> float:
     """Seconds until the device is done."""
     start = time.perf_counter()
     run()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    _synchronize()
     return time.perf_counter() - start

@@ -1,12 +1,11 @@
-"""Correctness sections: the error to float32 by step, NaN, PSNR of pictures, and a profile that
-shows that the host does not wait within a step.
+"""Sections on correctness: the error to float32 by step, NaN, the PSNR of pictures, and a profile
+which shows that the host does not wait within a step.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from torch.profiler import profile as torch_profile
 
 from engines.parity.calls import EngineCall, call_errors, listening
 from engines.parity.findings import psnr, relative_norm
-from eval.gpu.bench import BATCH, Bench
+from eval.gpu.bench import BATCH, Bench, Figures
 from eval.gpu.kernels import milliseconds
 from eval.measuring.timing import wall_s
 from eval.speed.meta_networks import UNETS
@@ -27,18 +26,18 @@ from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
 from sdxl.scheduler_names import SCHEDULERS
 
-Figures = Iterator[tuple[str, Any]]
 WAITS = (
     *("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMemcpy", "cudaEventSynchronize"),
     "cuStreamSynchronize",
 )
-"""calls in which the host waits; the loop waits on the event of the call before the last"""
+"""calls in which the host waits; the loop itself waits for the event of the call before the last"""
 PROFILED = 6
 LEAST_PSNR_DB = 40.0
 
 
 def agreement(bench: Bench) -> Figures:
-    """Relative L2 of every step's noise on float32's inputs, and of the final latents."""
+    """The relative L2 error to float32 of every step's noise, on the same inputs, and of the final
+    latents."""
     torch.backends.cudnn.allow_tf32 = False
     for model in dict.fromkeys(("mini", bench.setting.model)):
         reference = bench.pipeline("fp32", model)
@@ -87,7 +86,7 @@ def pictures(bench: Bench) -> Figures:
 
 
 def requests(bench: Bench) -> Figures:
-    """Random requests, all in flight together; a picture with NaN is an error."""
+    """Random requests, all in flight together. A picture with NaN counts as broken."""
     chance, count = random.Random(0), 4 if bench.is_dry else 100
     for precision in bench.precisions:
         params = [_random_request(chance, number, bench.is_dry) for number in range(count)]
@@ -120,8 +119,8 @@ def profile(bench: Bench) -> Figures:
 
 
 def _profiled(bench: Bench, pipeline: Pipeline, interval: int, trace: Path) -> dict[str, Any]:
-    """Profile ticks of the same images after their graphs are recorded. Waiting for the device is
-    an error. The trace has every kernel."""
+    """Profile ticks after their graphs are recorded, and write a trace of every kernel. A wait for
+    the device raises an error."""
     steps = 3 * PROFILED + 8
     params = pipeline.resolve(replace(bench.usual, steps=steps, cache_interval=interval))
     engines = replace(pipeline.engines, calls_ahead=steps)  # no tick waits for another
@@ -153,8 +152,8 @@ def _profiled(bench: Bench, pipeline: Pipeline, interval: int, trace: Path) -> d
 
 
 def _read(profiler: Any) -> dict[str, Any]:
-    """The host's waits (one synchronisation at the end is ours), its launches, and the device's
-    time by kernel."""
+    """The host's waits (one at the end is the profiler's) and launches, and the device's time by
+    kernel."""
     averages = profiler.key_averages()
     calls = Counter({e.key: e.count for e in averages if e.key.startswith("cu")})
     by_time = sorted(averages, key=lambda e: e.self_device_time_total, reverse=True)

@@ -53,7 +53,7 @@ class Figures:
 
     @property
     def first_s(self) -> list[float]:
-        """Seconds to the first token of each answer that has one."""
+        """Seconds to the first token, of answers with a first token."""
         return [a.wait_s for a in self.answers if a.status == 200 and a.first_s]
 
     @property
@@ -93,7 +93,7 @@ async def run_poisson(client: Client, rate: float, seconds: float) -> Figures:
 
 
 async def run_streams(client: Client, count: int, seconds: float) -> Figures:
-    """Keep `count` requests under way: each answer is followed by the next request."""
+    """Keep `count` requests under way."""
     prompts, began_s = client.prompts, time.perf_counter()
     answers = await closed_loop(
         lambda n, _: client.request(prompts[n % len(prompts)], n), count, seconds

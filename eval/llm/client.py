@@ -1,5 +1,5 @@
-"""A client of a language model: the prompts, streamed answers with the times of their tokens, and
-whether the model has loaded.
+"""A client of a language model: prompts, streamed answers with the times of their tokens, and the
+wait until the model has loaded.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from sdxl.params import InvalidParams
 AT_ONCE = 128
 """concurrent requests to a service that does not publish a limit"""
 DEADLINE_S = 600.0
-"""of an answer; without one the service applies its shorter default"""
+"""of an answer; the service's default is shorter"""
 START_S = 900.0
-"""for the replicas after the first"""
+"""the longest wait for all replicas, after the first is ready"""
 RETRY_S = 1.0
 RUNNING = "sdxl_llm_running"
-"""a series of each replica whose model has loaded"""
+"""the metric of a replica whose model has loaded"""
 NOT_LOADED = "the language model does not load"
-"""what a replica logs before the traceback"""
+"""a replica's log line before the traceback"""
 RAY_PREFIX = re.compile(r"^\([^)]*\) ")
-"""which process logged a line"""
+"""the prefix of a line that names its process"""
 
 
 @dataclass(frozen=True)
@@ -194,28 +194,25 @@ def first_llm(url: str, key: str) -> str:
 
 
 def concurrent_requests(url: str, key: str) -> int:
-    """How many requests all replicas together accept."""
+    """The number of concurrent requests that all replicas together accept."""
     return int(sum(metric_values(metrics_page(url, key), "sdxl_llm_at_once"))) or AT_ONCE
 
 
-class NotLoaded(RuntimeError):
-    """A language model did not load. The service is ready without it."""
-
-
-def wait_until_loaded(url: str, replicas: int, log: Path, start_s: float = START_S) -> None:
-    """Wait until every replica has loaded. Raises NotLoaded with the first reason in the log."""
-    until_s = time.monotonic() + start_s
+def wait_until_loaded(url: str, replicas: int, log: Path) -> None:
+    """Wait until every replica has loaded; the service is ready before. Raise RuntimeError with the
+    first reason in the log."""
+    until_s = time.monotonic() + START_S
     while (loaded := len(metric_values(metrics_page(url), RUNNING))) < replicas:
         reason = failure_in(log.read_text(encoding="utf-8", errors="replace"))
         ready = httpx.get(f"{url}/readyz", timeout=30).json()
         if reason or ready.get("llm") == "unavailable" or time.monotonic() > until_s:
             reason = reason or "no reason in the log"
-            raise NotLoaded(f"{loaded} of {replicas} replicas loaded: {reason}")
+            raise RuntimeError(f"{loaded} of {replicas} replicas loaded: {reason}")
         time.sleep(RETRY_S)
 
 
 def failure_in(log: str) -> str:
-    """The exception below the first traceback of a replica that did not load."""
+    """The exception of the first replica that did not load; empty if there is none."""
     has_failed = False
     for line in (RAY_PREFIX.sub("", line) for line in log.splitlines()):
         if has_failed and line and not line.startswith((" ", "Traceback")):

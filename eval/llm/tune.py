@@ -1,9 +1,9 @@
-"""`sdxl tune llm`: the options with which a language model makes the most tokens a second within
-given limits, found by trials.
+"""`sdxl tune llm`: find the options that give a language model the most tokens a second within given
+limits.
 
 A trial starts the service with some options, searches the highest request rate that keeps both
-limits, and counts tokens. All sizes of GPU groups are tried. Every other option is raised in turn
-while a larger value gains. Trials are saved; rerun the same command to resume.
+limits, and counts tokens. All splits of the model over the GPUs are tried. In each, every other
+option is raised in turn while that gains speed. Trials are saved; rerun the same command to resume.
 """
 
 from __future__ import annotations
@@ -40,26 +40,22 @@ from sdxl.params import InvalidParams
 
 Options = dict[str, Any]
 GAIN = 1.02
-"""A larger value must gain more than noise."""
+"""the least gain of a larger value: more than noise"""
 RATES = 5
 """trials of a request rate; each halves the interval"""
 GROUP = ("tensor_parallel_size", "pipeline_parallel_size")
 BATCHES = [4, 8, 16, 32, 64, 128, 256]
-TRIALS, FOUND = "trials.json", "llm_options.toml"
+TRIALS, RESULT = "trials.json", "llm_options.toml"
 
 
 @dataclass(frozen=True)
 class OptionsTrial:
-    """The most tokens a second within the limits, and at which request rate."""
+    """The most tokens a second within the limits, and the request rate for it."""
 
     tokens_per_s: float
     rate: float
     error: str = ""
-    """why the options did not run"""
-
-
-class TrialFailed(RuntimeError):
-    """A service that runs and answers no request."""
+    """the reason if the options did not run"""
 
 
 Try = Callable[[Options], OptionsTrial]
@@ -83,8 +79,8 @@ def find_best_rate(try_rate: Callable[[float], tuple[bool, float]], top: float) 
     return best
 
 
-def list_groups(gpus: int) -> Iterator[Options]:
-    """Ways to split a model over GPUs, in powers of two: heads and layers divide by them."""
+def list_splits(gpus: int) -> Iterator[Options]:
+    """Splits of a model over GPUs, in powers of two, by which heads and layers divide."""
     sizes = [2**i for i in range(gpus.bit_length()) if 2**i <= gpus]
     for tensor in sizes:
         for pipeline in sizes:
@@ -92,11 +88,11 @@ def list_groups(gpus: int) -> Iterator[Options]:
                 yield dict(zip(GROUP, (tensor, pipeline), strict=True))
 
 
-def search(run: Try, cuts: Sequence[Options], choices: Mapping[str, Sequence[int]]) -> Options:
-    """The best options over all cuts; in each, every choice is raised from its smallest value."""
+def search(run: Try, splits: Sequence[Options], choices: Mapping[str, Sequence[int]]) -> Options:
+    """The best options over all splits. In each, every choice is raised from its smallest value."""
     best, most = Options(), -1.0
-    for cut in cuts:
-        options = cut | {name: values[0] for name, values in choices.items()}
+    for split in splits:
+        options = split | {name: values[0] for name, values in choices.items()}
         speed = run(options).tokens_per_s
         for name, values in choices.items():
             for value in values[1:]:
@@ -111,7 +107,7 @@ def search(run: Try, cuts: Sequence[Options], choices: Mapping[str, Sequence[int
 
 class Trials:
     """Trials saved in a file; `run` makes the missing ones. A trial that failed in an earlier run
-    is repeated: its cause may be mended."""
+    is repeated."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], run: Try) -> None:
         self.path, self.settings, self.run = path, dict(settings), run
@@ -138,10 +134,10 @@ class Trials:
 
 @dataclass(frozen=True)
 class Services:
-    """Runs each trial against a service of its own, over HTTP."""
+    """Starts a service for each trial and measures it over HTTP."""
 
     command: argparse.Namespace
-    """the options of the command"""
+    """the command's flags"""
     base: Mapping[str, Any]
     """options of the model that are not searched"""
     limits: TokenLimits
@@ -179,7 +175,7 @@ class Services:
         answered = len(full.answers) - full.failed
         if not answered:
             statuses = ", ".join(sorted({str(answer.status) for answer in full.answers}))
-            raise TrialFailed(f"none of {full.failed} requests was answered: status {statuses}")
+            raise RuntimeError(f"none of {full.failed} requests was answered: status {statuses}")
 
         def try_rate(rate: float) -> tuple[bool, float]:
             figures = run(lambda client: run_poisson(client, rate, seconds))
@@ -197,7 +193,7 @@ def describe(trial: OptionsTrial) -> str:
 
 
 def format_toml(values: Mapping[str, Any]) -> str:
-    """Values first, then tables: TOML has no other order."""
+    """Plain values come first: TOML requires it."""
     plain = [f"{k} = {json.dumps(v)}" for k, v in values.items() if not isinstance(v, Mapping)]
     tables = [
         f"\n[{k}]\n" + "\n".join(f"{name} = {json.dumps(each)}" for name, each in v.items())
@@ -215,11 +211,11 @@ def main(argv: Sequence[str]) -> int:
     bench = Services(options, base, limits, folder, read_prompts(options.prompts))
     trials = Trials(folder / TRIALS, describe_settings(options, base), bench)
     choices = {"max_batch_size": options.batch}
-    cuts: list[Options] = [{}]
+    splits: list[Options] = [{}]
     if options.backend == "tensorrt-llm":
-        cuts = list(list_groups(options.gpus))
+        splits = list(list_splits(options.gpus))
         choices["max_num_tokens"] = options.tokens
-    best = search(trials, cuts, choices)
+    best = search(trials, splits, choices)
     trial = trials(best)
     if trial.error:
         print(f"No options ran. {json.dumps(best)}: {trial.error}")
@@ -227,13 +223,15 @@ def main(argv: Sequence[str]) -> int:
     if not trial.rate:
         print(f"No options kept {limits} at the 99th percentile.")
         return 1
-    write_atomic(folder / FOUND, format_toml(base | best).encode())
-    print(f"best: {json.dumps(best)}: {describe(trial)}; sdxl serve --llm-options {folder / FOUND}")
+    write_atomic(folder / RESULT, format_toml(base | best).encode())
+    print(
+        f"best: {json.dumps(best)}: {describe(trial)}; sdxl serve --llm-options {folder / RESULT}"
+    )
     return 0
 
 
 def describe_settings(options: Any, base: Options) -> dict[str, Any]:
-    """The settings that comparable trials share; files count by their digest."""
+    """The settings that comparable trials share, with the digests of files."""
     searched, files = ("out", "batch", "tokens"), ("options", "settings", "prompts")
     plain = {k: v for k, v in vars(options).items() if k not in (*searched, *files)}
     digests = {f"{name}_sha256": digest_of(name, vars(options)[name]) for name in files[1:]}

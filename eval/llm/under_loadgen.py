@@ -16,7 +16,7 @@ from eval.llm.client import Client, LlmPrompt, StreamedAnswer
 
 REFUSED = 429
 RETRY_S, GIVE_UP_S = 1.0, 600.0
-"""between two tries of a refused request, and until it fails"""
+"""between two tries of a refused request, and until the request fails"""
 
 
 class Streams:

@@ -98,7 +98,7 @@ def test_sections_after_a_failed_one_run(began: list[str], tmp_path: Path) -> No
 def test_every_figure_is_stored_before_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file as a kill during a section would leave it."""
+    """Read the file in the middle of a section, as a kill would leave it."""
     seen: list[dict[str, Any]] = []
 
     def observed(_: Section, bench: object) -> Iterator[tuple[str, Any]]:

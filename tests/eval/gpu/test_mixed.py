@@ -1,4 +1,4 @@
-"""Traces, and what the host does for them."""
+"""The sizes of traces, and counts of the host's work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_there_are_41_official_sizes() -> None:
     assert all(side % 64 == 0 for size in mixed.OFFICIAL for side in size)
 
 
-def test_only_what_the_host_does_meanwhile_is_counted() -> None:
+def test_only_work_within_the_context_is_counted() -> None:
     device: Any = None
     before = knobs.compilation.listener
     ticks = Ticks(device)

@@ -20,7 +20,7 @@ from eval.llm.tune import (
     Trials,
     find_best_rate,
     format_toml,
-    list_groups,
+    list_splits,
     search,
 )
 from sdxl.params import InvalidParams
@@ -45,21 +45,21 @@ def test_a_value_is_raised_while_it_gains() -> None:
     assert {"max_batch_size": 32, "max_num_tokens": 4096} not in machine.tried
 
 
-def test_the_fastest_cut_that_runs_wins() -> None:
+def test_the_fastest_split_that_runs_wins() -> None:
     def speed(options: Options) -> float:
         if options["tensor_parallel_size"] == 1:
             return 0.0
         return 8.0 / options["tensor_parallel_size"] + options["pipeline_parallel_size"]
 
-    cuts = list(list_groups(8))
-    best = search(Machine(speed), cuts, {"max_batch_size": [4]})
+    splits = list(list_splits(8))
+    best = search(Machine(speed), splits, {"max_batch_size": [4]})
     assert (best["tensor_parallel_size"], best["pipeline_parallel_size"]) == (2, 4)
 
 
 @pytest.mark.parametrize(("gpus", "count"), [(1, 1), (2, 3), (6, 6), (8, 10)])
-def test_cuts_are_powers_of_two_that_fit(gpus: int, count: int) -> None:
-    cuts = [(c["tensor_parallel_size"], c["pipeline_parallel_size"]) for c in list_groups(gpus)]
-    assert len(set(cuts)) == count and all(t * p <= gpus for t, p in cuts)
+def test_splits_are_powers_of_two_that_fit(gpus: int, count: int) -> None:
+    splits = [(c["tensor_parallel_size"], c["pipeline_parallel_size"]) for c in list_splits(gpus)]
+    assert len(set(splits)) == count and all(t * p <= gpus for t, p in splits)
 
 
 NOT_LOADED = """\
@@ -121,7 +121,7 @@ def test_many_replicas_win_if_they_beat_one_large_group(
 ) -> None:
     SimulatedService(monkeypatch)
     trial = trial_of(tmp_path, "--gpus", "8")
-    best = search(trial, list(list_groups(8)), {"max_batch_size": [4]})
+    best = search(trial, list(list_splits(8)), {"max_batch_size": [4]})
     assert best == {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "max_batch_size": 4}
     assert trial(best).rate == pytest.approx(8 * 4), "eight replicas of four rows"
 
@@ -173,7 +173,7 @@ def test_a_service_that_answers_no_request_is_an_error(
 
     SimulatedService(monkeypatch)
     monkeypatch.setattr(tune, "run_streams", refuse)
-    error = trial_of(tmp_path)({**next(list_groups(1)), "max_batch_size": 4}).error
+    error = trial_of(tmp_path)({**next(list_splits(1)), "max_batch_size": 4}).error
     assert error.startswith("none of 9 requests was answered: status 503"), error
 
 
