@@ -1,5 +1,5 @@
-"""`sdxl tune llm`: find the options that give a language model the most tokens a second within given
-limits.
+"""`sdxl tune llm`: find the options with which a language model makes the most tokens a second
+within limits.
 
 A trial starts the service with some options, searches the highest request rate that keeps both
 limits, and counts tokens. All splits of the model over the GPUs are tried. In each, every other

@@ -1,7 +1,7 @@
 """The arithmetic and the minimum memory traffic of a network's call, from its modules and its spec.
 
-Modules are built on the meta device from a checkpoint's configs, without weights. The bytes are the
-minimum: every weight, input and output once. It measures nothing.
+Modules are built on the meta device from a checkpoint's configs, without weights. The bytes count
+every weight, input and output once. Nothing is measured.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sdxl.networks.parts import networks_of
 from sdxl.specs import CHUNK, Architecture, Cut, ModelSpec, image_axes, network_specs
 
 FULL_SIZE = "sdxl-1.0"
-"""the name of the real model's shape, without weights"""
+"""the name of the full-size model without weights"""
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 WIDTH = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8}
 
@@ -83,7 +83,7 @@ def work_of(
 
 
 def calls_a_picture(deep: int, shallow: int) -> dict[str, int]:
-    """The calls of every network for one picture with these steps."""
+    """The number of calls of every network for one picture with these steps."""
     steps = {"unet_prompt": 1, "unet_deep": deep, "unet_shallow": shallow}
     return {**steps, "vae_decoder": 1, "clip_l": 1, "clip_g": 1}
 
@@ -111,7 +111,7 @@ def build_module(part: str, config: Mapping[str, Any]) -> nn.Module:
 
 def _work(network: nn.Module, spec: ModelSpec, axes: Mapping[str, int], precision: str) -> CallWork:
     inputs = [
-        torch.empty(t.shape(axes), dtype=_counted(t.dtype), device="meta") for t in spec.inputs
+        torch.empty(t.shape(axes), dtype=_module_dtype(t.dtype), device="meta") for t in spec.inputs
     ]
     with FlopCounterMode(display=False) as counter, torch.no_grad(), _called(network) as called:
         network(*inputs)
@@ -120,14 +120,14 @@ def _work(network: nn.Module, spec: ModelSpec, axes: Mapping[str, int], precisio
     return CallWork(float(counter.get_total_flops()), weights, float(tensors))
 
 
-def _counted(dtype: str) -> torch.dtype:
-    """The type of a counted tensor: modules are float32, since width does not change arithmetic."""
+def _module_dtype(dtype: str) -> torch.dtype:
+    """The type of an input: modules are float32, because their width does not change the FLOPs."""
     return torch.int64 if dtype == "int64" else torch.float32
 
 
 @contextmanager
 def _called(network: nn.Module) -> Iterator[dict[str, nn.Module]]:
-    """Yield the layers that run, by name: a network may hold others."""
+    """Yield the layers that run, by name. A network may hold layers that do not run."""
     called: dict[str, nn.Module] = {}
     hooks = [
         module.register_forward_pre_hook(lambda m, _, name=name: called.update({name: m}))
@@ -142,7 +142,7 @@ def _called(network: nn.Module) -> Iterator[dict[str, nn.Module]]:
 
 
 def _weight_bytes(layers: Mapping[str, nn.Module], spec: ModelSpec, precision: str) -> float:
-    """The bytes of the weights; those quantised by the recipe have one byte."""
+    """The bytes of the weights. A weight that the recipe quantises has one byte."""
     usual = WIDTH[spec.outputs[0].dtype]
     total = float(usual * sum(p.numel() for each in layers.values() for p in each.parameters()))
     if precision not in RECIPES or not spec.name.startswith("unet"):
@@ -151,14 +151,14 @@ def _weight_bytes(layers: Mapping[str, nn.Module], spec: ModelSpec, precision: s
     for name, module in layers.items():
         if (
             isinstance(module, nn.Linear | nn.Conv2d)
-            and recipe.rule_for(_stored(name)).is_quantised
+            and recipe.rule_for(_checkpoint_name(name)).is_quantised
         ):
             total -= (usual - 1) * module.weight.numel()
     return total
 
 
-def _stored(name: str) -> str:
-    """The checkpoint's name of a layer, which recipes use; networks have stem, core and tail."""
+def _checkpoint_name(name: str) -> str:
+    """The name of a layer in the checkpoint and in recipes; networks have stem, core and tail."""
     head, _, rest = name.partition(".")
     if head == "first_skips":
         return f"down_blocks.0.{rest}"

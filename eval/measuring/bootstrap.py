@@ -19,7 +19,7 @@ class Interval:
 
 
 def resample(score: Callable[[Tensor], float], count: int, rounds: int) -> Tensor:
-    """Return the scores of resamples; `score` takes the indices of one of `count` rows. Every call
+    """Return the scores of resamples of `count` rows; `score` takes the drawn indices. Every call
     draws the same indices, so the scores of two sets with equal captions are pairs."""
     generator = torch.Generator().manual_seed(SEED)
     return torch.tensor(
@@ -29,10 +29,10 @@ def resample(score: Callable[[Tensor], float], count: int, rounds: int) -> Tenso
 
 
 def interval(value: float, scores: Tensor) -> Interval:
-    """Return the interval of `value` by the scores of its resamples.
+    """Return the interval of `value` from the scores of its resamples.
 
-    It is their spread about their mean, centred on the value: FID of a resample is biased upwards
-    because it repeats pictures, so percentiles alone would exclude the value.
+    The interval is the spread of the scores about their mean, centred on the value. FID of a
+    resample is biased upwards because it repeats pictures, so percentiles would exclude the value.
     """
     tail = (1 - CONFIDENCE) / 2
     low, high = (scores - scores.mean()).quantile(torch.tensor([tail, 1 - tail]).double())

@@ -18,13 +18,13 @@ ROUNDS = 5
 
 @dataclass(frozen=True)
 class Ceilings:
-    """FLOP/s of products, and bytes/s of a copy (read and write)."""
+    """FLOP/s of matrix products, and bytes/s of a copy (read and write)."""
 
     flops: float
     bytes: float
 
     def floor_s(self, flops: float, bytes: float) -> float:
-        """The least seconds of a call with this work."""
+        """The minimum seconds of a call with this work."""
         return max(flops / self.flops, bytes / self.bytes)
 
 
@@ -58,7 +58,7 @@ def _copy(device: torch.device) -> float:
 
 
 def fastest(run: Callable[[], object], device: torch.device) -> float:
-    """Seconds of the fastest of several runs, which other work slowed least."""
+    """Seconds of the fastest of several runs."""
     times = []
     for _ in range(ROUNDS + 1):
         start = time.perf_counter()

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def open_meter() -> Callable[[], float] | None:
-    """Return a function that reads the sum over all GPUs; None if one of them does not count."""
+    """Return a function that reads the sum over all GPUs; None if a GPU does not count joules."""
     try:
         import pynvml
     except ImportError:

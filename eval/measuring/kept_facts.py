@@ -12,7 +12,7 @@ from sdxl.params import InvalidParams
 
 
 def check_facts(folder: Path, file: str, facts: Mapping[str, Any], kind: str) -> None:
-    """Write the facts into an empty folder; raise if the folder holds a `kind` of other facts."""
+    """Write the facts into an empty folder; raise if the folder holds a `kind` with other facts."""
     prepare_folder(folder)
     path = folder / file
     if not path.exists():

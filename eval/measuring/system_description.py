@@ -1,4 +1,4 @@
-"""The machine of a measurement: processor, memory, accelerators, software; no host name."""
+"""The machine of a measurement: processor, memory, accelerators, software. No host name."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def describe_system() -> dict[str, Any]:
         "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "memory_gib": round(memory_bytes() / 2**30, 1),
-        "accelerators": accelerators(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "accelerators": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "sdxl": sdxl.__version__,
@@ -30,7 +30,7 @@ def describe_system() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The name with family and model, if known: generations share a name."""
+    """The processor's name, and its family and model if known: generations share a name."""
     facts: dict[str, str] = {}
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
         for line in lines:
@@ -40,16 +40,6 @@ def processor() -> str:
     if "cpu family" not in facts:
         return name
     return f"{name} (family {facts['cpu family']}, model {facts['model']})"
-
-
-def memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def accelerators() -> list[str]:
-    import torch
-
-    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 
 
 def _versions() -> dict[str, str]:

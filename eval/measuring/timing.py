@@ -1,4 +1,4 @@
-"""Paired timings: variants take turns in one process, so that drift of the machine cancels."""
+"""Paired timings: variants take turns in one process, so that the machine's drift cancels."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 Run = Callable[[], object]
 Timed = Callable[[Run], float]
-"""runs it and returns the seconds"""
+"""runs and returns the seconds"""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ def wall_s(run: Run) -> float:
 
 
 def cpu_s(run: Run) -> float:
-    """CPU seconds of this process per thread, which other processes do not change."""
+    """CPU seconds of this process per thread. Other processes do not change them."""
     import torch
 
     start = time.process_time()
@@ -72,27 +71,20 @@ def take_turns(
     until_s: float = float("inf"),
 ) -> dict[str, list[float]]:
     """Seconds of every round by variant. Each round runs every variant once, in rotated order.
-    After the first, no round begins past `until_s` on time.perf_counter."""
+    After the first round, none begins past `until_s` on time.perf_counter."""
     for variant in variants.values():
         for _ in range(warmup):
             variant()
-    return in_turns({name: partial(timed, run) for name, run in variants.items()}, rounds, until_s)
-
-
-def in_turns(
-    measures: Mapping[str, Callable[[], float]], rounds: int, until_s: float = float("inf")
-) -> dict[str, list[float]]:
-    """The figures of every round; see take_turns."""
-    figures: dict[str, list[float]] = {name: [] for name in measures}
-    names = list(measures)
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    names = list(variants)
     for round_ in range(rounds):
         if round_ and time.perf_counter() > until_s:
             break
         for name in names[round_ % len(names) :] + names[: round_ % len(names)]:
-            figures[name].append(measures[name]())
-    return figures
+            seconds[name].append(timed(variants[name]))
+    return seconds
 
 
-def ratio(of: list[float], to: list[float]) -> Spread:
-    """The ratio of the first to the second, round by round."""
-    return Spread.of([a / b for a, b in zip(of, to, strict=True)])
+def ratio(dividends: list[float], divisors: list[float]) -> Spread:
+    """The ratio of both, round by round."""
+    return Spread.of([a / b for a, b in zip(dividends, divisors, strict=True)])

@@ -1,9 +1,9 @@
-"""`sdxl bench mlperf`: the official LoadGen on engines in this process, or on a service with all of
-its replicas.
+"""`sdxl bench mlperf`: the official LoadGen on engines in this process, or on all replicas of a
+service.
 
-A run writes a folder: LoadGen's summary and logs, the system's description, the settings. Without
---url, `--over http` starts a service here. Full runs need the benchmark's captions; `--short` is
-the shortest run that LoadGen calls VALID.
+A run writes LoadGen's summary and logs, the system's description and the settings into a folder.
+Without --url, `--over http` starts a service here. Full runs need the benchmark's captions;
+`--short` is the shortest run that LoadGen calls VALID.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ SCENARIOS = ("Offline", "Server", "SingleStream")
 AUDITS = ("TEST01", "TEST04")
 SHORT_CAPTIONS = 64
 SHARES = {"Offline": 1.2, "Server": 0.6}
-"""of the measured rate, without --target-qps. LoadGen derives Offline's sample count from it, and a
-run that takes under ten minutes is INVALID."""
+"""the default of --target-qps as a share of the measured rate. LoadGen derives Offline's sample
+count from it, and a run of less than ten minutes is INVALID."""
 PROBE_WAVES = 2
-"""A probe makes this many times the pictures in flight: at a wave's end fewer are in flight, and in
-a single wave that end weighs too much."""
+"""A probe makes this many times the pictures in flight. Fewer are in flight at the end of a wave,
+and with a single wave the end would weigh too much."""
 RATE = "images/s"
 """the unit of scores that are rates"""
 LOADED: dict[str, Any] = {
@@ -58,13 +58,13 @@ Meter = Callable[[], float]
 @dataclass(frozen=True)
 class Expected:
     latency_s: float
-    """of a picture alone"""
+    """of one picture alone"""
     rate: float
     """pictures a second, at full load"""
 
 
 def probe(make: Make, requests: Sequence[GenerationParams], at_once: int) -> Expected:
-    """Measure the speed that LoadGen needs to know, after a warm-up."""
+    """Measure the speed for LoadGen's settings, after a warm-up."""
     make(requests[:1])
     latency_s = wall_s(lambda: make(requests[:1]))
     many = list(itertools.islice(itertools.cycle(requests), PROBE_WAVES * at_once))
@@ -82,7 +82,7 @@ class SystemUnderTest:
 
 
 def energy_figures(summary: Summary, joules: float, seconds: float) -> dict[str, float]:
-    """Joules and watts, and the rate per watt if the score is a rate; nothing if no meter rose."""
+    """Joules and watts, and the rate per watt if the score is a rate; empty without joules."""
     if joules <= 0:
         return {}
     figures = {"joules": joules, "watts": joules / seconds}
@@ -169,7 +169,7 @@ def read_requests(options: argparse.Namespace) -> list[GenerationParams]:
 
 
 def audit(options: argparse.Namespace, requests: list[GenerationParams], root: Path) -> int:
-    """Run a compliance test, after the missing runs that it compares with."""
+    """Make the missing runs that a compliance test compares with, then run the test."""
     from eval.mlperf import compliance
 
     folder = root / options.scenario
@@ -200,16 +200,16 @@ def measure(
     folder: Path,
     references: Sequence[Path] = (),
 ) -> dict[str, Any]:
-    """Run LoadGen; return its summary and the energy used. The settings must be those of earlier
-    runs, `references`."""
+    """Run LoadGen; return its summary and the energy used. Raise if the runs in `references` have
+    other settings."""
     from eval.measuring.system_description import describe_system
     from eval.mlperf.compliance import check_same
-    from eval.mlperf.loadgen import ScenarioRun, complete
+    from eval.mlperf.loadgen import ScenarioRun
     from sdxl.files import prepare_folder, write_json
 
     prepare_folder(folder)
     write = partial(write_json, sort_keys=True)
-    with system_of(options, requests, complete) as tested:
+    with system_of(options, requests) as tested:
         rate = tested.expected.rate * SHARES.get(options.scenario, 1)
         run = ScenarioRun(
             options.scenario,
@@ -236,8 +236,9 @@ def measure(
 
 @contextmanager
 def system_of(
-    options: argparse.Namespace, requests: list[GenerationParams], complete: Any
+    options: argparse.Namespace, requests: list[GenerationParams]
 ) -> Iterator[SystemUnderTest]:
+    from eval.mlperf.loadgen import complete
     from eval.mlperf.systems import InProcess, OverHttp, in_process_at_once
 
     if options.url or options.over == "http":
@@ -258,8 +259,7 @@ def system_of(
     from eval.measuring.energy import open_meter
     from eval.quality.inputs import load_pipeline
 
-    is_deterministic = options.deterministic
-    pipeline = load_pipeline(options, options.precision, is_deterministic=is_deterministic)
+    pipeline = load_pipeline(options, options.precision, is_deterministic=options.deterministic)
     expected = probe(pipeline.generate, requests, in_process_at_once(pipeline, requests[0]))
     here = InProcess(pipeline, requests, complete)
     facts = {"over": "process", "model": options.model, "deterministic": options.deterministic}

@@ -1,6 +1,6 @@
 """The benchmark's compliance tests, on the folders of runs. TEST01 compares the pictures of a
-performance run with those of the accuracy run. TEST04 shows that one repeated sample is no faster,
-so no result is cached.
+performance run with the accuracy run's. TEST04 shows that one repeated sample is no faster, because
+no result is cached.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sdxl.params import InvalidParams
 
 SPEED_TOLERANCE = 0.10
 LEAST_DB = 40.0
-"""PSNR of the same picture made in another batch: rounding alone"""
+"""the least PSNR of a picture made in another batch, where only rounding differs"""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def check_same(audited: Path, reference: Path) -> None:
 
 
 def read_facts(run: Path) -> dict[str, Any]:
-    """The settings that must be equal: not the measured speed, nor what an audit changes."""
+    """The settings that must be equal: all but the measured speed and an audit's changes."""
     settings, system = (
         json.loads((run / name).read_text(encoding="utf-8"))
         for name in ("settings.json", "system.json")
@@ -83,7 +83,7 @@ def _invalid(*runs: Path) -> str:
 def _speed_ratio(performance: Path, audited: Path) -> float:
     """The audited run's speed over the performance run's."""
     reference, summary = Summary.read(performance), Summary.read(audited)
-    assert reference.score and summary.score, "a run without a result has raised before"
+    assert reference.score and summary.score, "LoadGen accepted a run without a score"
     ratio = summary.score / reference.score
     return 1 / ratio if summary.unit == "s" else ratio
 

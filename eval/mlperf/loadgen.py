@@ -1,7 +1,7 @@
 """MLPerf's LoadGen around a system under test: its settings, a run, and its summary.
 
-The rules are LoadGen's: it contains the benchmark's table (20 s at the 99th percentile, 600 s, 5000
-samples, the seeds). `short` changes only durations and counts.
+LoadGen contains the benchmark's rules (20 s at the 99th percentile, 600 s, 5000 samples, the
+seeds). `is_short` changes only durations and counts.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import mlperf_loadgen as lg
 
 BENCHMARK = "stable-diffusion-xl"
 BUILT_IN = 0
-"""FromConfig's value for the table inside LoadGen"""
+"""FromConfig's value for LoadGen's built-in rules"""
 
 SERVER_QUERIES, STREAM_QUERIES = 459, 64
-"""the fewest with which LoadGen's early stopping accepts a 99th and a 90th percentile"""
+"""the fewest queries with which LoadGen's early stopping accepts a 99th and a 90th percentile"""
 TEST01_SAMPLES, TEST01_SEED = 32, 7
 TEST04_INDEX = 3
 """the sample that TEST04 repeats, as in the benchmark's audit.config"""
@@ -83,7 +83,7 @@ class ScenarioRun:
         settings.min_duration_ms = 0
 
     def start(self, system: System) -> Summary:
-        """Run it; LoadGen writes its logs to the folder."""
+        """Run LoadGen, which writes its logs to the folder."""
         logs = lg.LogSettings()
         logs.log_output.outdir = str(self.folder)
         logs.log_output.copy_summary_to_stdout = False
@@ -91,7 +91,7 @@ class ScenarioRun:
         sut = lg.ConstructSUT(
             lambda samples: system.issue([(s.id, s.index) for s in samples]), system.flush
         )
-        # Captions are in memory: nothing to load.
+        # Captions are in memory, so loading them does nothing.
         count = settings.performance_sample_count_override
         library = lg.ConstructQSL(self.captions, count, lambda _: None, lambda _: None)
         try:
@@ -119,7 +119,7 @@ SCORES = (
     ("Server", r"Completed samples per second", "images/s", 1.0),
     ("SingleStream", r"Early stopping 90(\.0)?th percentile estimate", "s", 1e-9),
 )
-"""Scenario, the summary's line with its result, unit, factor. The first line that exists counts:
+"""Scenario, the summary's line with its result, unit, factor. The first line that exists counts;
 only a language model's summary has tokens."""
 
 
@@ -129,7 +129,7 @@ class Summary:
 
     scenario: str
     is_valid: bool | None
-    """None for an accuracy run, which LoadGen does not judge"""
+    """None for an accuracy run: LoadGen does not judge it"""
     score: float | None
     unit: str
     lines: dict[str, str] = field(default_factory=dict)
@@ -142,9 +142,9 @@ class Summary:
         lines = dict(pairs)
         scenario = lines.get("Scenario", "").replace(" ", "")
         result = lines.get("Result is")
-        for of, line, unit, factor in SCORES:
+        for scored, line, unit, factor in SCORES:
             value = next((v for k, v in lines.items() if re.fullmatch(line, k)), None)
-            if of == scenario and value is not None:
+            if scored == scenario and value is not None:
                 score = float(value.split()[0]) * factor
                 return cls(scenario, result == "VALID" if result else None, score, unit, lines)
         return cls(scenario, result == "VALID" if result else None, None, "", lines)

@@ -28,7 +28,7 @@ Sample = tuple[int, int]
 
 
 class Arrivals:
-    """A queue of issued samples, from which threads take; None ends it."""
+    """A queue of issued samples for other threads; None ends it."""
 
     def __init__(self, requests: Sequence[GenerationParams], complete: Complete) -> None:
         self.requests, self.complete = requests, complete
@@ -74,11 +74,11 @@ class InProcess(Arrivals):
                     self.complete(response, b"")
 
     def _serve(self, under_way: set[int]) -> None:
-        """`under_way`: responses that LoadGen still waits for."""
+        """`under_way`: the samples that LoadGen waits for."""
         loop = self.pipeline.in_flight()
         responses: dict[int, int] = {}
         while self._is_open or not loop.is_idle:
-            # Encode prompts only as rows become free, so that a query of 5000 starts at once.
+            # Encode prompts as rows become free, so that a query of 5000 starts at once.
             room = 2 * loop.limits.rows - len(responses)
             samples = self._take(room, waits=loop.is_idle)
             under_way |= {response for response, _ in samples}
@@ -112,7 +112,7 @@ class InProcess(Arrivals):
             responses[loop.submit(self.pipeline.request(request, conditioning))] = response
 
     def _picture(self, event: Event) -> bytes:
-        """The pixels. A failure is answered with no bytes and raised by `close`."""
+        """The pixels. A failure returns no bytes, and `close` raises it."""
         try:
             if isinstance(event, Failed):
                 raise event.cause
@@ -123,13 +123,13 @@ class InProcess(Arrivals):
 
 
 def in_process_at_once(pipeline: Pipeline, request: GenerationParams) -> int:
-    """Pictures of two of the largest calls: one runs while the prompts of the other are encoded."""
+    """The pictures of two largest calls: one runs while the other's prompts are encoded."""
     return max(1, 2 * pipeline.engines.buckets[-1] // pipeline.plan(request).room[0])
 
 
 class OverHttp(Arrivals):
-    """A service over HTTP. A request refused for lack of room is sent again; its latency counts
-    from the first try."""
+    """A service over HTTP. A request refused for lack of room is repeated; its latency counts from
+    the first try."""
 
     def __init__(self, url: str, requests: Sequence[GenerationParams], complete: Complete) -> None:
         super().__init__(requests, complete)
@@ -137,13 +137,13 @@ class OverHttp(Arrivals):
             self.model = first_image_model(http)
         self.connections = concurrent_pictures(self.model)
         self.http = http_client(url, self.connections)
-        # No executor: an interrupt inside it would leave a lock held that its threads need.
+        # Not an executor: an interrupt inside one would leave a lock held that its threads need.
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(self.connections):
             start_new_thread(self._serve, ())
 
     def close(self) -> None:
-        """After an interrupt, waiting samples are dropped."""
+        """Drop the waiting samples, which only an interrupt leaves, and end the threads."""
         with suppress(queue.Empty):
             while True:
                 self._arrived.get_nowait()
