@@ -1,5 +1,5 @@
-"""LoadGen's mlperf_log_accuracy.json: raw pixels in hex, one sample a line. `sdxl bench mlperf
---accuracy` writes it. The log of 5000 pictures has 30 GB, so lines are located once and read one by
+"""LoadGen's mlperf_log_accuracy.json, as `sdxl bench mlperf --accuracy` writes it: raw pixels in
+hex, one sample a line. A log of 5000 pictures has 30 GB, so lines are located once and read one by
 one.
 """
 
@@ -63,7 +63,7 @@ def logged(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def pictures_of(path: Path, indices: Set[int]) -> dict[int, bytes]:
-    """The bytes of these samples, as far as the log has them."""
+    """The bytes of those samples of `indices` that the log has."""
     places = _places(path)
     with path.open("rb") as file:
         return {index: _pixels(file, places[index]) for index in places.keys() & indices}

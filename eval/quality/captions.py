@@ -12,7 +12,7 @@ from sdxl.params import InvalidParams
 
 COLUMN = "caption"
 PROMPT_SEED = 2026
-"""of the captions' scenes; the reference statistics have another seed"""
+"""of the captions' scenes; the reference statistics use another seed"""
 
 
 def read_captions(path: Path) -> list[str]:
@@ -46,7 +46,7 @@ def scene_captions(count: int) -> list[str]:
 
 
 def escape_brackets(caption: str) -> str:
-    """The caption as a prompt, with its brackets escaped: they would set weights."""
+    """Escape the brackets of a caption, which would set weights in a prompt."""
     return re.sub(r"([\\()\[\]])", r"\\\1", caption)
 
 

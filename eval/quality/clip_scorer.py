@@ -1,6 +1,6 @@
-"""The CLIP score of pictures with captions, by torchmetrics, and the distance between two pictures.
+"""The CLIP score of pictures with captions, and the distance between two pictures.
 
-One class serves OpenAI's ViT-B/32, which the benchmark names, and the embedded model's CLIP.
+One class serves OpenAI's ViT-B/32, which the benchmark requires, and the embedded model's CLIP.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torchmetrics.multimodal.clip_score import CLIPScore
+from torch import Tensor
 
 from sdxl.checkpoint import quiet_loading
 from sdxl.images import Pixels
@@ -26,49 +25,31 @@ VIT_B_32 = {"hidden_size": 768, "patch_size": 32, "num_hidden_layers": 12}
 Prepare = Callable[[Sequence[Pixels]], Tensor]
 
 
-class BareFeatures(nn.Module):
-    """Unwraps the projected features of transformers 5 for torchmetrics."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model, self.config = model, model.config
-
-    def get_image_features(self, pixel_values: Tensor) -> Tensor:
-        features: Tensor = self.model.get_image_features(pixel_values=pixel_values).pooler_output
-        return features
-
-    def get_text_features(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        features: Tensor = self.model.get_text_features(
-            input_ids=input_ids, attention_mask=attention_mask
-        ).pooler_output
-        return features
-
-
 class ClipScorer:
     """`prepare` turns pictures into inputs of the vision tower."""
 
     def __init__(self, model: Any, tokenizer: Any, prepare: Prepare, device: str = "cpu") -> None:
         self.device, self.prepare, self.tokenizer = torch.device(device), prepare, tokenizer
-        self.model = BareFeatures(model.eval().requires_grad_(False)).to(self.device)
-        # The metric's sum has a device of its own: the CPU until it is moved.
-        self._metric = CLIPScore(lambda: (self.model, self._process)).to(self.device)
+        self.model = model.eval().requires_grad_(False).to(self.device)
 
+    @torch.inference_mode()
     def scores(self, pictures: Sequence[Pixels], captions: Sequence[str]) -> list[float]:
         """100 × the cosine of each picture and its caption."""
-        scores = []
-        for picture, caption in zip(pictures, captions, strict=True):
-            self._metric.reset()
-            image = torch.from_numpy(picture).movedim(-1, 0).to(self.device)
-            with torch.inference_mode():
-                self._metric.update(image, caption)
-            # `compute` would clip negative cosines, which the mean needs.
-            scores.append(float(self._metric.score))
-        return scores
+        tokens = self.tokenizer(
+            list(captions), padding=True, truncation=True, return_tensors="pt"
+        ).to(self.device)
+        texts = self.model.get_text_features(
+            input_ids=tokens.input_ids, attention_mask=tokens.attention_mask
+        )
+        pixels = self.prepare(pictures).to(self.device)
+        images = self.model.get_image_features(pixel_values=pixels)
+        scores: Tensor = 100 * F.cosine_similarity(images.pooler_output, texts.pooler_output)
+        return [float(score) for score in scores]
 
     @torch.inference_mode()
     def pooled(self, pictures: Sequence[Pixels]) -> Tensor:
         """The vision tower's pooled features, before the projection."""
-        vision = self.model.model.vision_model
+        vision = self.model.vision_model
         pooled: Tensor = vision(self.prepare(pictures).to(self.device)).pooler_output
         return pooled.flatten(1).cpu()
 
@@ -76,25 +57,16 @@ class ClipScorer:
     def distances(self, pictures: Sequence[Pixels], others: Sequence[Pixels]) -> list[float]:
         """LPIPS (Zhang et al., 2018) without its weights: the mean squared difference of unit
         feature vectors over places and layers, 0 for equal pictures and 2 at most."""
-        vision, layers = self.model.model.vision_model, []
+        vision, layers = self.model.vision_model, []
         for each in (pictures, others):
             out = vision(self.prepare(each).to(self.device), output_hidden_states=True)
             layers.append([F.normalize(_by_place(h), dim=-1) for h in out.hidden_states[1:]])
         differences = [(a - b).square().sum(-1).mean(-1) for a, b in zip(*layers, strict=True)]
         return [float(x) for x in torch.stack(differences).mean(0)]
 
-    def _process(
-        self, text: list[str] | None = None, images: list[Tensor] | None = None, **_: Any
-    ) -> dict[str, Tensor]:
-        """The transformers processor that torchmetrics calls."""
-        if images is not None:
-            return {"pixel_values": self.prepare([i.movedim(0, -1).numpy() for i in images])}
-        tokens = self.tokenizer(text, padding=True, truncation=True, return_tensors="pt")
-        return {"input_ids": tokens.input_ids, "attention_mask": tokens.attention_mask}
-
 
 def _by_place(hidden: Tensor) -> Tensor:
-    """A ResNet's map, or a transformer's patches without the class token."""
+    """The vectors of a ResNet's map, or of a transformer's patches without the class token."""
     return hidden.flatten(2).mT if hidden.ndim == 4 else hidden[:, 1:]
 
 

@@ -1,5 +1,5 @@
 """Scores pictures chunk by chunk. Each chunk's scores are written before the next chunk begins, so
-memory holds one chunk of pictures and an interrupted run resumes.
+memory holds one chunk of pictures and an interrupted run can resume.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from eval.measuring.bootstrap import Interval, interval, resample
 from eval.measuring.kept_facts import check_facts
 from eval.measuring.psnr import psnr_db
 from eval.measuring.timing import Spread, Timed, wall_s
-from eval.quality.frechet import QuickFrechet, frechet_distance
+from eval.quality.frechet import FrechetDistance
 from eval.quality.protocol import ScoreRange
 from eval.quality.sources import Source
 from eval.quality.task import Judges, QualityTask
@@ -32,14 +32,15 @@ from sdxl.images import Pixels
 from sdxl.params import InvalidParams
 
 CHUNK = 32
-"""the fewest pictures: several full batches of any engine, so that chunks cost no speed"""
+"""the fewest pictures in a chunk: several full batches of any engine, so that chunks cost no
+speed"""
 CALLS_A_CHUNK = 4
-"""A chunk is several times the pictures in flight, because fewer are in flight at its end."""
+"""A chunk has several times the pictures in flight, because fewer are in flight at its end."""
 FACTS = "evaluation.json"
 ALIKE = ("psnr", "ssim", "distance")
-"""of each picture to the exact model's"""
+"""scores of each picture beside the exact model's"""
 MOST_DB = 100.0
-"""the PSNR of equal pictures, so that a mean is finite"""
+"""the PSNR of equal pictures: finite, so that a mean is finite"""
 
 Findings = Mapping[str, Tensor]
 
@@ -64,9 +65,9 @@ class Scores:
     images_per_s: Spread | None
     """over chunks; None for stored pictures"""
     reference_fid: float
-    """of as many pictures of the reference's distribution: what FID's bias alone gives"""
+    """FID of as many pictures of the reference's distribution, which is bias alone"""
     resamples: Mapping[str, Tensor]
-    """scores of the intervals' resamples, by figure"""
+    """the scores of resamples by figure, for intervals"""
 
     def as_dict(self) -> dict[str, Any]:
         figures = {n: {**asdict(f), "holds": f.holds} for n, f in self.figures.items()}
@@ -77,7 +78,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`exact`: the source of the pictures to compare with; `save`: a folder for the pictures;
+    """`exact`: the source of pictures to compare with; `save`: the folder for the pictures;
     `timed`: the clock."""
 
     task: QualityTask
@@ -151,12 +152,11 @@ class Evaluation:
     def _summary(self, judges: Judges, rounds: int) -> Scores:
         rows = self.findings()
         features, count = rows["features"], len(rows["clip"])
-        quick = QuickFrechet(judges.reference)
-        fid = frechet_distance(features.split(self.chunk), judges.reference)
+        fid = FrechetDistance(judges.reference)
         means = {"CLIP": rows["clip"]} | {n: rows[n] for n in ALIKE if n in rows}
-        resamples = {"FID": resample(lambda drawn: quick(features[drawn]), count, rounds)}
+        resamples = {"FID": resample(lambda drawn: fid(features[drawn]), count, rounds)}
         resamples |= {n: resample(partial(_mean, each), count, rounds) for n, each in means.items()}
-        values = {"FID": fid} | {name: _mean(each) for name, each in means.items()}
+        values = {"FID": fid(features)} | {name: _mean(each) for name, each in means.items()}
         gates = {"FID": self.task.fid_gate, "CLIP": self.task.clip_gate}
         figures = {
             name: Figure(value, interval(value, resamples[name]), gates.get(name))
@@ -164,7 +164,7 @@ class Evaluation:
         }
         is_stored = getattr(self.source, "is_stored", False)
         speed = None if is_stored else Spread.of(rows["images_per_s"].tolist())
-        scores = Scores(count, figures, speed, quick.of_reference(count), resamples)
+        scores = Scores(count, figures, speed, fid.of_reference(count), resamples)
         write_json(self.folder / "scores.json", scores.as_dict())
         return scores
 
@@ -178,7 +178,7 @@ class Evaluation:
 
 
 def run_with_progress(evaluation: Evaluation, rounds: int) -> Scores:
-    """Run it; on a terminal a bar shows its progress."""
+    """Run an evaluation; on a terminal a bar shows its progress."""
     from tqdm import tqdm
 
     total, hidden = len(evaluation.task.captions), not sys.stderr.isatty()

@@ -1,6 +1,6 @@
 """`sdxl eval fetch`: download the files that score MLPerf's task, and check their digests.
 
-Addresses and digests are data, in sources.toml or the user's file.
+Addresses and digests are in sources.toml or the user's file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def git_blob_of(content: bytes) -> str:
 
 
 DIGESTS = {"sha256": (sha256_of, 64), "git_blob": (git_blob_of, 40)}
-"""functions, and how many digits they return"""
+"""functions, and the number of digits that they return"""
 FEWEST_DIGITS = 8
 
 
@@ -42,8 +42,8 @@ class FetchFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file: its path below the folder, its address, and the first digits of its digests. An
-    unknown digest is empty."""
+    """A file's path below the folder, its address, and the first digits of its digests. An unknown
+    digest is empty."""
 
     path: str
     url: str

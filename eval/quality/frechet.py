@@ -1,6 +1,4 @@
-"""The Fréchet distance between sets of features: torchmetrics' for the figure, and a faster one for
-the many distances of a bootstrap.
-"""
+"""The Fréchet distance between sets of features."""
 
 from __future__ import annotations
 
@@ -10,23 +8,20 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torchmetrics.image.fid import FrechetInceptionDistance
+from torch import Tensor
 
 from sdxl.params import InvalidParams
 
 DRAWS = 5
-"""sets of features for a mean distance"""
+"""drawn sets of features, whose distances are averaged"""
 
 
 @dataclass(frozen=True)
 class Gaussian:
-    """A set of features by its mean and covariance, float64."""
+    """The mean and covariance of a set of features, float64."""
 
     mean: Tensor
     covariance: Tensor
-    count: int = 40_504
-    """of pictures; if unknown, that of COCO 2014's validation set"""
 
     @classmethod
     def of(cls, chunks: Iterable[Tensor]) -> Gaussian:
@@ -42,7 +37,7 @@ class Gaussian:
         if total is None or products is None or count < 2:
             raise ValueError(f"statistics of {count} pictures; expected at least 2")
         mean = total / count
-        return cls(mean, (products - count * torch.outer(mean, mean)) / (count - 1), count)
+        return cls(mean, (products - count * torch.outer(mean, mean)) / (count - 1))
 
 
 def read_statistics(path: Path, width: int) -> Gaussian:
@@ -59,32 +54,9 @@ def read_statistics(path: Path, width: int) -> Gaussian:
     return Gaussian(mean, covariance)
 
 
-class _Identity(nn.Module):
-    """The network that torchmetrics requires, for features that are computed already."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.num_features = width
-
-    def forward(self, features: Tensor) -> Tensor:
-        return features
-
-
-def frechet_distance(features: Iterable[Tensor], reference: Gaussian) -> float:
-    """The distance of features, in chunks, to a reference."""
-    metric = FrechetInceptionDistance(_Identity(len(reference.mean)))
-    mean, count = reference.mean, reference.count
-    metric.real_features_sum = mean * count
-    outer = torch.outer(mean, mean)
-    metric.real_features_cov_sum = reference.covariance * (count - 1) + count * outer
-    metric.real_features_num_samples = torch.tensor(count)
-    for chunk in features:
-        metric.update(chunk.double(), real=False)
-    return float(metric.compute())
-
-
-class QuickFrechet:
-    """Distances to one reference. Its root is computed once; the rest is a symmetric problem."""
+class FrechetDistance:
+    """Distances to one reference. The root of its covariance is computed once; then each distance
+    is a symmetric problem."""
 
     def __init__(self, reference: Gaussian) -> None:
         self.reference = reference
@@ -93,8 +65,8 @@ class QuickFrechet:
         self.trace = float(reference.covariance.trace())
 
     def of_reference(self, count: int) -> float:
-        """The mean distance of `count` pictures of the reference's own distribution. It falls as
-        their number grows."""
+        """The mean distance of `count` pictures of the reference's distribution. It falls as the
+        count grows."""
         generator = torch.Generator().manual_seed(0)
         shape, mean = (count, len(self.root)), self.reference.mean
         drawn = (

@@ -1,10 +1,10 @@
-"""The Inception network of 2015-12-05 that FID is defined on: pictures to 2048 features.
+"""The Inception network of 2015-12-05 that defines FID: pictures to 2048 features.
 
-Its tensors have the names of the PyTorch port in general use (`pt_inception-2015-12-05`, from
-pytorch-fid), which must load strictly. Three things differ from the textbook network and are
-part of the definition: average pools do not count their padding, the last block pools by the
-maximum, and pictures are resized without anti-aliasing, as the benchmark's reference does it.
-The architecture: Szegedy et al., "Rethinking the Inception Architecture" (2015), figures 4 to 7.
+Its tensors have the names of the usual PyTorch port, `pt_inception-2015-12-05` of pytorch-fid,
+whose weights load strictly. FID's definition differs from the textbook network in three ways:
+average pools do not count their padding, the last block pools by the maximum, and pictures are
+resized without anti-aliasing, as in the benchmark's reference. The architecture: Szegedy et al.,
+"Rethinking the Inception Architecture" (2015), figures 4 to 7.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def largest(x: Tensor) -> Tensor:
 
 
 class InceptionBlock(nn.Module):
-    """Branches of layers side by side, beside a pool with a layer of `pooled` channels. Without
-    `pooled`, the pool and the last layer of each branch halve the size. Layers in a list fork."""
+    """Parallel branches of layers, and a pool with a layer of `pooled` channels. If `pooled` is 0,
+    the pool and the last layer of each branch halve the size. Layers in a list are parallel."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""From the flags of `sdxl eval` to the task, the source of pictures, and the exact pictures."""
+"""The task, the source of pictures and the exact pictures that the flags of `sdxl eval` name."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class QualitySetting:
     steps: int = USUAL.steps
     cut: Cut = "reference"
     guided_until: float = 1.0
-    """the share of the steps, from the first, that is guided"""
+    """the share of the steps that is guided, from the first step"""
     deep_steps: tuple[int, ...] | None = None
     """replaces the interval"""
 
@@ -89,7 +89,7 @@ class Change(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """The worse change over its gate: 1 is the most that MLPerf allows, below 0 is a gain."""
+        """The worse change divided by its gate: MLPerf allows 1 at most; below 0 is a gain."""
         return max(self.fid / FID_TOLERANCE, -self.clip / CLIP_TOLERANCE)
 
     @property
@@ -113,7 +113,8 @@ def change_interval(name: str, tried: Tried, exact: Tried) -> Interval:
 def front(
     tried: Sequence[Tried], loss: Callable[[Change], float] = lambda change: change.loss
 ) -> list[Tried]:
-    """The settings that none beats in both speed and loss, fastest first. `tried[0]` is exact."""
+    """The settings that no other beats in both speed and loss, fastest first. `tried[0]` is
+    exact."""
     losses = {each.setting: loss(change(each, tried[0])) for each in tried}
     best: list[Tried] = []
     for each in sorted(tried, key=lambda t: (-t.speed, losses[t.setting])):

@@ -22,7 +22,7 @@ MARKERS = {"interval 1": "o", "interval 2": "s", "interval 3": "^", TUNED: "*"}
 OTHER_MARKER = "D"
 GREY, FAINT, PALE = "#555555", "#b8bcc0", "#dfe8ee"
 GATES_SHOWN = 5
-"""An axis reaches so many gates; a change beyond is drawn at its end, with its number."""
+"""the range of an axis, in gates; a larger change is drawn at the end, with its number"""
 LIST_COLUMNS = 3
 STYLE: Any = {
     "font.size": 9,
@@ -34,8 +34,8 @@ STYLE: Any = {
 
 
 def plot_pareto(tried: Sequence[Tried], stem: Path) -> None:
-    """Speed against the change of FID and of CLIP, with shaded gates and each panel's front, whose
-    settings are numbered."""
+    """Plot speed against the changes of FID and CLIP, with shaded gates and each panel's front. The
+    front's settings are numbered."""
     fronts = {
         "FID": front(tried, lambda changes: changes.fid),
         "CLIP": front(tried, lambda changes: -changes.clip),
@@ -93,7 +93,7 @@ def _panel(
         text = [f"{numbers[setting]}"] if each in best else []
         if abs(value) > most:
             text.append(f"{value:+.3g}%")
-        # Inside the panel, off the line of the front.
+        # Place the text inside the panel, beside the front's line.
         across, side = (-7, "right") if abs(value) > most else (6, "left")
         place = (across, -11 if value > 0 else 5)
         style: Any = {"textcoords": "offset points", "fontsize": 8, "ha": side}

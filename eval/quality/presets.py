@@ -1,4 +1,4 @@
-"""The presets low, medium and high of a model: chosen from the settings of a sweep, and stored."""
+"""The presets low, medium and high of a model: the choice from a sweep's settings, and the file."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PLAIN = QualitySetting()
 
 
 def choose_presets(tried: Sequence[Tried]) -> Presets:
-    """Choose from the settings within MLPerf's gates that no other beats in both speed and quality:
-    low is the fastest, high the nearest to the exact model, medium the one between, of two the
-    faster. `tried[0]` is the exact model."""
+    """Choose from the settings within MLPerf's gates that no other beats in both speed and quality.
+    Low is the fastest, high the nearest to the exact model; medium lies between. `tried[0]` is the
+    exact model."""
     exact = tried[0]
     good = [each for each in tried if is_plain(each.setting) and change(each, exact).is_within]
     if not good:
@@ -61,8 +61,8 @@ def store_presets(
     *,
     is_beside_model: bool,
 ) -> list[Path]:
-    """Write the presets and return the files. The file holds the weights' digest, so a folder of
-    other weights refuses it."""
+    """Write the presets and return the files. They hold the weights' digest, so other weights
+    refuse them."""
     data = presets.as_file(chosen, measured, model_digest(checkpoint))
     folders = [out, *([checkpoint.folder] if is_beside_model else [])]
     files = [folder / presets.FILE for folder in folders]

@@ -28,7 +28,7 @@ class ScoreRange:
 CLIP_GATE = ScoreRange(31.68631873, 31.81331801)
 FID_GATE = ScoreRange(23.01085758, 23.95007626)
 CLIP_TOLERANCE, FID_TOLERANCE = 0.002, 0.02
-"""the same gates as shares of the exact model's scores: the yardstick for any other model"""
+"""the same gates as shares of the exact model's scores, to measure any other model"""
 
 CAPTIONS = 5000
 """of COCO 2014's validation set, one picture each"""

@@ -1,6 +1,6 @@
 """Sources of pictures: engines in this process, a folder, a service. LoadGen's log is in
-accuracy_log.py. A source returns pictures by index, so memory holds one chunk; it checks its input
-before anything is computed.
+accuracy_log.py. A source returns pictures by index, so memory holds one chunk. It checks its input
+when it is made.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class NoPicture(RuntimeError):
 
 class Source(Protocol):
     def describe(self) -> dict[str, Any]:
-        """The source's identity: an evaluation resumes only with an equal one."""
+        """The source's identity: an evaluation resumes only with an equal identity."""
 
     def pictures(self, indices: Sequence[int]) -> list[Pixels]: ...
 
 
 class Painted:
-    """Pictures by engines in this process. A chunk is always made whole and in order, so a resumed
+    """Pictures made by engines in this process. A chunk is made whole and in order, so a resumed
     run has the same batches and the same rounding."""
 
     def __init__(self, pipeline: Pipeline, requests: Sequence[GenerationParams]) -> None:
@@ -134,7 +134,7 @@ class Service:
 
 
 def first_image_model(http: Any) -> dict[str, Any]:
-    """The listed entry of the service's default image model; empty if there is none."""
+    """The first image model in the service's list, which is its default; empty if there is none."""
     answer = http.get("/v1/models")
     models = answer.json().get("data", []) if answer.status_code == 200 else []
     return next((model for model in models if model.get("images")), {})
@@ -146,8 +146,8 @@ def concurrent_pictures(model: dict[str, Any]) -> int:
 
 
 def request_picture(http: Any, request: GenerationParams) -> Pixels:
-    """One picture of a service. A request refused with 429 is repeated after Retry-After, until
-    PICTURE_S: a service too slow for any deadline refuses in the same way."""
+    """Request one picture. A request refused with 429 is repeated after Retry-After, but not after
+    PICTURE_S, because a service that is too slow for any deadline also refuses with 429."""
     body, until_s = {**request.as_rest(), "deadline_s": 120.0}, time.perf_counter() + PICTURE_S
     while True:
         answer = http.post("/v1/images/generations", json=body)

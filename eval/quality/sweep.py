@@ -1,9 +1,9 @@
-"""`sdxl eval --sweep`: quality against speed, over precision, interval, cut, scheduler, steps and
-tuned plans.
+"""`sdxl eval --sweep`: quality against speed for combinations of precision, interval, cut,
+scheduler and steps, and for tuned plans.
 
 Every setting makes pictures of the same captions and seeds and is compared with the exact model:
-float32, every step deep. Each setting has its own folder, so an interrupted sweep resumes. On a CPU
-speed is measured in this process's CPU time, which other work on the machine does not change.
+float32, every step deep. Each setting has its own folder, so an interrupted sweep can resume. On a
+CPU, speed is measured in this process's CPU time, which other work on the machine does not change.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from engines.folders.export_folder import PRECISIONS, ExportFolder
 from engines.pytorch.torch_engine import EIGHT_BIT
 from eval.measuring.timing import cpu_s, wall_s
 from eval.quality.evaluation import Evaluation, run_with_progress
-from eval.quality.inputs import read_task
+from eval.quality.inputs import load_pipeline, read_task
 from eval.quality.pareto import QualitySetting, Tried, table
 from eval.quality.plot import plot_pareto
 from eval.quality.presets import check_writable, choose_presets, is_plain, store_presets
@@ -48,7 +48,7 @@ USUAL: tuple[Grid, ...] = (
     {"precision": ["fp16", "int8", "fp8"], "cache_interval": [1, 2]},
     {"cut": ["fresh_skips"], "cache_interval": [2, 3]},
 )
-"""Each grid is a product; a field that it does not name has the exact model's value."""
+"""Each grid is a product. A field that a grid does not name has the exact model's value."""
 
 
 def run_sweep(options: argparse.Namespace) -> int:
@@ -67,16 +67,15 @@ def run_sweep(options: argparse.Namespace) -> int:
         print(f"{len(tried) + 1} of {len(settings)}: {setting}", flush=True)
         pipeline = Pipeline(checkpoint, load(setting.precision, setting.cut))
         tried.append(evaluate(setting, task, pipeline, root, options.bootstrap))
-        # After every setting, so that an interrupted sweep has a report.
+        # Write after every setting, so that an interrupted sweep has a report.
         write_report(tried, task, root)
         if setting == last_plain:
-            # Only plain settings become presets: a later failure cannot lose them.
-            chosen, measured = (
-                choose_presets(tried),
-                {"task": task.name, "pictures": len(task.captions)},
-            )
+            # Only plain settings become presets. Store them now: a later setting may fail.
+            chosen = choose_presets(tried)
+            measured = {"task": task.name, "pictures": len(task.captions)}
+            is_beside = options.stores_presets
             for file in store_presets(
-                chosen, measured, checkpoint, root, is_beside_model=options.stores_presets
+                chosen, measured, checkpoint, root, is_beside_model=is_beside
             ):
                 print(f"{file}: {', '.join(presets.describe_presets(chosen))}")
     print(table(tried))
@@ -90,13 +89,11 @@ def read_settings(grid: str | None, tuned: str | None = None) -> list[QualitySet
     for each in grids:
         for values in itertools.product(*each.values()):
             try:
-                setting = QualitySetting(**dict(zip(each, values, strict=True)))
+                settings.append(QualitySetting(**dict(zip(each, values, strict=True))))
             except TypeError as error:
                 raise InvalidParams(
                     "grid", str(grid), f"must have known settings ({error})"
                 ) from error
-            if setting not in settings:
-                settings.append(setting)
     settings += read_tuned_plans(Path(tuned)) if tuned else []
     for setting in settings:
         check_setting(setting)
@@ -121,8 +118,8 @@ def check_setting(setting: QualitySetting) -> None:
 def drop_unloadable(
     settings: Sequence[QualitySetting], load: Callable[[str, Cut], Engines]
 ) -> list[QualitySetting]:
-    """The settings without the 8-bit ones that a GPU has no engines for. A CPU's exports are made
-    later, in turn."""
+    """Remove the 8-bit settings whose engines the GPU cannot load. On a CPU each setting makes its
+    export later."""
     precisions = dict.fromkeys(setting.precision for setting in settings)
     missing = set()
     for precision in precisions if torch.cuda.is_available() else ():
@@ -183,10 +180,9 @@ def evaluate(
 def load_engines(
     checkpoint: Checkpoint, options: argparse.Namespace, root: Path, precision: str, cut: Cut
 ) -> Engines:
-    """On a GPU the engines that serve the precision; else ONNX Runtime on an export made here."""
+    """On a GPU the service's engines of the precision; else ONNX Runtime on an export made here."""
     if torch.cuda.is_available():
         from engines.pytorch.torch_engine import load_torch
-        from eval.quality.inputs import load_pipeline
 
         if precision not in EIGHT_BIT:
             return load_torch(checkpoint, precision=precision, cut=cut)
@@ -208,8 +204,8 @@ def export_unchecked(
     cut: Cut = "reference",
     calibration_prompts: int | None = None,
 ) -> ExportFolder:
-    """Export without the comparison to PyTorch. 8 bits are calibrated on the usual prompts, or on
-    the first `calibration_prompts` of them."""
+    """Export without the comparison to PyTorch. 8-bit exports are calibrated on the usual prompts,
+    or the first `calibration_prompts` of them."""
     from onnx_export import calibration
     from onnx_export.export_spec import ExportSpec
     from onnx_export.exporter import export, unchecked

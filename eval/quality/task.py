@@ -1,5 +1,5 @@
-"""The task of an evaluation, its captions, requests and judges: MLPerf's for real weights, or the
-embedded model's.
+"""The task of an evaluation: its captions, requests and judges. MLPerf's task is for real weights;
+the embedded model has another.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class QualityTask:
 
     name: str
     note: str
-    """which scores these compare with"""
+    """what the scores can be compared with"""
     captions: tuple[str, ...]
     requests: tuple[GenerationParams, ...]
     side: int
@@ -131,7 +131,7 @@ def benchmark_task(
     changed = [n for n, v in given.items() if v != getattr(protocol.REQUEST, n)]
     changed += ["count"] if len(captions) != protocol.CAPTIONS else []
     is_closed = not [name for name in changed if name != "cache_interval"]
-    # Loaded now, so that wrong weights are reported before any picture is made.
+    # Load now, so that wrong weights are reported before any picture is made.
     reference = read_statistics(paths["statistics"], protocol.INCEPTION_WIDTH)
     inception = load_inception(paths["inception"]).to(device)
     clip = vit_b_32(paths["clip"], device)

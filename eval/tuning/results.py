@@ -15,7 +15,7 @@ from torch import Tensor
 
 from eval.measuring.bootstrap import Interval, interval, resample
 from eval.quality.evaluation import Evaluation, Findings
-from eval.quality.frechet import QuickFrechet
+from eval.quality.frechet import FrechetDistance
 from eval.quality.pareto import Change
 from eval.quality.sources import Folder, Painted
 from eval.quality.task import QualityTask
@@ -80,8 +80,8 @@ class PlanCheck:
         evaluation = Evaluation(task, painted, folder, source, folder / "pictures")
         evaluation.run(1)
         findings = evaluation.findings()
-        quick = QuickFrechet(self.task.load().reference)
-        return CheckedPlan(plan, cost_s, findings, quick(findings["features"]))
+        frechet = FrechetDistance(self.task.load().reference)
+        return CheckedPlan(plan, cost_s, findings, frechet(findings["features"]))
 
     def exact_of(self, plan: CachePlan) -> CachePlan:
         scheduler, share = plan.sampling.scheduler, plan.sampling.guided_until
@@ -138,7 +138,7 @@ def judge(
     tuned: CheckedPlan,
     plain: Sequence[CheckedPlan],
     exact: CheckedPlan,
-    quick: QuickFrechet,
+    frechet: FrechetDistance,
     budget_s: float | None = None,
 ) -> TuningVerdict | None:
     """Compare with the plain choices within the budget, by default the plan's cost; None if there
@@ -151,7 +151,7 @@ def judge(
     # The exact pictures have no PSNR, and no picture is nearer.
     near = alike if all("psnr" in each.findings for each in alike) else []
     nearest = max(near, key=lambda each: each.scores["psnr"], default=None)
-    gaps = {"FID": compare_fid(tuned, strongest, quick)}
+    gaps = {"FID": compare_fid(tuned, strongest, frechet)}
     gaps["clip"] = compare_means(tuned, strongest, "clip")
     nearness = compare_means(tuned, nearest, "psnr") if nearest else None
     return TuningVerdict(tuned, strongest, gaps, nearest, nearness)
@@ -170,12 +170,12 @@ def compare_means(one: CheckedPlan, other: CheckedPlan, name: str) -> Gap:
     return Gap(value, interval(value, means))
 
 
-def compare_fid(one: CheckedPlan, other: CheckedPlan, quick: QuickFrechet) -> Gap:
+def compare_fid(one: CheckedPlan, other: CheckedPlan, frechet: FrechetDistance) -> Gap:
     """Lower is better. Both sets are resampled together, so the captions' influence cancels."""
     features, others = one.findings["features"], other.findings["features"]
 
     def score(rows: Tensor) -> float:
-        return quick(others[rows]) - quick(features[rows])
+        return frechet(others[rows]) - frechet(features[rows])
 
     value = other.fid - one.fid
     return Gap(value, interval(value, resample(score, len(features), ROUNDS)))
@@ -188,7 +188,7 @@ def list_affordable(plans: Iterable[CheckedPlan], budget_s: float) -> list[Check
 def choose(
     checked: Sequence[CheckedPlan],
     exact: CheckedPlan,
-    quick: QuickFrechet,
+    frechet: FrechetDistance,
     budgets_s: Mapping[str, float],
 ) -> dict[str, CheckedPlan]:
     """For each budget the strongest plain choice, or a tuned plan that pays beside it."""
@@ -196,7 +196,7 @@ def choose(
     chosen: dict[str, CheckedPlan] = {}
     for name, budget_s in budgets_s.items():
         tuned = (e for e in list_affordable(checked, budget_s) if not e.plan.has_even_caches)
-        verdicts = (judge(each, plain, exact, quick, budget_s) for each in tuned)
+        verdicts = (judge(each, plain, exact, frechet, budget_s) for each in tuned)
         paying = [verdict.tuned for verdict in verdicts if verdict is not None and verdict.pays]
         if choices := paying or list_affordable(plain, budget_s):
             chosen[name] = min(choices, key=lambda each: each.loss_to(exact))
@@ -211,7 +211,7 @@ class TuningResult:
     tuned: Sequence[TunedSampling]
     budgets_s: Mapping[str, float]
     """the most that an image may cost, by quality"""
-    quick: QuickFrechet
+    frechet: FrechetDistance
     task: str
     note: str
 
@@ -231,7 +231,7 @@ class TuningResult:
     def verdicts(self) -> list[TuningVerdict]:
         plain = [each for each in self.checked if each.plan.has_even_caches]
         tuned = (each for each in self.checked if not each.plan.has_even_caches)
-        verdicts = (judge(each, plain, self.exact, self.quick) for each in tuned)
+        verdicts = (judge(each, plain, self.exact, self.frechet) for each in tuned)
         return [verdict for verdict in verdicts if verdict is not None]
 
     @cached_property
@@ -239,7 +239,7 @@ class TuningResult:
         """Plans of the exact model's precision: a preset cannot choose the engines."""
         precision = self.exact.plan.sampling.precision
         eligible = [each for each in self.checked if each.plan.sampling.precision == precision]
-        return choose(eligible, self.exact, self.quick, self.budgets_s)
+        return choose(eligible, self.exact, self.frechet, self.budgets_s)
 
     @property
     def presets(self) -> Presets | None:

@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 
 from eval.measuring.kept_facts import check_facts
-from eval.quality.frechet import QuickFrechet
+from eval.quality.frechet import FrechetDistance
 from eval.quality.inputs import load_pipeline
 from eval.quality.presets import check_writable, store_presets
 from eval.quality.task import QualityTask
@@ -123,10 +123,15 @@ class Tuning:
     def _report(self) -> TuningResult | None:
         if not self.checked:
             return None
-        quick = QuickFrechet(self.task.load().reference)
+        frechet = FrechetDistance(self.task.load().reference)
         budgets_s = self._budgets_s
         result = TuningResult(
-            tuple(self.checked), tuple(self.tuned), budgets_s, quick, self.task.name, self.task.note
+            tuple(self.checked),
+            tuple(self.tuned),
+            budgets_s,
+            frechet,
+            self.task.name,
+            self.task.note,
         )
         write_report(result, self.folder)
         self._store(result)

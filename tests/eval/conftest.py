@@ -1,9 +1,7 @@
-"""Shared by the tests of eval: the embedded model's judges, and a task of few pictures."""
+"""Fixtures for the tests of eval: the embedded model's judges, and a task of few pictures."""
 
 from __future__ import annotations
 
-import importlib
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,18 +14,9 @@ from eval.quality.task import Judges, QualityTask, embedded_task, mini_judges
 from sdxl.images import Pixels
 
 
-@pytest.fixture(scope="session", autouse=True)
-def quiet_torchmetrics() -> None:
-    """torchmetrics' imports warn of missing packages."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        importlib.import_module("torchmetrics.image.fid")
-        importlib.import_module("torchmetrics.multimodal.clip_score")
-
-
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """On a busy machine, threads of tiny calls mostly wait for each other."""
+    """Use one thread: on a busy machine, the threads of tiny calls mostly wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -46,7 +35,7 @@ def task(judges: Judges) -> QualityTask:
 
 @dataclass
 class Noise:
-    """A source of noise: picture i has seed i. Its picture number `fails_at` raises an error."""
+    """A source of noise pictures; picture i has seed i. Picture `fails_at` raises an error."""
 
     side: int = 128
     fails_at: int | None = None

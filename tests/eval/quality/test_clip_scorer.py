@@ -58,13 +58,6 @@ def test_scores_equal_transformers_with_clips_preprocessing() -> None:
     assert scorer.scores(pictures, CAPTIONS) == pytest.approx(expected.tolist(), rel=1e-4)
 
 
-def test_the_metric_is_on_the_models_device() -> None:
-    """The device `meta` stands for a GPU."""
-    config = CLIPConfig(vision_config=TINY_VISION, text_config=TINY_TEXT)
-    scorer = ClipScorer(CLIPModel(config), None, lambda _: torch.empty(0), "meta")
-    assert scorer._metric.score.device.type == "meta"
-
-
 def test_clips_preprocessing_is_the_published_one() -> None:
     white = np.full((300, 300, 3), 255, np.uint8)
     inputs = clip_inputs([white], 224)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from eval.quality.frechet import Gaussian, QuickFrechet
+from eval.quality.frechet import FrechetDistance, Gaussian
 from eval.tuning.plans import CachePlan, SamplingSpec, even, exact
 from eval.tuning.report import page
 from eval.tuning.results import CheckedPlan, TuningResult, choose, judge
@@ -15,7 +15,7 @@ from eval.tuning.results import CheckedPlan, TuningResult, choose, judge
 SAMPLING = SamplingSpec(steps=10)
 PICTURES = 64
 NOISE = torch.randn(PICTURES, 4, generator=torch.Generator().manual_seed(0)).double()
-QUICK = QuickFrechet(Gaussian.of([NOISE - 1]))
+FRECHET = FrechetDistance(Gaussian.of([NOISE - 1]))
 TUNED = CachePlan(SAMPLING, (0, 1, 2, 5))
 OTHER = SamplingSpec(scheduler="ddim", steps=10)
 
@@ -29,14 +29,14 @@ def checked(
     findings = {"features": features, "clip": clip + scatter}
     if psnr is not None:
         findings["psnr"] = psnr + scatter
-    return CheckedPlan(plan, cost_s, findings, QUICK(features))
+    return CheckedPlan(plan, cost_s, findings, FRECHET(features))
 
 
 EXACT = checked(exact(SAMPLING), 10.0)
 
 
 def pays(tuned: CheckedPlan, *plain: CheckedPlan) -> bool:
-    verdict = judge(tuned, plain, EXACT, QUICK)
+    verdict = judge(tuned, plain, EXACT, FRECHET)
     assert verdict is not None
     return verdict.pays
 
@@ -61,28 +61,28 @@ def test_the_rival_is_the_strongest_plain_choice_that_costs_no_more() -> None:
     assert pays(tuned, weak) and not pays(tuned, weak, strong)
     dearer = checked(exact(OTHER), 5.2, clip=85)
     assert pays(tuned, weak, dearer), "it costs more"
-    assert judge(tuned, [dearer], EXACT, QUICK) is None
+    assert judge(tuned, [dearer], EXACT, FRECHET) is None
 
 
 def test_with_an_exact_fid_of_zero_the_strongest_has_the_lowest_fid() -> None:
     zero = replace(EXACT, fid=0.0)
     near = replace(checked(even(SAMPLING, 2), 5.0), fid=0.01)
     far = replace(checked(even(SAMPLING, 3), 5.0), fid=0.1)
-    verdict = judge(checked(TUNED, 5.0), [far, near], zero, QUICK)
+    verdict = judge(checked(TUNED, 5.0), [far, near], zero, FRECHET)
     assert verdict is not None and verdict.strongest is near
 
 
 def test_psnr_is_compared_only_between_plans_with_the_same_exact_pictures() -> None:
     unguided = SamplingSpec(steps=10, guided_until=0.5)
     near = checked(even(unguided, 2), 4.0, psnr=50)
-    verdict = judge(checked(TUNED, 5.0, psnr=33), [near], EXACT, QUICK)
+    verdict = judge(checked(TUNED, 5.0, psnr=33), [near], EXACT, FRECHET)
     assert verdict is not None and verdict.nearest is None and not verdict.pays
 
 
 @pytest.mark.parametrize(("psnr", "name"), [(33, TUNED), (30, even(SAMPLING, 2))])
 def test_the_plain_plan_is_chosen_if_no_tuned_plan_pays(psnr: float, name: CachePlan) -> None:
     every = [EXACT, checked(even(SAMPLING, 2), 5.0, psnr=30), checked(TUNED, 5.0, psnr=psnr)]
-    chosen = choose(every, EXACT, QUICK, {"low": 1.0, "medium": 5.0, "high": 10.0})
+    chosen = choose(every, EXACT, FRECHET, {"low": 1.0, "medium": 5.0, "high": 10.0})
     assert "low" not in chosen, "no plan costs so little"
     assert chosen["medium"].plan == name
     assert chosen["high"].plan == exact(SAMPLING)
@@ -91,7 +91,7 @@ def test_the_plain_plan_is_chosen_if_no_tuned_plan_pays(psnr: float, name: Cache
 def test_the_page_of_a_result() -> None:
     checks = [EXACT, checked(even(SAMPLING, 2), 5.0, psnr=30), checked(TUNED, 5.0, psnr=30)]
     budgets_s = {"low": 5.0, "medium": 5.0, "high": 10.0}
-    result = TuningResult(checks, [], budgets_s, QUICK, "a task", "a note")
+    result = TuningResult(checks, [], budgets_s, FRECHET, "a task", "a note")
     text = page(result)
     assert "No tuned plan pays here." in text and "★ fp32 euler 10, deep 0,1,2,5 | 0.500" in text
     assert "- low, up to 0.5: fp32 euler 10, interval 2" in text
