@@ -1,1 +1,1 @@
-"""A running service, measured from outside: load and sizing; and a double of SDXL."""
+"""A running service, measured over HTTP: load and sizing."""

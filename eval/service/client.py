@@ -1,4 +1,4 @@
-"""A client's view of a service: start one here, the API key, and what its metrics say."""
+"""A client of the service: the API key, HTTP clients, metrics, and a service started here."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from typing import Literal
 import httpx
 
 KEY_VARIABLE = "OPENAI_API_KEY"
-"""the variable in which OpenAI's client looks for a key"""
+"""the variable from which OpenAI's client reads its key"""
 READY = re.compile(r"ready: (http://\S+)")
 JOULES = "sdxl_gpu_energy_joules_total"
 TIMEOUT_S = 30.0
 PICTURE_S = 600.0
-"""for one picture, its refusals included"""
+"""the timeout of one picture, including its refusals"""
 
 
 def auth_headers(key: str = "") -> dict[str, str]:
@@ -31,7 +31,7 @@ def auth_headers(key: str = "") -> dict[str, str]:
 
 
 def http_client(url: str, connections: int | None = None) -> httpx.Client:
-    """A client with time for pictures, and with at most this many connections."""
+    """A client with the timeout of pictures and at most `connections` connections."""
     limits = httpx.Limits(max_connections=connections)
     return httpx.Client(base_url=url, timeout=PICTURE_S, limits=limits, headers=auth_headers())
 
@@ -55,8 +55,8 @@ def metric_values(page: str, *names: str) -> list[float]:
 def energy_meter(
     url: str, work: Literal["images", "llm"], key: str = ""
 ) -> Callable[[], float] | None:
-    """Return a function that reads the joules of the service's GPUs that do this work, counted
-    since their driver started; None if no GPU counts."""
+    """Return a function that reads the joules of the GPUs that do this work, since their driver
+    started; None if no GPU counts joules."""
 
     def read() -> list[float]:
         lines = [line for line in metrics_page(url, key).splitlines() if f'work="{work}"' in line]
@@ -67,19 +67,18 @@ def energy_meter(
 
 @contextmanager
 def local_service(flags: Sequence[str] = (), log_file: Path | None = None) -> Iterator[str]:
-    """Run `sdxl serve` in a process and yield its URL once it is ready. Its log goes to
-    `log_file`."""
+    """Run `sdxl serve` in a process, with its log in `log_file`. Yield its URL when it is ready."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "sdxl.cli", "serve", "--port", str(port), *flags]
     with log_file.open("w+") if log_file else tempfile.NamedTemporaryFile("w+") as log:
-        # A pipe that is no longer read would block the service.
+        # The log is a file: a pipe that is no longer read would block the service.
         process = subprocess.Popen(command, stderr=log)
         try:
             yield _wait_until_ready(process, Path(log.name))
         finally:
-            # A shell's background processes ignore SIGINT.
+            # Not SIGINT: a shell's background processes ignore it.
             process.terminate()
             process.wait()
 

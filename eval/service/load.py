@@ -2,7 +2,7 @@
 
 sdxl bench load [--url http://127.0.0.1:8000] [--seconds 30]
 
-Without a URL it starts `sdxl serve` here. Arrivals are Poisson; a load is a share of the closed
+Without a URL, `sdxl serve` is started here. Arrivals are Poisson; a load is a share of the closed
 loop's rate. Latencies count from the arrival. `late` counts pictures after their deadline of 20 s;
 `MiB` is the replicas' memory after the run.
 """

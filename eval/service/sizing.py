@@ -1,4 +1,4 @@
-"""Memory of an image in flight, and the measured cost of UNet calls: to size a deployment.
+"""To size a deployment: the memory of an image in flight, and the measured cost of UNet calls.
 
 sdxl bench sizing [--side 1024] [--dtype float16] [--url http://127.0.0.1:8000]
 
@@ -24,7 +24,7 @@ MB = 1e6
 
 
 def image_bytes(arch: Architecture, side: int, dtype: str) -> dict[str, int]:
-    """Of one image in flight with guidance."""
+    """The bytes of one guided image in flight."""
     latent = side // arch.vae_scale
     axes = {"rows": GUIDED, "latent_h": latent, "latent_w": latent, "tokens": CHUNK}
     specs = network_specs(arch, dtype)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 Send = Callable[[int, float], Coroutine[Any, Any, T]]
-"""takes the request's number and its arrival on time.perf_counter"""
+"""takes a request's number and its arrival on time.perf_counter"""
 
 
 async def open_loop(send: Send[T], rate: float, seconds: float, seed: int = 0) -> list[T]:

@@ -1,11 +1,11 @@
-"""`sdxl bench floor --gpu NAME`: the estimated time of a tick and of a picture on a GPU that is not
-here, from the work in kernel_work.py and published rates.
+"""`sdxl bench floor --gpu NAME`: the estimated time of a tick and of a picture on another GPU, from
+the work in kernel_work.py and published rates.
 
     time of a kernel = the longer of  flops × (1 + fill / depth) / rate  and  bytes / bandwidth,
                        plus its operations after the sums
 
-and a gap after each. `fill` is the cost of a tile before and after its sums, in units of their
-depth. This project measured none of the rates; docs/h200.md has its measurements.
+A gap follows each kernel. `fill` is the cost of a tile before and after its sums, in units of their
+depth. The rates are not this project's measurements, which are in docs/h200.md.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ TERA = 1e12
 SIDE = 1024
 """of the estimated pictures, in pixels"""
 USUAL_ROWS = 16
-"""of the call in the table of groups"""
+"""rows of the call in the table of groups"""
 DEEP, _ = UNETS
 LORA_RANK = 32
 GAPS = "gaps"
 TILE = 128
-"""rows and columns of a product's tiles, to see whether they fill the GPU"""
+"""rows and columns of a product's tiles, to estimate whether they fill the GPU"""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ class KernelRate:
 
 @dataclass(frozen=True)
 class EstimatedGpu:
-    """`share`: of an H200's arithmetic; `bandwidth`: bytes/s that a copy reads and writes."""
+    """`share`: the arithmetic as a share of an H200's; `bandwidth`: bytes/s read and written by a
+    copy."""
 
     name: str
     share: float
@@ -80,8 +81,9 @@ GPUS = {
     ),
 }
 GAP_S = 2e-6
-"""between two kernels of a CUDA graph. NVIDIA ('Getting Started with CUDA Graphs', 2019) measured
-0.5 µs beyond the kernel's own time on a V100; kernels also need time to start and to run out."""
+"""the gap between two kernels of a CUDA graph. NVIDIA ('Getting Started with CUDA Graphs', 2019)
+measured 0.5 µs beyond the kernel's own time on a V100; kernels also need time to start and to run
+out."""
 OTHER_S = 0.010
 """a picture's text encoding, joins and copies: assumed"""
 RATES: dict[tuple[Unit, bool, int], KernelRate] = {
@@ -106,7 +108,7 @@ ATTENTION = {
     16: {4096: 408.0, 1024: 373.0, 0: 300.0},
     8: {4096: 499.0, 1024: 444.0, 0: 300.0},
 }
-"""TFLOP/s by bits and the smallest number of tokens, with heads of 64"""
+"""TFLOP/s with heads of 64, by bits and by the smallest number of tokens"""
 ATTENTION_SOURCE = (
     "FlashAttention-3 (arXiv 2407.08608), an H100 with heads of 64, 4096 and 1024 tokens: in 16 "
     "bits cuDNN's 408 and 373 TFLOP/s (figure 5); in FP8, ours, those of its Triton kernel, 499 "
@@ -120,7 +122,7 @@ OPERATIONS_SOURCE = (
     "paper has it) at 1.7 GHz, assumed"
 )
 WIDE_HEAD, WIDE_ATTENTION = 256, 100.0
-"""the largest head of a fused Hopper kernel, and the rate beyond it: assumed"""
+"""the largest head of a fused Hopper kernel, and the assumed rate of larger heads"""
 
 
 def seconds_of(work: KernelWork, gpu: EstimatedGpu) -> float:
@@ -143,7 +145,7 @@ def flops_per_second(work: KernelWork, gpu: EstimatedGpu) -> float:
 
 
 def seconds_by_group(works: Iterable[KernelWork], gpu: EstimatedGpu) -> dict[str, float]:
-    """The last group is the gaps."""
+    """Seconds by group; the gaps are the last group."""
     seconds: dict[str, float] = defaultdict(float)
     gaps_s = 0.0
     for work in works:
@@ -159,21 +161,21 @@ def call_s(works: Iterable[KernelWork], gpu: EstimatedGpu) -> float:
 @cache
 def works_of(network: str, precision: str, rows: int) -> tuple[KernelWork, ...]:
     module, inputs = unets(precision)[network], inputs_of(network, rows, SIDE)
-    return tuple(work_of(module, lambda: module(*inputs)))
+    return work_of(module, lambda: module(*inputs))
 
 
 @cache
 def works_with_loras(precision: str, rows: int) -> tuple[KernelWork, ...]:
-    """The work of a deep call whose rows have LoRAs of LORA_RANK of the transformers."""
+    """The work of a deep call whose rows have LoRAs of the transformers, of rank LORA_RANK."""
     module, inputs = unets(precision)[DEEP], inputs_of(DEEP, rows, SIDE)
     pages, scales = torch.zeros(2, rows, LORA_RANK // PAGE_RANK, device="meta")
-    own = bank_of(VARIANTS["lora"][DEEP], module, bank())
+    adapters = bank_of(VARIANTS["lora"][DEEP], module, bank())
 
     def call() -> None:
-        with adapted(own, pages.long(), scales):
+        with adapted(adapters, pages.long(), scales):
             module(*inputs)
 
-    return tuple(work_of(module, call))
+    return work_of(module, call)
 
 
 @cache
@@ -181,14 +183,14 @@ def works_of_a_net(precision: str, rows: int) -> tuple[KernelWork, ...]:
     """The work of a ControlNet's call."""
     net, inputs = control_net(precision), inputs_of(CONTROL, rows, SIDE)
     module = control_networks(net)[CONTROL]
-    return tuple(work_of(module, lambda: module(*inputs)))
+    return work_of(module, lambda: module(*inputs))
 
 
 def additions(gpu: EstimatedGpu, precision: str, rows: int) -> dict[str, float]:
-    """The time of a picture with LoRAs and with a ControlNet over that of a plain one."""
+    """The time of a picture with LoRAs or a ControlNet, divided by a plain picture's."""
     deep, shallow = (call_s(works_of(name, precision, rows), gpu) for name in UNETS)
     decoding = (rows // 2) * (call_s(works_of_a_picture(precision), gpu) + OTHER_S)
-    made = {}
+    ratios = {}
     for interval in (1, 2):
         steps = GenerationParams().steps
         count = ceil(steps / interval)
@@ -196,21 +198,21 @@ def additions(gpu: EstimatedGpu, precision: str, rows: int) -> dict[str, float]:
         adapted_s = call_s(works_with_loras(precision, rows), gpu) - deep
         net_s = call_s(works_of_a_net(precision, rows), gpu)
         for name, added in (("LoRAs", adapted_s), ("a ControlNet", net_s)):
-            made[f"{precision}, {name}, interval {interval}"] = 1 + count * added / plain
-    return made
+            ratios[f"{precision}, {name}, interval {interval}"] = 1 + count * added / plain
+    return ratios
 
 
 @cache
 def works_of_a_picture(precision: str) -> tuple[KernelWork, ...]:
     """The work of decoding one picture."""
     module, latents = decoder(precision), latents_of(1, SIDE // 8)
-    return tuple(work_of(module, lambda: module(latents)))
+    return work_of(module, lambda: module(latents))
 
 
 def images_per_second(
     gpu: EstimatedGpu, precision: str, rows: int, deep: int, shallow: int
 ) -> float:
-    """The rate of pictures with these steps and guidance, with `rows` rows always in flight."""
+    """The rate of guided pictures with these steps, with `rows` rows always in flight."""
     calls = dict(zip(UNETS, (deep, shallow), strict=True))
     ticks = sum(
         count * call_s(works_of(name, precision, rows), gpu)

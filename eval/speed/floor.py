@@ -1,7 +1,7 @@
-"""`sdxl bench floor`: the arithmetic and bytes of each stage, their least time on this machine, and
-the share of it that each engine reaches.
+"""`sdxl bench floor`: the arithmetic and bytes of each stage, their minimum time on this machine,
+and that minimum as a share of each engine's time.
 
-`--model sdxl-1.0` derives the real model's figures from its shape and times nothing. `--gpu`
+`--model sdxl-1.0` derives the full-size model's figures from its shape and times nothing. `--gpu`
 estimates the time of full-size calls of the torch backend on another GPU.
 """
 
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def build_parser() -> Parser:
-    description = "How near engines are to the machine's least time."
+    description = "Compare engines with the machine's minimum time."
     parser = Parser(prog="sdxl bench floor", description=description)
     add = partial(add_option, parser)
     add("--model", "mini", "a model, or sdxl-1.0 for the arithmetic alone")
@@ -66,7 +66,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     configs = arithmetic.configs_of(options.model)
     side = options.side or arithmetic.architecture_of(configs).default_side
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    # 8-bit engines are compared with the ceiling of their other precision.
+    # Compare 8-bit engines with the ceiling of fp16, the precision of their other networks.
     dtype = getattr(torch, arithmetic.DTYPES.get(options.precision, "float16"))
     ceilings = measure_ceilings(device, dtype)
     report: dict[str, Any] = {
@@ -114,7 +114,7 @@ def time_call(engines: Engines, name: str, shapes: Shapes, floor_s: float) -> di
     from sdxl.engine import allocate, torch_dtype
 
     engine, axes = engines[name], shapes.axes(engines.arch)
-    # Random values: a GPU is faster on numbers that change few bits.
+    # Use random values: a GPU is faster on numbers that change few bits.
     inputs = {
         t.name: torch.randn(t.shape(axes), device=engines.device).abs().to(torch_dtype(t))
         for t in engine.spec.inputs

@@ -1,5 +1,5 @@
-"""The work of one call of a network: every kernel with its arithmetic and its bytes, recorded on
-the meta device. It covers PyTorch's operators and our kernels.
+"""The work of one call of a network: the arithmetic and bytes of every kernel, PyTorch's and ours,
+recorded on the meta device.
 
 A tensor that a kernel reads or writes counts once, because repeated reads hit the cache.
 estimated_time.py turns the work into milliseconds.
@@ -29,17 +29,17 @@ GROUPS = {
     "1×1 convolutions, proj": r"shortcut|\.proj_(in|out)\.|post_quant",
     "3×3 convolutions": r"conv",
 }
-"""groups of layers by the name of their weight; the first match counts"""
+"""patterns of weights' names by group of layers; the first match counts"""
 ATTENTION, MEMORY, LORAS = "attention", "passes over memory", "ranks of LoRAs"
 ALLOCATING = ("aten.empty", "aten.new_empty", "aten._unsafe_view")
 OUR_PRODUCTS = ("_product", "_tma_product", "_gated_product")
 GATED, RANKS = "_gated_product", "_ranks"
 GATED_OPERATIONS = {torch.int8: 13, torch.float8_e4m3fn: 8}
-"""Extra instructions of each gated value, counted in Triton's code for sm_90
-(tests/engines/test_kernels_compile.py). One is ex2.approx, which runs at an eighth of the rate of
-others, so 8 is the minimum."""
+"""extra instructions of each gated value, counted in Triton's code for sm_90
+(tests/engines/test_kernels_compile.py). One is ex2.approx, which runs at an eighth of the others'
+rate, so 8 is the minimum."""
 OUR_ATTENTIONS = {"_attention": "tokens", "_text_attention": "keys"}
-"""with the parameter that counts the keys"""
+"""our kernels' names, and the parameter that counts the keys"""
 ATTEND = torch.ops.aten.scaled_dot_product_attention.default
 CONVOLVE = torch.ops.aten.convolution.default
 BIAS = 2
@@ -48,7 +48,7 @@ BIAS = 2
 
 @dataclass(frozen=True)
 class KernelWork:
-    """The work of one kernel. `is_ours`: ours, not a library's; `bits`: of the factors; `depth`:
+    """The work of one kernel. `is_ours`: not a library's; `bits`: the factors' width; `depth`:
     products in each sum; `results`: rows and columns of sums."""
 
     group: str
@@ -85,7 +85,7 @@ class Recorder(TorchDispatchMode):
                 return func.decompose(*args, **(kwargs or {}))
         out = attended(*args[:2]) if func is ATTEND else func(*args, **(kwargs or {}))
         if func is CONVOLVE and any(is_last(each) for each in args[:2]):
-            # cuDNN keeps channels-last; the meta device does not, which would add copies.
+            # cuDNN keeps channels-last. The meta device does not, so copies would follow.
             out = out.contiguous(memory_format=torch.channels_last)
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         if is_view(func):
@@ -97,14 +97,14 @@ class Recorder(TorchDispatchMode):
             work = work_of_operator(func, args, kwargs or {}, out, results, self.weights)
             self.works.append(work)
             if func is CONVOLVE and args[BIAS] is not None:
-                # PyTorch adds the bias in a pass of its own.
+                # PyTorch adds the bias in a separate pass.
                 moved = 2 * moved_bytes(results)
                 self.works.append(KernelWork(MEMORY, "memory", False, 16, 0, moved))
         return out
 
 
 def attended(query: Tensor, key: Tensor) -> Tensor:
-    """The layout of a GPU's kernels: the heads of a token are contiguous."""
+    """An attention's output in the layout of GPU kernels: the heads of a token are contiguous."""
     return torch.empty_like(query.transpose(1, 2).contiguous()).transpose(1, 2)
 
 
@@ -166,13 +166,13 @@ def work_of_launch(launch: Launch, weights: Mapping[int, tuple[Tensor, str]]) ->
     if launch.name not in OUR_PRODUCTS:
         return KernelWork(MEMORY, "memory", True, 16, 0, moved)
     taps = int(launch.constants.get("TAPS", 1))
-    # The weight also has the gates' channels, or those of four quarters of an upsampled map.
+    # The weight also has the gates' channels, or the channels of an upsampled map's four quarters.
     columns = arguments["out_channels"] * (2 if launch.name == GATED else 4 if taps == 4 else 1)
     if launch.constants.get("IS_TURNED"):
         columns = arguments["out"].numel() // arguments["count"]
     depth, shape = taps * arguments["channels"], (arguments["count"], columns)
     if launch.constants["HAS_LORAS"]:
-        # Its products in 16 bits take twice the time.
+        # The LoRAs' products have 16 bits and take twice the time.
         depth += 2 * arguments["ranks"].shape[-1]
     name = next(weights[id(t)][1] for t in launch.tensors if id(t) in weights)
     unit: Unit = "product" if taps == 1 else "convolution"
@@ -184,7 +184,7 @@ def work_of_launch(launch: Launch, weights: Mapping[int, tuple[Tensor, str]]) ->
 
 
 def unread_bytes(launch: Launch, arguments: Mapping[str, Any]) -> float:
-    """The bytes of the bank of LoRAs that the call's pages leave out."""
+    """The bytes of the LoRAs' bank that are not on the call's pages."""
     if launch.name != RANKS and not launch.constants.get("HAS_LORAS"):
         return 0.0
     bank = arguments["down" if launch.name == RANKS else "up"]
@@ -197,7 +197,7 @@ def tensor_of(argument: Any) -> Any:
 
 
 def moved_bytes(tensors: list[Tensor]) -> float:
-    """The bytes of each tensor once; an expanded dimension counts as in memory."""
+    """The bytes of all tensors, each counted once; an expanded dimension counts once."""
     once = {id(t): t for t in tensors}
     return float(sum(stored_bytes(t) for t in once.values()))
 
@@ -211,15 +211,15 @@ def group_of(name: str) -> str:
     return next((group for group, names in GROUPS.items() if re.search(names, name)), MEMORY)
 
 
-def work_of(network: nn.Module, call: Callable[[], object]) -> Iterator[KernelWork]:
+def work_of(network: nn.Module, call: Callable[[], object]) -> tuple[KernelWork, ...]:
     """The work of `call`, which runs the network once."""
-    yield from (work for _, work in named_work_of(network, call))
+    return tuple(work for _, work in named_work_of(network, call))
 
 
 def named_work_of(
     network: nn.Module, call: Callable[[], object]
 ) -> Iterator[tuple[str, KernelWork]]:
-    """The work with the names of our kernels; each kind in order of launch."""
+    """Kernels' work, with the names of our kernels; ours and others each in order of launch."""
     named = (*network.named_parameters(), *network.named_buffers())
     weights = {id(t): (t, f".{name}") for name, t in named if name.endswith("weight")}
     with torch.inference_mode(), noted() as launches, Recorder(weights) as recorder:

@@ -1,5 +1,5 @@
-"""SDXL's networks at full size on the meta device, in the torch backend's GPU form (rearranged, 8
-bits). It needs no weights and no GPU.
+"""SDXL's full-size networks on the meta device, in the torch backend's GPU form (rearranged, 8
+bits). They need no weights and no GPU.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def unets(precision: str, model: str = FULL_SIZE) -> Mapping[str, nn.Module]:
 
 def half_unet(model: str = FULL_SIZE) -> Any:
     unet: Any = build_module("unet", configs_of(model)["unet"])
-    # nn.Module's `to`, because the model's own `to` warns of irrelevant things.
+    # The model's own `to` prints irrelevant warnings.
     return nn.Module.to(unet, torch.float16).to(memory_format=torch.channels_last)
 
 
 @cache
 def control_net(precision: str = "fp16") -> Any:
-    """A ControlNet like the UNet's way down; beside 8 bits it is in FP8."""
+    """A ControlNet like the UNet's way down, in FP8 if `precision` has 8 bits."""
     with torch.device("meta"):
         net = net_like(half_unet(), "float16")
         if precision in NUMBERS:
@@ -70,7 +70,7 @@ def bank(model: str = FULL_SIZE) -> Bank:
 
 
 def numbers_of(unet: nn.Module, precision: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that an export holds for the recipe's layers, without values."""
+    """The tensors of an export for the layers that the recipe quantises, without values."""
     for name, layer in unet.named_modules():
         if not isinstance(layer, nn.Linear | nn.Conv2d):
             continue

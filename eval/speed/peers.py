@@ -43,7 +43,7 @@ from sdxl.files import prepare_folder, write_atomic, write_json
 FULL_SIZE = Path("out/full-size/model")
 BUDGET_S = 540.0
 LOOPS_SHARE = 0.25
-"""the share of the time budget for denoising alone"""
+"""the share of the time budget for timing the denoising alone"""
 Report = dict[str, Any]
 
 
@@ -97,7 +97,7 @@ def full_size() -> str:
 def measure(setting: BenchSetting, options: argparse.Namespace, given: list[str]) -> Report:
     until_s = time.perf_counter() + options.time_budget
     loaded = load_all(setting, options.ours, has_compile=not options.no_compile)
-    # A compiled variant has the eager one's memory, and compiling again takes minutes.
+    # A compiled variant uses as much memory as the eager one, and compiling takes minutes.
     weighed = {} if options.no_memory else loaded.paints.keys() - {COMPILED, COMPILED_CACHED}
     memory = {name: _peak(name, given) for name in loaded.paints if name in weighed}
     report: Report = {
@@ -130,7 +130,7 @@ def measure_turns(
     until_s: float,
     warmup: int = 2,
 ) -> Report:
-    """The figures of one batch size, with the ratios of the project's goals."""
+    """The figures of one batch size, with the ratios to peers and between intervals."""
     joules: dict[str, list[float]] = {}
     counter, is_cuda = open_meter(), torch.cuda.is_available()
     timed = cuda_s if is_cuda else wall_s
@@ -158,7 +158,7 @@ def spreads(
 def measure_denoising(
     loops: Mapping[str, Run], options: argparse.Namespace, until_s: float
 ) -> Report:
-    """The figures of the loop alone."""
+    """The figures of denoising alone."""
     timed = cuda_s if torch.cuda.is_available() else wall_s
     seconds = take_turns(loops, options.rounds, timed=timed, until_s=until_s)
     return {
@@ -208,9 +208,9 @@ def _peak(name: str, given: list[str]) -> int:
 
 
 def peak_bytes(setting: BenchSetting, options: argparse.Namespace) -> int:
-    """The peak of this process, which loads one variant and runs a deep and a shallow step of the
-    largest batch."""
-    # The parent process holds every variant on the same GPU.
+    """The peak memory of this process: it loads one variant and runs a deep and a shallow step of
+    the largest batch."""
+    # Subtract the parent process, which holds every variant on the same GPU.
     others = gpu_bytes()
     paint = load_one(replace(setting, steps=2), options.memory_of, options.ours)
     paint(prompts_for(max(options.batch)))

@@ -1,5 +1,5 @@
 """The compared variants: diffusers eager, compiled and with the DeepCache package; ours by backend,
-precision and interval. Each goes from prompts to image tensors. It times nothing.
+precision and interval. Each makes image tensors from prompts. Nothing is timed here.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ EAGER, CACHED, COMPILED = "diffusers eager", "diffusers + DeepCache", "diffusers
 COMPILED_CACHED = "diffusers + torch.compile + DeepCache"
 PEERS = (EAGER, CACHED, COMPILED, COMPILED_CACHED)
 COMPILED_PARTS = ("attentions", "resnet", "downsampler", "upsampler")
-"""the DeepCache package's names of wrapped parts that contain no other wrapped part"""
+"""the DeepCache package's names of parts that it wraps and that contain no other wrapped part"""
 OURS = {
     "cpu": ("torch:fp32", "onnxruntime:fp32", "onnxruntime:int8"),
     "cuda": ("torch:fp16", "tensorrt:fp16", "tensorrt:fp8", "tensorrt:int8"),
 }
-"""backend and precision; unavailable ones are reported"""
+"""backend and precision; unavailable variants are reported"""
 
 Paint = Callable[[Sequence[str]], object]
 Begin = Callable[[Sequence[str]], Run]
@@ -70,11 +70,11 @@ def variant_name(ours: str, interval: int) -> str:
 
 @dataclass(frozen=True)
 class Loaded:
-    """The available variants by name, and why others are not."""
+    """The available variants by name, and why the others are unavailable."""
 
     paints: dict[str, Paint]
     loops: dict[str, Begin] = field(default_factory=dict)
-    """ours, the loop alone"""
+    """denoising alone, of our variants"""
     passed_over: dict[str, str] = field(default_factory=dict)
 
 
@@ -112,9 +112,9 @@ def paint(
     return generate(pipeline, requests_of(setting, interval, prompts))
 
 
-def generate(pipeline: Pipeline, asked: Iterable[GenerationParams | WithPictures]) -> object:
-    """Make the pictures; a broken one is an error."""
-    results = pipeline.generate(asked)
+def generate(pipeline: Pipeline, requests: Iterable[GenerationParams | WithPictures]) -> object:
+    """Make the pictures; raise the first error."""
+    results = pipeline.generate(requests)
     if errors := [result.error for result in results if result.error]:
         raise errors[0]
     return results
@@ -152,7 +152,7 @@ def _peer(setting: BenchSetting, name: str) -> Paint:
     loaded: Any = StableDiffusionXLPipeline.from_pretrained(find(setting.model).folder, **options)
     pipe = loaded.to(setting.device)
     if setting.dtype == torch.float16:
-        # As with the fp16 VAE fix; float32 would take twice as long.
+        # The VAE runs in fp16, as with the fp16 VAE fix; float32 would take twice as long.
         pipe.vae.register_to_config(force_upcast=False)
     pipe.set_progress_bar_config(disable=True)
     if name == COMPILED:
@@ -169,7 +169,7 @@ def _cache(pipe: Any, *, is_compiled: bool) -> None:
     helper.set_params(cache_interval=2, cache_branch_id=0)
     helper.enable()
     if is_compiled:
-        # The package chooses the parts of a step in Python, so each part is compiled alone.
+        # The package chooses the parts of a step in Python, so compile each part alone.
         torch._dynamo.config.recompile_limit = 64
         helper.function_dict |= {
             key: torch.compile(part)
