@@ -11,7 +11,7 @@ BENCHMARKS = {
     "peers": ("speed.peers", "speed against diffusers and others, same weights and steps"),
     "floor": (
         "speed.floor",
-        "the arithmetic of a step, and how near engines are to the machine's limit",
+        "the arithmetic of a step, and engines beside the machine's limit",
     ),
     "mlperf": ("mlperf.command", "the official LoadGen: Offline, Server, SingleStream"),
     "load": ("service.load", "the service under load: latency, throughput, overload"),
@@ -27,8 +27,8 @@ OF_DEVELOPERS = ("floor", "sizing")
 
 def main(argv: Sequence[str]) -> int:
     match list(argv):
-        case ["-h" | "--help" | "--help-all" as asked, *_]:
-            print(usage(is_whole=asked == "--help-all"))
+        case ["-h" | "--help" | "--help-all" as flag, *_]:
+            print(usage(is_whole=flag == "--help-all"))
             return 0
         case [name, *rest] if name in BENCHMARKS:
             result: int = importlib.import_module(f"eval.{BENCHMARKS[name][0]}").main(rest)

@@ -1,5 +1,5 @@
-"""`sdxl eval`: FID, CLIP and distance to the exact model's pictures, for pictures made here, by a
-service, or stored in a folder. Flags are checked before a model is loaded.
+"""`sdxl eval`: FID, CLIP and the distance to the exact model's pictures, for pictures made here or
+by a service, or stored in a folder. Flags are checked before a model is loaded.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def build_parser() -> Parser:
     add("--against", None, text, "exact|DIR")
     add("--save", None, "save the pictures here", "DIR")
     add("--json", False, "print the results as one JSON object", dest="is_json")
-    group = parser.add_argument_group("other pictures than those of engines here")
+    group = parser.add_argument_group("pictures that are not made here")
     add = partial(add_option, group)
     add("--images", None, "picture files, in the captions' order", "DIR")
     add("--url", None, "of a running service")

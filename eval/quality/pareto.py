@@ -97,16 +97,17 @@ class Change(NamedTuple):
         return abs(self.fid) <= FID_TOLERANCE and abs(self.clip) <= CLIP_TOLERANCE
 
 
-def change(tried: Tried, exact: Tried) -> Change:
-    def of(name: str) -> float:
-        return tried.figures[name].value / exact.figures[name].value - 1
+def relative_change(name: str, tried: Tried, exact: Tried) -> float:
+    return tried.figures[name].value / exact.figures[name].value - 1
 
-    return Change(of("FID"), of("CLIP"))
+
+def change(tried: Tried, exact: Tried) -> Change:
+    return Change(relative_change("FID", tried, exact), relative_change("CLIP", tried, exact))
 
 
 def change_interval(name: str, tried: Tried, exact: Tried) -> Interval:
     """Both sets are resampled together, so the captions' influence cancels."""
-    value = tried.figures[name].value / exact.figures[name].value - 1
+    value = relative_change(name, tried, exact)
     return interval(value, tried.resamples[name] / exact.resamples[name] - 1)
 
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from eval.quality.pareto import QualitySetting, Tried, change_interval, front
+from eval.quality.pareto import QualitySetting, Tried, change_interval, front, relative_change
 from eval.quality.protocol import CLIP_TOLERANCE, FID_TOLERANCE
 from sdxl.files import write_atomic
 
@@ -66,7 +66,7 @@ def _panel(
     most = GATES_SHOWN * gate
 
     def height(each: Tried) -> float:
-        return 100 * (each.figures[name].value / tried[0].figures[name].value - 1)
+        return 100 * relative_change(name, each, tried[0])
 
     def shown(value: float) -> float:
         return min(max(value, -most), most)

@@ -1,5 +1,5 @@
-"""`sdxl tune`: which steps of a model should run the whole UNet, by scheduler and step count, and
-whether such plans beat plain choices. Flags are checked before a model is loaded.
+"""`sdxl tune`: find which steps of a model should run the whole UNet, by scheduler and step count,
+and whether such plans beat plain choices. Flags are checked before a model is loaded.
 """
 
 from __future__ import annotations
@@ -12,15 +12,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
 
 from eval.quality.inputs import add_benchmark_files
 from sdxl.arguments import MODEL, Parser, add_option, number
 from sdxl.params import PARAMETERS, InvalidParams
 from sdxl.presets import MEASURED
-
-if TYPE_CHECKING:
-    from eval.tuning.tuning import Tuning
 
 BUDGETS = (0.35, 0.5, 0.75)
 FEWEST = 2
@@ -34,27 +30,25 @@ def main(argv: Sequence[str]) -> int:
     # Imported after the flags are checked: PyTorch takes seconds to load.
     from tqdm import tqdm
 
-    from eval.tuning.report import summary
-
-    with tqdm(file=sys.stderr, unit="step", mininterval=1) as bar:
-        result = prepare(options, bar).run()
-    print(summary(result))
-    return 0
-
-
-def prepare(options: argparse.Namespace, bar: Any) -> Tuning:
     from eval.quality.inputs import read_task
+    from eval.tuning.report import summary
     from eval.tuning.tuning import Tuning
 
     until_s = time.perf_counter() + (options.seconds or math.inf)
     task, checkpoint = read_task(options)
-
-    def report(activity: str) -> None:
-        bar.set_description_str(activity, refresh=False)
-        bar.update()
-
     task = replace(task, load=cache(task.load))
-    return Tuning(options, task, checkpoint, lambda: time.perf_counter() > until_s, report)
+    with tqdm(file=sys.stderr, unit="step", mininterval=1) as bar:
+
+        def report(activity: str) -> None:
+            bar.set_description_str(activity, refresh=False)
+            bar.update()
+
+        def is_late() -> bool:
+            return time.perf_counter() > until_s
+
+        result = Tuning(options, task, checkpoint, is_late, report).run()
+    print(summary(result))
+    return 0
 
 
 def build_parser() -> Parser:

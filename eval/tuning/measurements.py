@@ -1,9 +1,9 @@
 """Measurements of a tuning: the cost of each kind of step, the error of a single shallow step, and
 the error of whole plans. Results are stored in files, so an interrupted run resumes.
 
-A single step is measured by a probe in the place of the deep engine, with every step deep. After
-each call it also runs the shallow engine on the same inputs with features of earlier steps, and
-records the difference of the noise. So the usual loop is used, and any backend can be measured.
+A probe in the place of the deep engine measures single steps while every step is deep. After each
+call the probe also runs the shallow engine on the same inputs with features of earlier steps, and
+records the difference of the noise. So any backend can be measured in the usual loop.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class PromptedImages:
 
 @dataclass
 class PlanTrials:
-    """The errors of tried plans of one sampling: the root mean square over all images' latents."""
+    """The errors of one sampling's tried plans: the root mean square over all images' latents."""
 
     images: PromptedImages
     sampling: SamplingSpec
@@ -107,7 +107,7 @@ class PlanTrials:
 
 @dataclass
 class ErrorProbe:
-    """The deep engine, which also measures the shallow engine with older features."""
+    """Runs the deep engine, and measures the error of the shallow engine with older features."""
 
     deep: Engine
     shallow: Engine
@@ -116,7 +116,7 @@ class ErrorProbe:
     ages: int
     kept: deque[dict[str, Tensor]] = field(init=False)
     errors: list[list[float]] = field(default_factory=list)
-    """of every step, by age: the mean squared difference of the noise"""
+    """the mean squared difference of the noise of every step, by the age of the features"""
 
     def __post_init__(self) -> None:
         self.kept = deque(maxlen=self.ages)
@@ -141,7 +141,7 @@ class ErrorProbe:
         self.kept.append({name: t.clone() for name, t in outputs.items() if name != NOISE})
 
     def _guided(self, noise: Tensor) -> Tensor:
-        """The guided noise, as the loop computes it; positive rows come first."""
+        """The guided noise, as the loop computes it. Positive rows come first."""
         count = len(self.guidance)
         positive = noise[:count].float()
         if len(noise) < 2 * count:
@@ -151,7 +151,7 @@ class ErrorProbe:
 
 
 def images_at_once(engines: Engines, most: int) -> int:
-    """The most images that fill a bucket both with and without guidance."""
+    """The largest number of images that fills a bucket both with and without guidance."""
     sizes = set(engines.buckets)
     return max((n for n in range(1, most + 1) if n in sizes and 2 * n in sizes), default=1)
 
@@ -163,8 +163,8 @@ def measure_errors(
     path: Path,
     oldest: int,
 ) -> list[list[float]]:
-    """The error of every step in the latents, as root mean square, by the age of its features.
-    Groups stored in `path` are not measured again."""
+    """The root mean square error of the latents from every step, by the age of its features. Groups
+    stored in `path` are not measured again."""
     stored: list[Any] = json.loads(path.read_text("utf-8")) if path.exists() else []
     size = images_at_once(pipeline.engines, len(requests))
     groups = [requests[i : i + size] for i in range(0, len(requests) - size + 1, size)]
@@ -183,7 +183,7 @@ def _probed(
     probe = ErrorProbe(
         engines["unet_deep"], engines["unet_shallow"], [r.guidance for r in group], oldest
     )
-    # Without recordings and calls ahead: a replayed recording would skip the probe.
+    # Switch off recordings and calls ahead: a replayed recording would skip the probe.
     watched = replace(
         engines,
         by_name={**engines.by_name, "unet_deep": probe},
@@ -195,8 +195,8 @@ def _probed(
 
 
 def _weights(sampling: SamplingSpec, pipeline: Pipeline) -> list[float]:
-    """The factors from the noise of a step to the latents: by this step, and by the next one, which
-    may read this step's estimate."""
+    """The factor from each step's noise to the latents, through this step and through the next one,
+    which may read this step's estimate."""
     table = schedulers.table(sampling.scheduler, sampling.steps, pipeline.checkpoint.scheduler)
     b, c, f = (table.rows[:, schedulers.COLUMNS.index(name)] for name in "bcf")
     later = np.append(c[1:], 0.0)
@@ -226,8 +226,8 @@ class StepCosts:
 
 
 def measure_costs(pipeline: Pipeline, request: GenerationParams, images: int) -> StepCosts:
-    """Seconds of each kind of step, as the loop measures its engine calls, with `images` copies of
-    the request in flight."""
+    """Seconds of each kind of step, from the loop's measured calls with `images` copies of the
+    request in flight."""
     request = replace(
         request,
         steps=MEASURED.steps,

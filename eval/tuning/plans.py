@@ -1,13 +1,13 @@
-"""Plans: which steps of a trajectory are deep. Their parameters, the search for the best ones by
-dynamic programming, and the prediction of a plan's error. Numbers in, plans out.
+"""Plans, which say which steps of a trajectory are deep: their parameters, the search for the best
+plans by dynamic programming, and the prediction of a plan's error.
 
-A plan's cost is the sum of its steps' costs. Its error is the sum over its shallow steps, each by
-its position and by the age of the features that it reads. So of two beginnings with features of the
-same age, one that costs more and is no better can be dropped.
+A plan's cost is the sum of its steps' costs. Its error is the sum of its shallow steps' errors,
+each given by the step's position and the age of the features that it reads. So of two beginnings
+with features of the same age, one that costs more and is no better can be dropped.
 
-The later steps decide how much of a step's error remains at the end, so each step has a gain,
-fitted to trials. Errors of several steps add up as independent ones do (their squares) or as
-aligned ones (themselves): the power that fits the trials better is used.
+Later steps decide how much of a step's error remains at the end, so each step has a gain, fitted to
+trials. Errors of several steps add up as independent errors do (their squares) or as aligned errors
+do (themselves); the power that fits the trials better is used.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from sdxl.presets import Preset
 
 POWERS = (1, 2)
 PULL = 0.1
-"""pulls every gain towards the mean, for steps that few trials vary"""
+"""the weight that pulls gains towards their mean, for steps that few trials vary"""
 
 StepErrors = Sequence[Sequence[float]]
 """the error of every step by the age of its features, from 1 on"""
 Deep = tuple[int, ...]
 Terms = Sequence[Sequence[float]]
-"""The error that every step adds, by the age of its features from 1 on. At a larger age it cannot
-be shallow."""
+"""the error that every step adds, by the age of its features from 1 on; at a larger age the step
+cannot be shallow"""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class SamplingSpec:
     scheduler: str = "euler"
     steps: int = 20
     guided_until: float = 1.0
-    """the share of the steps, from the first, that is guided"""
+    """the share of the steps that is guided, from the first step"""
     precision: str = "fp32"
 
     @property
@@ -66,7 +66,7 @@ class CachePlan:
 
     @property
     def has_even_caches(self) -> bool:
-        """True if an interval gives the same deep steps."""
+        """True if the deep steps are those of an interval."""
         return self.interval is not None
 
     @property
@@ -94,7 +94,7 @@ class CachePlan:
         """The plan as the preset of a quality."""
         values = self.values()
         if values["deep_steps"] is not None:
-            # Used if a request has other steps, for which the deep ones do not apply.
+            # For requests with another number of steps, to which `deep_steps` do not apply.
             values["cache_interval"] = max(1, round(self.sampling.steps / len(self.deep_steps)))
         return Preset(**values)
 
@@ -131,7 +131,7 @@ def exact(sampling: SamplingSpec) -> CachePlan:
 
 
 def all_but(sampling: SamplingSpec, step: int) -> CachePlan:
-    """Every step deep but this one."""
+    """Every step is deep except `step`."""
     return CachePlan(sampling, tuple(n for n in range(sampling.steps) if n != step))
 
 
@@ -153,7 +153,7 @@ class Way(NamedTuple):
 
 
 def search(terms: Terms, deep: Sequence[int], shallow: Sequence[int]) -> list[Way]:
-    """All unbeaten plans, the cheapest first. `deep` and `shallow` are the steps' costs."""
+    """All unbeaten plans, the cheapest first. `deep` and `shallow` are the costs of each step."""
     ways = {0: [Way(deep[0], 0.0, (0,))]}
     for step in range(1, len(deep)):
         ways = _continued(ways, step, terms[step], deep[step], shallow[step])
@@ -163,7 +163,7 @@ def search(terms: Terms, deep: Sequence[int], shallow: Sequence[int]) -> list[Wa
 def _continued(
     ways: dict[int, list[Way]], step: int, terms: Sequence[float], deep: int, shallow: int
 ) -> dict[int, list[Way]]:
-    """The beginnings one step longer, by the age of the features that they leave."""
+    """The beginnings of plans, one step longer, by the age of the features after this step."""
     before = (way for each in ways.values() for way in each)
     longer = {0: unbeaten(Way(w.cost + deep, w.error, (*w.deep_steps, step)) for w in before)}
     for age, term in enumerate(terms, 1):
@@ -181,7 +181,7 @@ def unbeaten(ways: Iterable[Way]) -> list[Way]:
 
 
 def find_best_within(ways: Sequence[Way], cost: float) -> Way | None:
-    """The best of `unbeaten` plans that costs no more."""
+    """The best of `unbeaten` plans within the cost."""
     return max((way for way in ways if way.cost <= cost), key=lambda way: way.cost, default=None)
 
 
@@ -191,10 +191,10 @@ class Prediction:
     gains: tuple[float, ...]
     """the factor of every step's error, raised to the power"""
     misfit: float
-    """the mean of |log2| of predicted over measured errors: 1 is a factor of two"""
+    """the mean of |log2(predicted / measured error)|: 1 is a factor of two"""
 
     def terms(self, errors: StepErrors) -> list[list[float]]:
-        """What every step adds to the error, for `search`."""
+        """The error that every step adds, for `search`."""
         return [
             [gain * error**self.power for error in row]
             for gain, row in zip(self.gains, errors, strict=True)
@@ -212,7 +212,7 @@ def powered(errors: StepErrors, deep_steps: Deep, power: int) -> NDArray[np.floa
 
 
 def fit(errors: StepErrors, measured: Mapping[Deep, float]) -> Prediction:
-    """`measured`: the errors of tried plans. Without any, all gains are 1."""
+    """`measured`: the errors of tried plans. Without trials all gains are 1."""
     tried = {
         deep: error for deep, error in measured.items() if len(deep) < len(errors) and error > 0
     }
@@ -224,7 +224,7 @@ def fit(errors: StepErrors, measured: Mapping[Deep, float]) -> Prediction:
 def _fitted(errors: StepErrors, measured: Mapping[Deep, float], power: int) -> Prediction:
     from scipy.optimize import nnls
 
-    # Divided by the measured error, so that plans of small errors weigh as much as others.
+    # Divide by the measured error, so that plans with small errors weigh as much as others.
     rows = np.stack([powered(errors, deep, power) / e**power for deep, e in measured.items()])
     mean = max(len(rows) / rows.sum(), 1e-12)
     scaled = np.vstack([rows * mean, PULL * np.eye(len(errors))])

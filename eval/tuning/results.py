@@ -27,8 +27,7 @@ from sdxl.presets import EXACT, MEASURED, Presets
 NO_FID = 1e-6
 ROUNDS = 200
 TOLERANCE = 0.01
-"""Costs that differ by less count as equal."""
-WORDS = {"FID": "FID", "clip": "CLIP", "psnr": "PSNR"}
+"""costs with a smaller relative difference count as equal"""
 
 
 @dataclass(frozen=True)
@@ -41,16 +40,12 @@ class CheckedPlan:
 
     @property
     def scores(self) -> dict[str, float]:
-        means = {name: float(self.findings[name].double().mean()) for name in self.per_picture}
-        return {"FID": self.fid, **means}
-
-    @property
-    def per_picture(self) -> list[str]:
-        return [name for name in ("clip", "psnr") if name in self.findings]
+        names = [name for name in ("clip", "psnr") if name in self.findings]
+        return {"FID": self.fid} | {n: float(self.findings[n].double().mean()) for n in names}
 
     def loss_to(self, exact: CheckedPlan) -> float:
-        """The worse of FID and CLIP in units of MLPerf's gates; see pareto.Change. If the exact
-        model's pictures are the reference, its FID is 0 and any larger FID is a loss."""
+        """The worse change of FID and CLIP in units of MLPerf's gates; see pareto.Change. If the
+        exact pictures are the reference, their FID is 0, and any larger FID is a loss."""
         scores, expected = self.scores, exact.scores
         fid = scores["FID"] / max(expected["FID"], NO_FID) - 1
         return Change(fid, scores["clip"] / expected["clip"] - 1).loss
@@ -61,15 +56,15 @@ class CheckedPlan:
 
 @dataclass(frozen=True)
 class PlanCheck:
-    """Pictures are compared with exact ones of their scheduler and guidance, at `reference`'s steps
-    and precision."""
+    """Compares pictures with exact pictures of the same scheduler and guidance, which have the
+    steps and precision of `reference`."""
 
     task: QualityTask
     folder: Path
     reference: SamplingSpec
 
     def run(self, plan: CachePlan, cost_s: float, pipeline: Pipeline) -> CheckedPlan:
-        """Check a plan. The exact plan of its scheduler and guidance must be checked before."""
+        """Check a plan. The exact plan with its scheduler and guidance must be checked before."""
         folder = self.folder / plan.slug
         requests = tuple(plan.apply_to(request) for request in self.task.requests)
         task = replace(self.task, requests=requests)
@@ -89,7 +84,7 @@ class PlanCheck:
 
 
 class Gap(NamedTuple):
-    """How much better one plan is than another; negative is worse. The interval is paired."""
+    """How much better one plan is than another; negative is worse. The interval is of pairs."""
 
     value: float
     interval: Interval
@@ -105,8 +100,8 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True)
 class TuningVerdict:
-    """A tuned plan beside its rivals: `strongest` has the best scores, `nearest` the best PSNR of
-    those with its scheduler and guidance."""
+    """A tuned plan beside its rivals: `strongest` has the best scores; `nearest` has the best PSNR
+    among rivals with the same scheduler and guidance."""
 
     tuned: CheckedPlan
     strongest: CheckedPlan
@@ -131,7 +126,7 @@ class TuningVerdict:
     def _describe(self, name: str, gap: Gap, unit: str) -> str:
         word = "better" if gap.is_better else "worse" if gap.is_worse else "no clear difference"
         low, high = gap.interval.low, gap.interval.high
-        return f"{WORDS[name]} {word} ({gap.value:+.3g}{unit}, {low:+.3g} to {high:+.3g})"
+        return f"{name.upper()} {word} ({gap.value:+.3g}{unit}, {low:+.3g} to {high:+.3g})"
 
 
 def judge(
@@ -141,14 +136,14 @@ def judge(
     frechet: FrechetDistance,
     budget_s: float | None = None,
 ) -> TuningVerdict | None:
-    """Compare with the plain choices within the budget, by default the plan's cost; None if there
-    is none. FID and CLIP are shares of `exact`'s."""
+    """Compare with the plain choices within the budget, by default the plan's cost. None if no
+    plain choice is within it. FID and CLIP are relative to `exact`."""
     rivals = list_affordable(plain, tuned.cost_s if budget_s is None else budget_s)
     if not rivals:
         return None
     strongest = min(rivals, key=lambda each: each.loss_to(exact))
     alike = [each for each in rivals if shares_exact_pictures(each.plan, tuned.plan)]
-    # The exact pictures have no PSNR, and no picture is nearer.
+    # The exact plan has no PSNR; if it is a rival, no picture is nearer.
     near = alike if all("psnr" in each.findings for each in alike) else []
     nearest = max(near, key=lambda each: each.scores["psnr"], default=None)
     gaps = {"FID": compare_fid(tuned, strongest, frechet)}
@@ -171,7 +166,7 @@ def compare_means(one: CheckedPlan, other: CheckedPlan, name: str) -> Gap:
 
 
 def compare_fid(one: CheckedPlan, other: CheckedPlan, frechet: FrechetDistance) -> Gap:
-    """Lower is better. Both sets are resampled together, so the captions' influence cancels."""
+    """Lower FID is better. Both sets are resampled together, so the captions' influence cancels."""
     features, others = one.findings["features"], other.findings["features"]
 
     def score(rows: Tensor) -> float:
@@ -191,7 +186,7 @@ def choose(
     frechet: FrechetDistance,
     budgets_s: Mapping[str, float],
 ) -> dict[str, CheckedPlan]:
-    """For each budget the strongest plain choice, or a tuned plan that pays beside it."""
+    """For each budget, the strongest tuned plan that pays, or else the strongest plain choice."""
     plain = [each for each in checked if each.plan.has_even_caches]
     chosen: dict[str, CheckedPlan] = {}
     for name, budget_s in budgets_s.items():
@@ -236,7 +231,8 @@ class TuningResult:
 
     @cached_property
     def chosen(self) -> dict[str, CheckedPlan]:
-        """Plans of the exact model's precision: a preset cannot choose the engines."""
+        """By quality. Only plans of the exact model's precision: a preset cannot choose the
+        engines."""
         precision = self.exact.plan.sampling.precision
         eligible = [each for each in self.checked if each.plan.sampling.precision == precision]
         return choose(eligible, self.exact, self.frechet, self.budgets_s)

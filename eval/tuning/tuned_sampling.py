@@ -1,5 +1,5 @@
-"""The search for the best plans of one sampling: measure single steps, propose plans, try them, and
-repeat with the better prediction.
+"""The search for the best plans of one sampling: measure single steps, propose plans, try the
+plans, and repeat with a better prediction.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Report = Callable[[str], None]
 
 @dataclass
 class TunedSampling:
-    """`budgets_s`: the most that an image may cost; each gets the best tried plan."""
+    """`budgets_s`: an image's maximum costs; for each the best tried plan is found."""
 
     sampling: SamplingSpec
     pipeline: Pipeline
@@ -62,7 +62,7 @@ class TunedSampling:
         return self.costs.of(plan.step_plan(self.requests[0].guidance))
 
     def run(self, is_late: IsLate, report: Report) -> None:
-        """Search until it is done or late. Stored results are reused."""
+        """Search until all trials are done or `is_late`. Stored results are reused."""
         prepare_folder(self.folder)
         report(f"{self.sampling}: single steps")
         path = self.folder / "local-errors.json"
@@ -83,7 +83,7 @@ class TunedSampling:
             self.trials.run(plan)
 
     def proposed(self) -> list[CachePlan]:
-        """For each budget the plan with the best prediction."""
+        """For each budget, the plan with the best prediction."""
         assert self.prediction is not None
         kinds = even(self.sampling, 1).step_plan(self.requests[0].guidance)
         deep, shallow = (self.costs.units(kinds, is_deep=is_deep) for is_deep in (True, False))
@@ -92,7 +92,7 @@ class TunedSampling:
         return [CachePlan(self.sampling, way.deep_steps) for way in best if way is not None]
 
     def best(self) -> list[CachePlan]:
-        """For each budget the tried plan with the smallest error, without repeats."""
+        """For each budget, the tried plan with the smallest error, without repeats."""
         errors = {CachePlan(self.sampling, deep): e for deep, e in self.trials.errors.items()}
         best = []
         for budget in self.budgets_s:

@@ -1,5 +1,5 @@
-"""`sdxl tune` after its flags are read: search the best plans of each sampling, and check them with
-plain choices. The report is rewritten after every check; an interrupted tuning resumes.
+"""One run of `sdxl tune`: search the best plans of each sampling, and check them beside plain
+choices. The report is rewritten after every check; an interrupted tuning resumes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COST_IMAGES = 8
 
 @dataclass
 class Tuning:
-    """One run of `sdxl tune` with its options, of which the first of each are the exact model's."""
+    """The first value of each option is the exact model's."""
 
     options: argparse.Namespace
     task: QualityTask
@@ -105,7 +105,7 @@ class Tuning:
             self._report()
 
     def _wanted(self, tuned: TunedSampling) -> Iterator[CachePlan]:
-        """The exact model, then plain choices, then tuned plans, which are compared with them."""
+        """The exact model, then plain choices, then the tuned plans to compare with both."""
         sampling, best = tuned.sampling, tuned.best()
         yield self._check.exact_of(exact(sampling))
         yield exact(sampling)
@@ -116,7 +116,7 @@ class Tuning:
         yield from best
 
     def _fewer_steps(self, sampling: SamplingSpec, cost_s: float) -> list[CachePlan]:
-        """The most exact steps that cost no more."""
+        """The exact plan with the most steps within the cost."""
         plans = (exact(replace(sampling, steps=n)) for n in range(1, sampling.steps))
         return [p for p in plans if self._cost_s(p) <= cost_s * (1 + TOLERANCE)][-1:]
 
