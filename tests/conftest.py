@@ -1,4 +1,4 @@
-"""Fixtures of many tests, made once per run: the embedded model, here and in diffusers."""
+"""Fixtures that many tests share: the embedded model, here and in diffusers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def small_refiner(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Return a function that runs a command, which must fail with this code and one line."""
+    """Return a function that runs a command and checks that it fails with this code and one
+    line."""
 
     def run(*argv: str, code: int = cli.BAD_REQUEST) -> str:
         assert cli.main(argv) == code
@@ -78,7 +79,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 def refused_early(
     refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., str]:
-    """As `refused`, in an empty folder that must stay empty."""
+    """Like `refused`, in an empty folder that must stay empty."""
     monkeypatch.chdir(tmp_path)
 
     def run(*argv: str) -> str:
@@ -92,7 +93,7 @@ def refused_early(
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Import heavy libraries without their warnings, and outside the first test's time limit."""
     if session.config.getoption("numprocesses", None):
-        # Another process runs the tests.
+        # With pytest-xdist, other processes run the tests.
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -102,14 +103,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def assert_picture(result: Result, expected: torch.Tensor) -> None:
-    """Assert that a picture equals diffusers', whose values end at -1 and 1."""
+    """Assert that a picture equals diffusers', whose values are clipped to -1..1."""
     assert result.error is None and result.image is not None, result.error
     measured = psnr(result.image.clamp(-1, 1), expected)
     assert measured >= 60, f"{result.params}: {measured:.1f} dB, required 60"
 
 
 def assert_as_alone(model: Pipeline, made: Sequence[Result], asked: Sequence[Asked]) -> None:
-    """Assert that each picture equals the one that its request makes alone."""
+    """Assert that each picture equals the picture of the same request alone."""
     for result, each in zip(made, asked, strict=True):
         (alone,) = model.generate([each])
         assert alone.image is not None and result.image is not None, result.error

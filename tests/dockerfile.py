@@ -1,4 +1,6 @@
-"""The Dockerfile as data: its instructions in order, continuation lines joined, comments gone."""
+"""The Dockerfile as data: its instructions in order, with joined continuation lines and no
+comments.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ def arguments(name: str) -> list[str]:
 
 
 def stage(name: str) -> list[tuple[str, str]]:
-    """The instructions of one stage, without those it builds on."""
+    """The instructions of one stage, without those of earlier stages."""
     found = instructions()
     first = found.index(next(x for x in found if x[0] == "FROM" and x[1].endswith(f" AS {name}")))
     rest = found[first + 1 :]
@@ -31,7 +33,7 @@ def stage(name: str) -> list[tuple[str, str]]:
 
 
 def environment() -> dict[str, str]:
-    """Return the variables of the last stage, which is the image."""
+    """Return the variables of the image, which is the last stage."""
     (text,) = (rest for name, rest in stage("service") if name == "ENV")
     return dict(pair.split("=", 1) for pair in text.split())
 

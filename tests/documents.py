@@ -23,7 +23,7 @@ def blocks(document: Path, language: str) -> list[str]:
 
 
 def commands(document: Path) -> list[str]:
-    """Return the typed lines, which begin with a dollar; the others are output."""
+    """Return the typed lines, which begin with a dollar. The others are output."""
     text = "".join(blocks(document, "console")).replace("\\\n", "")
     return re.findall(r"^\$ (.*)$", text, re.M)
 
@@ -71,7 +71,7 @@ def broken_links(document: Path) -> list[str]:
 
 
 def missing_files(document: Path) -> list[str]:
-    """Return the files and modules of this repository that the document names but that are gone."""
+    """Return the files and modules that the document names and this repository lacks."""
     text = document.read_text()
     rooms = "(?:sdxl|engines|onnx_export|serve|eval|tests)"
     files = re.findall(rf"`({rooms}/[\w./-]+)", text)

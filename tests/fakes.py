@@ -1,4 +1,4 @@
-"""Engines that cost nothing: each output is a cheap function of the row's own inputs."""
+"""Engines that cost nothing: each output is a cheap function of its row's inputs."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ ARCH = replace(
 
 @dataclass
 class FakeEngine:
-    """Fill every output from means over the inputs, row by row, so that a swapped, stale or missing
-    row changes the numbers. If `fault` is set, raise it at the next call."""
+    """Fills every output from means over the inputs, row by row, so that a swapped, stale or
+    missing row changes the numbers. If `fault` is set, the next call raises it."""
 
     spec: ModelSpec
     calls: list[dict[str, tuple[int, ...]]] = field(default_factory=list)
@@ -66,7 +66,7 @@ def fake_engines(buckets: tuple[int, ...] = (1, 2, 4, 8), arch: Architecture = A
 
 
 class FakeShelf:
-    """Accepts any file, and applies none."""
+    """Accepts any file and applies none."""
 
     def delay_s(self, uses: Sequence[Use]) -> float:
         return 0.0

@@ -18,7 +18,7 @@ from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 GRACE_S = 5.0
-"""Time for pytest-timeout, which does less harm, to act first."""
+"""Time for pytest-timeout to act first, because it does less harm."""
 SLOW_FIXTURES_S = {
     # The first test starts Ray, a service and its models.
     "running": 300.0,
@@ -34,15 +34,15 @@ SLOW_FIXTURES_S = {
     # A browser starts.
     "browser": 180.0,
 }
-"""Time limit of a test that uses the fixture, unless it has a timeout mark."""
+"""The time limit of a test that uses the fixture and has no timeout mark."""
 SHARING = ("tests/serve/service/", "tests/onnx_export/")
-"""Folders whose tests share expensive fixtures: one service on Ray; one export of each model."""
+"""Folders whose tests share expensive fixtures: one service on Ray, or one export of each model."""
 STDERR = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A shell's background job ignores SIGINT, and so would processes started from here.
+        # A shell's background job ignores SIGINT, and processes started from here would, too.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     assert sys.__stderr__ is not None
     # A copy, because pytest captures stderr while a test runs.
@@ -65,7 +65,8 @@ class InGroups(LoadScopeScheduling):
         return next((place for place in SHARING if file.startswith(place)), file)
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """Forget the test that ended its process; the base class would run it again for ever."""
+        """Remove the test that ended its process from the queue; the base class would run it again
+        for ever."""
         units: dict[str, dict[str, bool]] = self.assigned_work[node]
         pending = ((scope, test) for scope, tests in units.items() for test in tests)
         scope, crashed = next(((s, t) for s, t in pending if not units[s][t]), ("", None))

@@ -1,4 +1,4 @@
-"""Interrupt a call between any two bytecodes, one place after the other."""
+"""Interrupt a call at every bytecode in turn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 def at_every_bytecode(call: Callable[[], object], after: Callable[[], object]) -> int:
     """Interrupt `call` at its first bytecode, then at its second, and so on; call `after` each
     time. Return the number of bytecodes. Python handles signals at only some of these places."""
-    # Hooks of the garbage collector belong to other libraries and cannot raise.
+    # The garbage collector's hooks belong to other libraries and cannot raise.
     gc.disable()
     try:
         for place in count():

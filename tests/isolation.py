@@ -1,5 +1,5 @@
-"""Run a script with its own processes, network, /tmp and shared memory, so that it may use default
-ports and kill by name. The root may be read-only.
+"""Run a script with its own processes, network, /tmp and shared memory, so that the script may use
+default ports and kill by name. The root may be read-only.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def bounded(what: str) -> Iterator[None]:
     def end(*_: object) -> None:
         raise TookTooLong(f"{what} took more than {ALLOWED_S} s")
 
-    # Not SIGALRM, by which pytest-timeout keeps its own limit.
+    # Not SIGALRM, which pytest-timeout uses.
     previous = signal.signal(signal.SIGPROF, end)
     signal.setitimer(signal.ITIMER_PROF, ALLOWED_S)
     try:

@@ -1,4 +1,4 @@
-"""CHANGELOG.md: what is to come stands above the releases, and the newest is the version here."""
+"""CHANGELOG.md: Unreleased is above the releases, and the newest release is the current version."""
 
 from __future__ import annotations
 

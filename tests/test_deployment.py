@@ -39,7 +39,7 @@ def test_the_gpus_that_it_lists_are_those_that_engines_are_built_for() -> None:
 
 
 def write_foreign_model(folder: Path, factor: float = 1.001) -> None:
-    """The embedded model by another name, with weights of its own and no presets."""
+    """Write the embedded model by another name, with other weights and without presets."""
     from safetensors.torch import load_file, save_file
 
     from sdxl.checkpoint import MINI
@@ -55,7 +55,7 @@ def write_foreign_model(folder: Path, factor: float = 1.001) -> None:
 
 
 def write_benchmark_files(folder: Path) -> None:
-    """Their names are those that `sdxl eval fetch` gives them; their content is random."""
+    """Write files with the names of `sdxl eval fetch` and random content."""
     import numpy as np
     import torch
     from transformers import CLIPConfig, CLIPModel

@@ -152,7 +152,7 @@ def test_its_health_check_passes_for_a_ready_service() -> None:
     def check(url: str) -> int:
         command = [part.replace("http://127.0.0.1:8000", url) for part in rest]
         assert command != rest
-        # This machine may be busy.
+        # The machine may be busy.
         command = [part.replace("timeout=5", "timeout=60") for part in command]
         return subprocess.run([sys.executable, *command], capture_output=True).returncode
 
@@ -189,7 +189,7 @@ cp -r /mnt/foreign /tmp/models/sdxl
 test "$(stat -c %d /tmp/models/sdxl)" != "$(stat -c %d /mnt)"
 export SDXL_HOME=/mnt/home
 """
-"""The models and what is made of them are volumes of their own: two file systems."""
+"""The models and the files made from them are separate volumes, on two file systems."""
 QUICKLY = "--calibration-count 2 --check-prompts 1 --check-steps 2"
 FOR_AN_L40S = "--backend tensorrt-rtx --gpu l40s"
 
@@ -197,7 +197,7 @@ FOR_AN_L40S = "--backend tensorrt-rtx --gpu l40s"
 @pytest.mark.long
 @pytest.mark.timeout(2400)
 def test_it_exports_and_builds_where_nothing_but_its_volumes_can_be_written(tmp_path: Path) -> None:
-    """It runs the commands of the deployment page; the build is one that needs no GPU."""
+    """This runs the commands of the deployment page, with a build that needs no GPU."""
     pytest.importorskip("tensorrt_rtx")
     tmp_path.chmod(0o777)
     write_foreign_model(tmp_path / "foreign")

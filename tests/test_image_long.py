@@ -1,5 +1,6 @@
-"""The image, built from the Dockerfile by buildah and run: without NVIDIA's base on Debian's, whose
-Python it then has, and with the versions of constraints.txt, as locks/ is for another Python."""
+"""The image is built from the Dockerfile by buildah and run. It is based on Debian instead of
+NVIDIA's base, has Debian's Python, and uses constraints.txt, because locks/ is for another Python.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ EXTRAS = "[serve,export,eval,c2pa,s3,tensorrt-rtx]"
 WHEELS = "/mnt/wheels"
 REPLACED = {
     "python3.12": PYTHON,
-    # buildah 1.28 knows neither a stage named by an argument nor this flag.
+    # buildah 1.28 supports neither a stage named by an argument nor this flag.
     "FROM ${KIND}": "FROM gpu",
     " --start-interval=2s": "",
 }
@@ -65,7 +66,7 @@ def buildah(tmp_path: Path) -> Iterator[Buildah]:
         pytest.skip("only root may make namespaces")
     found = Buildah(tmp_path)
     yield found
-    # Its mounts lie below tmp_path.
+    # The mounts are below tmp_path.
     found("rm", "--all")
     found("rmi", "--all", "--force")
 

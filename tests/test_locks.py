@@ -1,4 +1,4 @@
-"""The image's locks: hashes of all requirements in pyproject.toml, in the versions of CI."""
+"""The image's locks: hashes of all requirements in pyproject.toml, with CI's versions."""
 
 from __future__ import annotations
 

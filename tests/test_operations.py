@@ -16,7 +16,7 @@ def test_every_command_of_operations_works_and_prints_what_the_page_shows(tmp_pa
     document = ROOT / "docs" / "operations.md"
     for name in ("serve", "eval", "sdxl", "engines", "onnx_export"):
         (tmp_path / name).symlink_to(ROOT / name)
-    # A busy machine may take longer to finish what is in flight than operators would wait.
+    # A busy machine may take longer to finish pictures in flight than operators would wait.
     script = "\n".join(["set -x", "export SDXL_SHUTDOWN_S=200", *commands(document)])
     done = run_alone(script, tmp_path, 2300)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]

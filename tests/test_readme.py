@@ -18,7 +18,7 @@ from tests.test_deployment import write_foreign_model
 
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "start.md")
 MOST_LINES = 100
-"""of README: a reader's first look"""
+"""the most lines of README"""
 PORT = 8765
 LEFT_OUT = ("sdxl eval --sweep", "sdxl tune", "sdxl bench peers")
 """Measurements that take too long for a test."""

@@ -1,4 +1,4 @@
-"""Rules of the code itself: allowed imports, names, time to start."""
+"""Rules of the code: allowed imports, names, and the time to start."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ UNKNOWN = {
     "tensors": ("numpy", "torch"),
     "torch": ("torch",),
 }
-"""Imports that are forbidden for a module whose docstring says that it knows no such thing."""
+"""Imports that are forbidden for a module whose docstring says that it does not know the topic."""
 NOT_KNOWN = re.compile(r"knows (?:no|neither|nothing of) ([^.:;]+)")
 ENTRY = ROOT / "sdxl" / "cli.py"
 VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "base", "misc"}
@@ -144,7 +144,7 @@ def dotted(path: Path) -> str:
 
 
 def module_of(name: str, known: Container[str]) -> str | None:
-    """Return the module that an imported name is, or is defined in."""
+    """Return the module that an imported name is, or that defines the name."""
     parent = name.rpartition(".")[0]
     return name if name in known else parent if parent in known else None
 
@@ -172,7 +172,7 @@ def test_names_are_not_vague() -> None:
 
 
 def test_class_names_are_unique() -> None:
-    """They are unique in all packages together."""
+    """Names are unique in all packages together."""
     places: dict[str, list[str]] = {}
     for path in MODULES:
         for node in ast.walk(parsed(path)):

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md: each message is caused, and is what the program prints."""
+"""docs/troubleshooting.md: the program prints each message when its cause occurs."""
 
 from __future__ import annotations
 

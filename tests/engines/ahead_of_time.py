@@ -1,7 +1,7 @@
-"""Compiles our Triton kernels for GPUs that are not here, in every form that the code launches at
-SDXL's full size: `python -m tests.engines.ahead_of_time ARCH...`, a JSON line for each form.
+"""Compiles our Triton kernels for other GPUs, in every form that the code launches at SDXL's full
+size: `python -m tests.engines.ahead_of_time ARCH...` prints a JSON line for each form.
 
-A program of its own because the Triton that compiles is whichever PYTHONPATH finds first.
+It is a separate program, so that PYTHONPATH chooses the version of Triton.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from tests.engines.meta_launches import (
 )
 
 SHARED_BYTES = {80: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB}
-"""what a block may have, by compute capability: CUDA C++ Programming Guide, 'Technical
-Specifications per Compute Capability'"""
+"""shared memory of a block by compute capability (CUDA C++ Programming Guide, 'Technical
+Specifications per Compute Capability')"""
 TENSOR_CORES = re.compile(r"\b(UTC[QIH]MMA|[QIH]G?MMA)\b")
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,5}\*/ +[@A-Z]")
 FROM_REGISTERS = re.compile(r"[QI]GMMA\S* R\d+, R\d+, gdesc")
@@ -44,7 +44,7 @@ FACTORS = {
     **dict.fromkeys(PRODUCTS, "x"),
     **dict.fromkeys(("_attention", "_text_attention"), "query"),
 }
-"""the parameter that says what a kernel on tensor cores multiplies"""
+"""the parameter with the type that a kernel multiplies on tensor cores"""
 
 
 def number_of(form: Form) -> str:
@@ -53,7 +53,7 @@ def number_of(form: Form) -> str:
 
 
 def launches(arch: int, only_products: bool) -> Iterator[Launch]:
-    """`only_products`: from as few calls as have all kinds of them."""
+    """`only_products`: of products alone, from the fewest calls that have all kinds of them."""
     with like_a_gpu(divmod(arch, 10)):
         if only_products:
             yield from launches_of("unet_deep", "int8", ROWS[1])
@@ -68,7 +68,7 @@ def launches(arch: int, only_products: bool) -> Iterator[Launch]:
                 yield from launches_of_a_picture(precision)
             for name, precision in product(UNETS, NUMBERS if arch >= 90 else ()):
                 yield from launches_in_slots(name, precision, ROWS[1])
-        # Where PyTorch's own FP8 product is not there, ours takes its place.
+        # Where PyTorch has no FP8 product, ours is used.
         with patch.object(eight_bit, "has_scaled_mm", lambda *_: False):
             yield from launches_of("unet_deep", "fp8", ROWS[1])
 
@@ -105,7 +105,7 @@ def inspect(cubin: bytes, ptx: str) -> dict[str, Any]:
 
 
 def last_of(pattern: re.Pattern[str], text: str) -> int:
-    """Where its last match begins; the end of the text if it has none."""
+    """The begin of the pattern's last match; the end of the text without a match."""
     return max((each.start() for each in pattern.finditer(text)), default=len(text))
 
 

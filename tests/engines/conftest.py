@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nothing is looked for, or left, in the home of whoever runs the tests."""
+    """Tests neither read nor write the user's home."""
     home = tmp_path / "home"
     monkeypatch.setenv("SDXL_HOME", str(home))
     return home
@@ -48,7 +48,7 @@ def export() -> ExportFolder:
 
 @pytest.fixture(scope="module")
 def specs(export: ExportFolder) -> Mapping[str, ModelSpec]:
-    """Of the embedded model's networks, with every variant for requests."""
+    """The specs of the embedded model's networks, with every variant for requests."""
     own = export.specs | with_loras(export.specs)
     return own | variants_of(own, export.arch)
 
@@ -61,7 +61,7 @@ def usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineRequest:
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was opened, instead of PyTorch and TensorRT."""
+    """The backends that were loaded, in place of PyTorch and TensorRT."""
     from engines.pytorch import torch_engine
     from engines.trt import tensorrt_loading
 

@@ -1,7 +1,7 @@
-"""A stand-in for torch.cuda that keeps its rules: one current stream and device a thread, a memory
-pool that a failed capture leaves open, and one that takes no capture once its last graph is gone.
+"""A stand-in for torch.cuda with its rules: each thread has one current stream and device; a failed
+capture leaves its memory pool open; a pool takes no capture after its last graph is freed.
 
-It computes nothing. What it cannot show: memory, time, and whether CUDA itself keeps these rules.
+It computes nothing. It cannot show memory, time, or whether CUDA follows these rules.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class FakeEvent:
 
 @dataclass
 class FakeCuda:
-    """`fails` names the moments at which the next captures fail, one each."""
+    """`fails` names the moment at which each of the next captures fails."""
 
     fails: list[str] = field(default_factory=list)
     recording_pools: set[int] = field(default_factory=set)
     released: list[int] = field(default_factory=list)
     graphs: dict[int, int] = field(default_factory=dict)
-    """still there, by the pool that they were captured into"""
+    """live graphs, by the pool of their capture"""
     capturing: FakeGraph | None = None
     captures: int = 0
     _defaults: dict[int, FakeStream] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class FakeCuda:
 
     @property
     def thread_device(self) -> int:
-        """The device that Triton would take."""
+        """The device that Triton would use."""
         current = getattr(self._local, "stream", None)
         return 0 if current is None else current.device_index
 
@@ -133,8 +133,8 @@ class FakeCuda:
 
 @dataclass(eq=False)
 class FakeGraph:
-    """As PyTorch's: the pool is opened before the stream begins to capture, and closed after it
-    has ended; whatever throws in between leaves it open."""
+    """Like PyTorch's: the pool is opened before the capture begins and closed after it ends. An
+    error in between leaves the pool open."""
 
     cuda: FakeCuda
     pool: int = -1
@@ -145,7 +145,7 @@ class FakeGraph:
         if pool in self.cuda.recording_pools:
             raise RuntimeError(f"already recording to mempool_id {pool}")
         if self.cuda.graphs.get(pool) == 0:
-            # Seen on an H200 with PyTorch 2.11.
+            # PyTorch 2.11 does this on an H200.
             raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
         self.pool = pool
         self.cuda.recording_pools.add(pool)

@@ -1,4 +1,4 @@
-"""What may happen to files that were whole."""
+"""Damages to whole files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Change = Callable[[dict[str, Any]], object]
 
 
 def editor(name: str) -> Callable[[Path, Change], None]:
-    """Changes what a folder's JSON file of this name says."""
+    """Return a function that changes the JSON file of this name in a folder."""
 
     def edit(folder: Path, change: Change) -> None:
         path = folder / name

@@ -12,7 +12,7 @@ from engines.pytorch.launches import LARGEST
 def eight_bit_layer(
     inside: int, out: int, number: torch.dtype = E4M3, most: float = 5.0
 ) -> EightBit:
-    """As calibrated on values that reach `most`."""
+    """A layer as calibrated on values up to `most`."""
     largest = LARGEST[number]
     weight = torch.randn(out, inside) / inside**0.5
     scale = weight.abs().amax(1) / largest

@@ -21,7 +21,7 @@ L40S = TARGETS["l40s"]
 
 @dataclass
 class FakeWorker:
-    """Takes run_worker's place. `fails_at` names the network whose build raises `fault`."""
+    """Replaces run_worker. The build of the network `fails_at` raises `fault`."""
 
     built: list[str] = field(default_factory=list)
     fails_at: str | None = None
@@ -41,7 +41,7 @@ class FakeWorker:
 
 
 def proven(engines: EngineFolder) -> Proof:
-    """As if the plans had been run on their GPU."""
+    """Return a proof as if the plans had been run on their GPU."""
     finding = {"what": "4 pictures, PSNR in dB", "measured": 41.5, "required": 40, "is_least": True}
     return Proof({"findings": [finding], "note": ""}, {"unet_deep": {"2": 0.5}}, 2**30)
 

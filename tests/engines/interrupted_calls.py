@@ -1,6 +1,6 @@
-"""`python -m tests.engines.interrupted_calls SEED COUNT`: pictures and single calls, each struck by
-one or two interrupts at a random moment, as Ctrl-C strikes: a signal to the process. In the end a
-picture must be what it was before. It says how many interrupts struck a call.
+"""`python -m tests.engines.interrupted_calls SEED COUNT`: pictures and single calls, each
+interrupted once or twice at a random moment by a signal, like Ctrl-C. At the end a picture must be
+the same as before. The program prints how many interrupts hit a call.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Strikes:
         raise KeyboardInterrupt
 
     def during(self, call: Callable[[], object], longest_s: float) -> None:
-        """There are two at most: one that strikes on the way out of the inner `try`, and one on the
-        way out of the outer. Once a timer has been set to nothing, none is left that could."""
+        """At most two interrupts come: one at the end of the inner `try`, and one at the end of the
+        outer. After the timer is cleared, no further one can come."""
         faulthandler.dump_traceback_later(HUNG_S, exit=True)
         try:
             try:
@@ -47,7 +47,7 @@ class Strikes:
                     signal.setitimer(signal.ITIMER_REAL, self.drawn.uniform(0.0001, longest_s))
                     call()
                 finally:
-                    # A first one that strikes in here sends no second.
+                    # If the first interrupt comes here, no second one is sent.
                     self.left = 0
                     signal.setitimer(signal.ITIMER_REAL, 0)
             except KeyboardInterrupt:
@@ -58,7 +58,7 @@ class Strikes:
 
 
 def written_after(pipeline: Pipeline, strikes: Strikes) -> None:
-    """One call; whether its outputs change once it is over."""
+    """Make one call, and check that its outputs do not change after its end."""
     deep = pipeline.engines["unet_deep"]
     inputs = {t.name: allocate(t, AXES).zero_() for t in deep.spec.inputs}
     outputs = {t.name: allocate(t, AXES).fill_(7) for t in deep.spec.outputs}

@@ -1,4 +1,4 @@
-"""The kernels of ours that calls of SDXL's networks launch, and a loop over them, without a GPU."""
+"""The launches of our kernels in calls of SDXL's networks, and a loop over them, without a GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCHEDULE = find("mini").scheduler
 
 
 def engines_of(precision: str, model: str = FULL_SIZE) -> Engines:
-    """The torch backend's engines as on a GPU, without memory."""
+    """The torch backend's engines as on a GPU, on the meta device."""
     arch = architecture_of(configs_of(model))
     specs = network_specs(arch, "float16")
     networks = unets(precision, model)
@@ -64,7 +64,7 @@ def launches_of(name: str, precision: str, rows: int, side: int = 1024) -> list[
 
 
 def launches_with_loras(precision: str, rows: int) -> list[Launch]:
-    """The same of a deep call whose rows have LoRAs."""
+    """The launches in a deep call whose rows have LoRAs."""
     module = unets(precision)["unet_deep"]
     pages, scales = torch.zeros(2, rows, 2, device="meta")
     own = bank_of(VARIANTS["lora"]["unet_deep"], module, bank())
@@ -74,7 +74,7 @@ def launches_with_loras(precision: str, rows: int) -> list[Launch]:
 
 
 def launches_in_slots(name: str, precision: str, rows: int) -> list[Launch]:
-    """The same, of pictures of several sizes."""
+    """The launches in one call for pictures of several sizes."""
     slot = 128**2
     axes = {"rows": rows, "tokens": CHUNK, "latent_h": 1, "latent_w": slot}
     spec = network_specs(architecture_of(configs_of(FULL_SIZE)), "float16")[name]

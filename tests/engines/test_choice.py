@@ -1,4 +1,5 @@
-"""`auto` chooses the fastest backend that can serve the model, and reports why others cannot."""
+"""`auto` chooses the fastest backend that can serve the model, and reports why the others cannot.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ UNRUN: dict[str, Any] = {"findings": [], "note": "not run: there is no L40S here
 
 @dataclass
 class Machine:
-    """What is installed here, and a request to it."""
+    """A simulated machine with installed backends, and a request to it."""
 
     asked: EngineRequest
     loaded: list[str]
@@ -287,7 +288,7 @@ def test_every_backend_has_a_loader_and_others_are_refused() -> None:
 
 
 def test_pytorch_runs_8_bits_only_by_an_export_that_checked_them(machine: Machine) -> None:
-    """The check of the graphs does not cover PyTorch's own 8 bits, which are more layers."""
+    """The check of the graphs does not cover PyTorch's 8 bits, which include more layers."""
 
     def choose(**changes: Any) -> Engines:
         return machine.choose("torch", precision="int8", **changes)

@@ -1,4 +1,4 @@
-"""`sdxl build` and `sdxl engines`, as a user meets them: exit codes and one clear line."""
+"""`sdxl build` and `sdxl engines` on the command line: exit codes and one clear line."""
 
 from __future__ import annotations
 

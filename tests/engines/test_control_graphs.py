@@ -1,4 +1,4 @@
-"""Graphs that take the residuals of ControlNets compute what PyTorch's networks with them do."""
+"""Graphs that take the residuals of ControlNets equal PyTorch's networks."""
 
 from __future__ import annotations
 

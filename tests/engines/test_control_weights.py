@@ -49,7 +49,7 @@ def tensors_of(net: nn.Module) -> Tensors:
 
 
 def in_stability_layout(tensors: Mapping[str, Any], prefix: str = "control_model.") -> Any:
-    """Rename as stable-diffusion-webui and ComfyUI know them."""
+    """Rename the tensors as in stable-diffusion-webui and ComfyUI."""
     made = {}
     for name, tensor in tensors.items():
         layer, _, kind = name.rpartition(".")
@@ -124,7 +124,7 @@ def test_half_precision_is_read(tmp_path: Path) -> None:
 
 
 def test_a_net_that_reads_blue_first_equals_diffusers(tmp_path: Path) -> None:
-    """Other nets read red first; the weights are turned round instead of the hints."""
+    """Other nets read red first. The loader reverses the weights' channels, not the hints'."""
     net = changed(random_control(), controlnet_conditioning_channel_order="bgr")
     net.load_state_dict(random_control().state_dict())
     t = random_tensors(1, 16, 16)
@@ -137,8 +137,9 @@ def test_a_net_that_reads_blue_first_equals_diffusers(tmp_path: Path) -> None:
 
 
 def control_lora(seed: int = 0) -> tuple[Tensors, Tensors]:
-    """Return a Control-LoRA's tensors, and the weights of the net that it stands for. As in
-    Stability AI's files, weights have matrices and all else is whole; the second level has none."""
+    """Return a Control-LoRA's tensors, and the weights of the equivalent net. As in Stability AI's
+    files, weights are stored as matrices and everything else whole; the second level has no
+    matrices."""
     generator = torch.Generator().manual_seed(seed)
     own, unet = tensors_of(random_control(seed)), mini_unet().state_dict()
     made: Tensors = {}
@@ -171,7 +172,7 @@ def test_a_control_lora_is_its_merged_net(tmp_path: Path) -> None:
 
 
 def write_header(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Path:
-    """Write a file of half-precision zeros that takes no room on the disk."""
+    """Write a sparse file of half-precision zeros."""
     header, end = {}, 0
     for name, shape in shapes.items():
         start, end = end, end + 2 * math.prod(shape)
@@ -189,7 +190,7 @@ def shapes_on_meta(kind: Any, config: Mapping[str, Any]) -> dict[str, tuple[int,
 
 
 def test_a_model_for_inpainting_takes_nets_and_refuses_control_loras(tmp_path: Path) -> None:
-    """A net reads the latents alone. What a Control-LoRA adds to is then not there."""
+    """A net reads only the latents, so the weights that a Control-LoRA adds to are missing."""
     model = Checkpoint("masked", write_inpainting(tmp_path / "model"))
     net = random_control()
     check_weights(read_control(write_plain(tmp_path, net), model).network(), net.state_dict())
@@ -202,7 +203,7 @@ def test_a_model_for_inpainting_takes_nets_and_refuses_control_loras(tmp_path: P
 
 @pytest.mark.filterwarnings("ignore:While injecting the PEFT adapters")
 def test_a_control_lora_equals_diffusers(tmp_path: Path) -> None:
-    """With the UNet's biases: of layers with matrices, diffusers ignores the file's."""
+    """The biases are the UNet's: diffusers ignores the file's biases of layers with matrices."""
     tensors, unet = control_lora()[0], original_unet(mini_unet().state_dict())
     for layer in [name.removesuffix(".up") for name in tensors if name.endswith(".up")]:
         if f"{layer}.bias" in tensors:
@@ -339,7 +340,7 @@ def test_a_config_that_shapes_do_not_show_is_compared(
 
 
 def flipped(path: Path, rng: random.Random) -> None:
-    """Change bytes of the header or after it."""
+    """Change bytes in the header or after it."""
     content = bytearray(path.read_bytes())
     end = 8 + int.from_bytes(content[:8], "little") if rng.random() < 0.8 else len(content)
     for _ in range(rng.choice([1, 1, 3, 40])):

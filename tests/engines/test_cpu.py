@@ -1,4 +1,4 @@
-"""How many rows a call takes on a processor, by the size of the model's pictures."""
+"""The number of rows of a call on a processor, by the size of the model's pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embeddings of SDXL are read in both layouts; others are refused in one line."""
+"""SDXL's embeddings are read in both layouts; other embeddings are refused in one line."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ PARTS = {"clip_l": "text_encoder", "clip_g": "text_encoder_2"}
 
 
 def vectors(checkpoint: Checkpoint, words: tuple[str, ...]) -> dict[str, Tensor]:
-    """Take words' vectors from the text encoders."""
+    """Take the words' vectors from the text encoders."""
     tensors = {}
     for (key, part), tokenizer in zip(PARTS.items(), checkpoint.tokenizers, strict=True):
         table: Any = checkpoint.part(part).get_input_embeddings()  # type: ignore[operator]
@@ -65,7 +65,7 @@ def pipeline(backend: str, folder: Path, *, is_deterministic: bool = False) -> P
 
 @pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
 def test_an_embedding_is_as_the_words_whose_vectors_it_has(backend: str, folder: Path) -> None:
-    """In both prompts, weighted, in a later chunk, and beside requests with others and with
+    """In both prompts, weighted, in a later chunk, and beside requests with other embeddings and
     LoRAs."""
     made = pipeline(backend, folder)
     asked = [replace(PICTURE, prompt=prompt) for prompt in ALIKE]
@@ -92,7 +92,7 @@ def test_a_deterministic_picture_has_the_bytes_that_it_has_alone(folder: Path) -
 
 @pytest.mark.slow
 def test_pictures_are_those_of_diffusers(folder: Path, tmp_path: Path) -> None:
-    """With random vectors that `load_textual_inversion` reads, of one and of several."""
+    """The embeddings have one or several random vectors, which `load_textual_inversion` reads."""
     plain = pipeline("torch", folder)
     pipe: Any = StableDiffusionXLPipeline.from_pretrained(
         str(plain.checkpoint.folder), torch_dtype=torch.float32, add_watermarker=False

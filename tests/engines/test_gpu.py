@@ -1,4 +1,4 @@
-"""On a real GPU: engines are built for it, run on it, and give the pictures of the CPU."""
+"""On a real GPU: engines are built, run, and make the CPU's pictures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.engines.eight_bit_layers import eight_bit_layer
 
 pytestmark = [
     pytest.mark.gpu,
-    # PyTorch says so at the first use.
+    # PyTorch warns of it at the first use.
     pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
 ]
 LEAST_PSNR_DB = 40.0
@@ -56,7 +56,7 @@ def assert_alike(found: Sequence[Result], expected: Sequence[Result]) -> None:
 
 @pytest.fixture
 def never_waiting() -> Iterator[Callable[[], None]]:
-    """From its call on, what waits for the GPU is an error."""
+    """After a call of the yielded function, waiting for the GPU raises an error."""
     try:
         yield lambda: torch.cuda.set_sync_debug_mode("error")
     finally:
@@ -172,7 +172,7 @@ def test_loras_and_controlnets_share_a_batch_as_on_the_cpu(precision: str) -> No
     found = engines.load("mini", "torch", device="cuda", precision=precision)
     reference = engines.load("mini", "torch", device="cpu")
     for _ in range(2):
-        # Replayed the second time.
+        # The second call is replayed.
         assert_alike(found.generate(asked), reference.generate(asked))
 
 
@@ -218,7 +218,7 @@ def test_attention_in_8_bits_is_that_of_the_cpu(number: torch.dtype, tokens: int
         pytest.skip("needs a GPU with a tensor memory accelerator")
     torch.manual_seed(0)
     projections = [eight_bit_layer(128, 128, number) for _ in range(3)]
-    # Attention's means over many tokens are small: in steps of 1/25 they would be a few steps.
+    # Attention's means over many tokens are small: at most a few steps of 1/25.
     reader = eight_bit_layer(128, 128, number, most=1.0)
     stored = projections[0].stored(torch.randn(2, tokens, 128))
     expected = attend_in_e4m3(joined(projections[:2]), projections[2], stored, 2, reader)

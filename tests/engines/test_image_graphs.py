@@ -72,7 +72,7 @@ def test_a_graph_without_text_is_refused(tmp_path: Path) -> None:
 
 
 def test_halves_stay_halves(export: ExportFolder, specs: Mapping[str, ModelSpec]) -> None:
-    """Of an export in fp16, whose graphs are strongly typed."""
+    """In an fp16 export the graphs are strongly typed."""
     spec = specs["unet_deep+image"]
     halves = replace(spec, outputs=tuple(replace(t, dtype="float16") for t in spec.outputs))
     graph = onnx.load_model_from_string(add_images(export.graph_bytes(PLAIN), halves)).graph

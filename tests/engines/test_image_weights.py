@@ -1,4 +1,4 @@
-"""IP-Adapter files: what is read, and what is refused in one line."""
+"""IP-Adapter files: which are read, and which are refused in one line."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_places_are_the_unets() -> None:
 
 
 def test_an_encoder_of_several_models_lies_in_their_folder(folder: Path) -> None:
-    """As in h94/IP-Adapter: the nearest one has another width."""
+    """As in h94/IP-Adapter, the nearest encoder has another width."""
     own = folder / "sdxl_models"
     own.mkdir()
     (folder / f"{PLAIN}.safetensors").rename(own / f"{PLAIN}.safetensors")

@@ -1,5 +1,5 @@
-"""Every kernel of ours, as the code launches it at SDXL's full size, compiles for the GPUs it is
-meant for, on tensor cores and without spills. No GPU is needed: Triton brings the compiler and the
+"""Each of our kernels compiles for its GPUs as the code launches it at SDXL's full size, on tensor
+cores and without spills. This needs no GPU, because Triton includes the compiler and the
 disassembler.
 """
 
@@ -33,9 +33,9 @@ INSTRUCTIONS = {
     (90, "*i8"): "IGMMA",
     (90, "*fp8e4nv"): "QGMMA",
 }
-"""of the tensor cores, by compute capability and number; others than these are not looked for"""
+"""instructions of the tensor cores, by compute capability and type; no others are searched"""
 HALVES = {80: "HMMA", 89: "HMMA", 90: "HGMMA"}
-"""of what LoRAs add"""
+"""instructions for the LoRAs' products"""
 
 
 def compiled(place: Path, *arguments: str, path: str = "") -> list[dict[str, Any]]:
@@ -57,7 +57,7 @@ def compiled(place: Path, *arguments: str, path: str = "") -> list[dict[str, Any
 
 
 def wrong(form: dict[str, Any]) -> str:
-    """What a form lacks; empty where it is as it should be."""
+    """The errors of a form; empty if it is right."""
     if "error" in form:
         return str(form["error"])
     arch, number = form["arch"], form["number"]
@@ -85,7 +85,7 @@ def report(forms: list[dict[str, Any]]) -> str:
 
 @pytest.fixture
 def cache(request: pytest.FixtureRequest) -> Path:
-    """Kept between runs: what has not changed is not compiled again."""
+    """The cache is kept between runs, so unchanged kernels are not compiled again."""
     return Path(request.config.cache.mkdir("triton"))
 
 
@@ -102,7 +102,8 @@ def test_products_compile_for_hopper(cache: Path) -> None:
 
 
 def assert_gates_take_what_the_paper_says(products: list[dict[str, Any]]) -> None:
-    """Beyond the end of a plain product, in the usual tile of both."""
+    """Compare the gated product's instructions with the plain product's, in the usual tile of
+    both."""
     plain = {
         f["number"]: f["behind_sums"]
         for f in products
@@ -127,13 +128,13 @@ def assert_gates_take_what_the_paper_says(products: list[dict[str, Any]]) -> Non
 def test_every_form_compiles(
     arch: int, version: str, cache: Path, triton_of: dict[str, str]
 ) -> None:
-    """Triton 3.6 is what torch 2.11 brings along."""
+    """torch 2.11 includes Triton 3.6."""
     forms = compiled(cache, str(arch), path=triton_of[version])
     assert forms and all(version in (PINNED, form["triton"]) for form in forms)
     for form in forms:
         print({k: v for k, v in form.items() if k != "keeps_nan"})
     if arch == 80:
-        # Its tensor cores know no FP8, and Triton says so.
+        # Its tensor cores have no FP8, so Triton refuses.
         refused = [f for f in forms if f["has_fp8"]]
         assert refused and all("fp8e4nv not supported" in f.get("error", "") for f in refused)
         forms = [f for f in forms if not f["has_fp8"]]
@@ -142,7 +143,8 @@ def test_every_form_compiles(
 
 @pytest.fixture(scope="module")
 def triton_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Where each version lies: the older one in a folder of its own, before the environment's."""
+    """The path of each version. The older one is in its own folder, which comes before the
+    environment's."""
     folder = tmp_path_factory.mktemp("triton")
     wanted = ["--no-deps", "--target", str(folder), f"triton=={OF_TORCH_2_11}"]
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *wanted], check=True)

@@ -1,4 +1,4 @@
-"""No map is turned around in a tick: a full-size loop as on a GPU, on the meta device."""
+"""No map changes its memory order in a tick: a full-size loop as on a GPU, on the meta device."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from eval.speed.meta_networks import PRECISIONS, decoder, latents_of
 from tests.engines.meta_launches import begun, engines_of
 
 LATENT = {FULL_SIZE: 128, "mini": 20}
-"""Of the embedded model's, a side that no number of heads or tokens has."""
+"""the latents' side; for the embedded model one that differs from every number of heads or
+tokens"""
 
 
 class Layouts(TorchDispatchMode):
-    """Counts operators between whose maps the order of memory changes. Convolutions answer as
-    cuDNN's do: channels-last if anything they read is."""
+    """Counts operators whose input and output maps differ in memory order. Like cuDNN's,
+    convolutions return channels-last if any input is channels-last."""
 
     def __init__(self, latent: int) -> None:
         super().__init__()
@@ -41,13 +42,13 @@ class Layouts(TorchDispatchMode):
             out = torch.empty_like(out, memory_format=torch.channels_last)
         self.operators[name] += 1
         maps = [t for t in tree_leaves((args, kwargs, out)) if self.is_map(t)]
-        # A view moves nothing, and has its sides where channels were.
+        # A view moves nothing, and may have sides in the place of channels.
         if not func.is_view and len({is_last(t) for t in maps}) > 1:
             self.mixed[f"{name} {tuple(maps[0].shape)}"] += 1
         return out
 
     def is_map(self, value: object) -> bool:
-        """Not latents and pictures, whose few channels cost nothing to turn."""
+        """Latents and pictures do not count: their few channels cost nothing to reorder."""
         return (
             isinstance(value, Tensor)
             and value.dim() == 4
@@ -62,7 +63,7 @@ def is_last(value: Tensor) -> bool:
 
 
 def turned(layouts: Layouts) -> dict[str, int]:
-    """By operator; all of them ran, or none of this is shown."""
+    """The counts by operator. Assert first that operators ran."""
     assert any("conv" in name for name in layouts.operators), layouts.operators
     return dict(layouts.mixed)
 
@@ -90,7 +91,7 @@ def test_no_map_is_turned_around_in_a_decoder(model: str) -> None:
 
 
 def test_maps_in_another_order_are_seen() -> None:
-    """The same loop with buffers as they were."""
+    """The same loop with buffers in another order."""
     engines = replace(engines_of("fp16", "mini"), memory_format=torch.contiguous_format)
     loop = begun(engines, images=2, latent=LATENT["mini"])
     with noted(), Layouts(LATENT["mini"]) as layouts:

@@ -1,4 +1,5 @@
-"""LoRA files of every layout are read for SDXL's real layers; others are refused in one line."""
+"""LoRA files of every layout are read for SDXL's real layers; other files are refused in one line.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def sdxl() -> dict[str, tuple[int, ...]]:
 
 
 def random_pairs(shapes: Mapping[str, tuple[int, ...]], rank: int = RANK) -> dict[str, Any]:
-    """Return down and up of each layer as files have them: a convolution's have kernels."""
+    """Return down and up of each layer as in files, where a convolution's have kernels."""
     generator = torch.Generator().manual_seed(0)
     pairs = {}
     for name, (outputs, *inputs) in shapes.items():
@@ -73,7 +74,7 @@ def as_kohya(layer: str, name: str) -> str:
 
 
 def full_text_name(layer: str, name: str) -> str:
-    """Files name the layers of text encoders as transformers 4 did."""
+    """Return a text encoder's layer name as in files, which follow transformers 4."""
     is_short = layer.startswith("text_encoder") and name.startswith("encoder.")
     return f"text_model.{name}" if is_short else name
 
@@ -95,7 +96,7 @@ def in_old_diffusers_names(layer: str) -> str:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a program names a layer, and its two matrices."""
+    """A program's names of a layer and of its two matrices."""
 
     name: Callable[[str], str]
     sides: tuple[str, str]

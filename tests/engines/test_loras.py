@@ -42,7 +42,7 @@ from tests.sdxl.test_pipeline import diffusers_image
 
 LEAST_DB = 60.0
 DOWN, PREFIX = ".lora_A.weight", re.compile(r"^(base_model\.model\.|unet\.)")
-"""in the keys of the embedded model's LoRAs of the UNet alone, whose strength is 1"""
+"""key patterns of the embedded model's UNet LoRAs, whose strength is 1"""
 CATALOGUE = Catalogue([LORAS])
 PICTURE = GenerationParams("a red circle on a blue background", seed=3, steps=4, cache_interval=2)
 MIXED = (
@@ -64,7 +64,7 @@ def pipeline(backend: str, *, is_deterministic: bool = False) -> Pipeline:
 
 @cache
 def fused(loras: tuple[Lora, ...]) -> Pipeline:
-    """The model with LoRAs of these files added to its weights."""
+    """The model with these LoRAs added to its weights."""
     checkpoint = find("mini")
     parts = {"unet": checkpoint.part("unet")}
     for each in loras:
@@ -101,7 +101,7 @@ def test_each_picture_of_a_mixed_batch_is_that_of_its_fused_model(backend: str) 
 
 @pytest.mark.parametrize("rides", [False, True])
 def test_loras_of_transformers_share_plain_shallow_calls(rides: bool, tmp_path: Path) -> None:
-    """With none, one and two LoRAs in flight, of a shallow network that none of them adapts."""
+    """None, one and two LoRAs are in flight. None of them adapts the shallow network."""
     plain = pipeline("torch")
     unet = {"unet": plain.checkpoint.part("unet")}
     for seed, name in enumerate(("a", "b")):
@@ -132,7 +132,8 @@ def test_loras_of_transformers_share_plain_shallow_calls(rides: bool, tmp_path: 
 def test_pictures_are_those_of_diffusers(
     backend: str, weights: dict[str, float], tmp_path: Path
 ) -> None:
-    """With `load_lora_weights` and `set_adapters`; the files adapt the text encoders, too."""
+    """diffusers uses `load_lora_weights` and `set_adapters`. The files adapt the text encoders,
+    too."""
     plain = pipeline(backend)
     pipe: Any = StableDiffusionXLPipeline.from_pretrained(
         str(plain.checkpoint.folder), torch_dtype=torch.float32, add_watermarker=False
@@ -153,7 +154,7 @@ def test_pictures_are_those_of_diffusers(
 
 @pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
 def test_a_deterministic_picture_has_the_bytes_that_it_has_alone(backend: str) -> None:
-    """Also if it joins and leaves while others are in flight."""
+    """This holds also if it joins and leaves while others are in flight."""
     made = pipeline(backend, is_deterministic=True)
     alone = [images_of(made, [each])[0] for each in MIXED]
     loop, found = made.in_flight(), dict[int, Tensor]()
@@ -172,7 +173,7 @@ def test_a_deterministic_picture_has_the_bytes_that_it_has_alone(backend: str) -
 
 
 def test_rows_with_and_without_loras_may_share_calls() -> None:
-    """As on a GPU: the call computes what any of its rows needs."""
+    """As on a GPU, the call computes everything that any of its rows needs."""
     made = pipeline("torch")
     loop = made.in_flight()
     loop.limits = replace(loop.limits, rides=True)
@@ -224,7 +225,7 @@ def distance(found: Any, expected: Any) -> float:
 
 
 def test_the_rearranged_unet_adds_the_same() -> None:
-    """In whole numbers, where the comparison is exact: joined layers, and norms apart."""
+    """Integers make the comparison exact, for joined layers and separate norms."""
     plain = pipeline("torch")
     options = TorchOptions(attention="math")
     made = Pipeline(
@@ -237,7 +238,8 @@ def test_the_rearranged_unet_adds_the_same() -> None:
 
 
 MOST_DISTANCE = {"int8": 0.1, "fp8": 0.12}
-"""of latents with a LoRA in 8 bits; 0.06 and 0.07 as measured, 0.02 and 0.04 without one"""
+"""the distance of latents with a LoRA in 8 bits; measured 0.06 and 0.07, without a LoRA 0.02 and
+0.04"""
 
 
 @pytest.mark.parametrize("number", list(RECIPES))
@@ -257,7 +259,7 @@ def test_8_bit_layers_add_loras_to_what_they_rounded(
 
 @pytest.fixture
 def shelf(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[BankShelf]:
-    """Of seven pages for a model of one layer; a file's name says its rank."""
+    """A shelf of seven pages for a model of one layer. A file's name is its rank."""
     layer = "unet.attentions.layer"
     bank = new_bank(bank_specs({layer: (4, 6)}, "float32"), torch.device("cpu"))
     few = {name: tensor[:8] for name, tensor in bank.items()}
@@ -305,7 +307,7 @@ def test_a_loaded_lora_stays_while_it_is_used(shelf: BankShelf) -> None:
 def test_a_small_file_does_not_make_larger_ones_seem_slow(
     shelf: BankShelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a clock on which each load takes one second, and preparing the bank fifty."""
+    """On a clock, each load takes one second, and preparing the bank takes fifty."""
     now, prepare = iter(range(100)), shelf.new_bank
 
     def prepare_slowly() -> Bank:
@@ -350,7 +352,7 @@ def test_too_many_ranks_together_are_refused(shelf: BankShelf) -> None:
 
 
 def test_a_bank_of_the_full_size_stays_within_its_limit() -> None:
-    """In 16 bits on a CPU, and a LoRA of the highest rank has room in it."""
+    """The bank has 16 bits on a CPU, and has room for a LoRA of the highest rank."""
     shapes: dict[str, tuple[int, ...]] = {}
     with torch.device("meta"):
         for part in ADAPTED:

@@ -1,4 +1,4 @@
-"""A stranger's export.json or manifest.json is read, or refused in one line."""
+"""An untrusted export.json or manifest.json is read, or refused in one line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read_export(folder: Path, original: str, chance: random.Random) -> None:
 
 
 def read_graph(folder: Path, originals: dict[str, bytes], chance: random.Random) -> None:
-    """The graph too: its digest is what stops it, whatever is in it."""
+    """Change the graph, too: its digest must stop it, whatever its content."""
     name = chance.choice(sorted(originals))
     (folder / name).write_bytes(change_bytes(originals[name], chance))
     try:

@@ -33,7 +33,7 @@ def read(net: Any, folder: Path) -> ControlFile:
 
 
 def computed(engine: Engine, given: Mapping[str, Tensor] = {}) -> dict[str, Tensor]:
-    """With random numbers for what is not given."""
+    """Inputs that are not given get random numbers."""
     axes = AXES | image_axes(find("mini").arch, *SIDES)
     generator = torch.Generator().manual_seed(0)
     inputs = {
@@ -60,7 +60,7 @@ def test_a_net_like_the_way_down_runs_in_onnxruntime(make: Any, tmp_path: Path) 
     file = read(make(), tmp_path)
     found, expected = load_control(open_mini(), file), torch_control(file, find("mini").arch)
     assert isinstance(found["control_deep"], OnnxRuntimeEngine)
-    # Weights that the session does not copy would be others' memory by now.
+    # If the session did not copy the weights, their memory would now have other contents.
     gc.collect()
     ready = computed(expected["control_prompt"])
     assert all(map(torch.equal, computed(found["control_prompt"]).values(), ready.values()))

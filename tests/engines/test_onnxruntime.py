@@ -1,4 +1,5 @@
-"""ONNX Runtime computes what PyTorch computes, in the tensors it is handed, and starts light."""
+"""ONNX Runtime computes the same as PyTorch, into given tensors, without diffusers or transformers.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ LONG = ", ".join([SHORT] * 12)
 """more than 77 tokens"""
 AXES = {"rows": 2, "tokens": 77, "latent_h": 8, "latent_w": 6, "chunks": 2, "batch": 1}
 DRAWN = (*QUICK, "lcm")
-"""Engines do not see the scheduler; LCM lets the smallest difference grow."""
+"""Engines do not see the scheduler; with LCM the smallest difference grows."""
 SHAPES = (((128, 128), SHORT), ((160, 96), LONG), ((128, 128), LONG), ((160, 96), SHORT))
 REQUESTS = [
     GenerationParams(
@@ -47,7 +48,7 @@ REQUESTS = [
         zip(itertools.product(DRAWN, (1, 2, 1, 2)), itertools.cycle(SHAPES), strict=False)
     )
 ]
-"""Each at intervals 1 and 2, in a square and a wide picture."""
+"""each scheduler at intervals 1 and 2, with a square and a wide picture"""
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +105,7 @@ def test_images_alone_are_those_of_pytorch(onnx_mini: Pipeline, reference: list[
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_outputs_land_in_the_tensors_that_were_handed_over(tmp_path: Path, dtype: str) -> None:
     found = load_onnxruntime(write_export(tmp_path / dtype, dtype=dtype))
-    # One of each: what the session computes in one piece, to the bit.
+    # One row of each: the session computes the call in one piece, so bits are equal.
     axes = AXES | {"rows": 1, "chunks": 1}
     axes |= image_axes(ARCH, AXES["latent_h"], AXES["latent_w"])
     for engine in found.by_name.values():
@@ -163,13 +164,13 @@ def run_python(code: str, home: Path, **environment: str) -> list[str]:
 
 @pytest.fixture
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many this run may use: one alone computes no halves."""
+    """Use two threads, because one thread computes no halves."""
     monkeypatch.setattr(onnxruntime_engine, "threads", lambda: 2)
 
 
 @pytest.mark.usefixtures("two_threads")
 def test_halves_of_a_call_are_the_call(tiny_engines: Engines) -> None:
-    """Rows by themselves make what they make together, an odd one among them."""
+    """Rows of halves equal rows of the whole call, also with an odd number of rows."""
     for name in ("unet_deep", "unet_shallow"):
         engine = tiny_engines[name]
         inputs = random_inputs(engine.spec, rows=5)
@@ -184,7 +185,7 @@ def test_halves_of_a_call_are_the_call(tiny_engines: Engines) -> None:
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("half", [0, 1])
 def test_a_failure_in_either_half_is_the_calls(tiny_engines: Engines, half: int) -> None:
-    """Whichever thread runs it."""
+    """Either half may run on either thread."""
     deep = tiny_engines["unet_deep"]
     assert isinstance(deep, OnnxRuntimeEngine)
     session, calls = deep.session, itertools.count()
@@ -290,7 +291,7 @@ def test_an_interrupt_at_any_bytecode_of_a_call_leaves_its_tensors_alone(
 def test_interrupts_at_any_moment_neither_hang_nor_crash(
     runs: int, interrupts: int, computing: int
 ) -> None:
-    """Beside processes that do nothing but compute, too."""
+    """Other processes use the cores at the same time."""
     spin = [sys.executable, "-c", "while True: pass"]
     with ExitStack() as stack:
         for _ in range(computing):

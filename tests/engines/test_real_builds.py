@@ -1,6 +1,6 @@
-"""The real TensorRT-RTX, without a GPU: parses, builds and complains as the code expects.
+"""The real TensorRT-RTX, without a GPU, parses, builds and reports errors as the code expects.
 
-A plan that builds doesn't prove that 8-bit kernels run: that takes a GPU and a clock.
+A built plan does not prove that 8-bit kernels run. Only a timing on a GPU proves it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ pytest.importorskip("tensorrt_rtx")
 pytest.importorskip("polygraphy")
 PLAN_MAGIC = b"vtrt"
 WITHIN_OTHERS = ("clip_l", "unet_shallow")
-"""whose layers are all in `clip_g` and `unet_deep`"""
+"""networks whose layers are all in `clip_g` and `unet_deep`"""
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_all_networks_build_for_an_l40s(export: ExportFolder, tmp_path: Path) ->
     ],
 )
 def test_the_embedded_models_networks_with_loras_build(name: str, tmp_path: Path) -> None:
-    """With LoRAs of all layers, and embeddings."""
+    """The LoRAs adapt all layers, and there are embeddings."""
     order = order_of(open_mini(), tmp_path, has_loras=True)
     run_worker(order.job(name, tmp_path / "plan"), tmp_path / "log", lambda _: None)
     assert (tmp_path / "plan").read_bytes()[:4] == PLAN_MAGIC
@@ -92,7 +92,7 @@ def test_the_embedded_models_network_with_image_prompts_builds(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_controlnet_builds(tmp_path: Path) -> None:
-    """From the graph that ONNX Runtime runs."""
+    """Its graph is the one that ONNX Runtime runs."""
     net, export = random_control(), open_mini()
     shapes = {name: tuple(tensor.shape) for name, tensor in net.state_dict().items()}
     spec = control_specs(export.arch, architecture_of(net))["control_deep"]

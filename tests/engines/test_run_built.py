@@ -1,6 +1,6 @@
-"""`sdxl build` holds plans against plain PyTorch, whatever layout that computes in.
+"""`sdxl build` compares plans with plain PyTorch, in any memory layout.
 
-The TensorRT double computes with fakes: it shows what is asked of plans, not what a GPU rounds.
+The TensorRT double computes with fakes. It shows the calls of plans, not a GPU's rounding.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MINI = find("mini")
 
 @pytest.fixture
 def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildSpec:
-    """Of the embedded model, on a machine that seems to have its GPU."""
+    """A build of the embedded model, on a machine that seems to have the GPU."""
     monkeypatch.setattr(build_module, "run_worker", FakeWorker())
     monkeypatch.setattr(device, "local_target", lambda: L40S)
     monkeypatch.setattr(proof, "used_on_gpu", lambda: 0)
@@ -55,7 +55,7 @@ def on_double(made: EngineFolder, flavour: Flavour) -> Engines:
 
 
 def asked_of_pytorch(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> list[dict[str, Any]]:
-    """What the reference is loaded with; the fakes that the double computes with take its place."""
+    """The arguments with which the reference is loaded; the double's fakes replace it."""
     asked: list[dict[str, Any]] = []
 
     def load(checkpoint: object, **settings: Any) -> Engines:

@@ -1,5 +1,6 @@
-"""The double of TensorRT has nothing that the real libraries lack. As the runtime is exercised on
-the double alone where there is no GPU, this is what ties it to the installed versions."""
+"""The double of TensorRT has no name that the real libraries lack. Without a GPU the runtime is
+tested on the double alone, so these tests tie it to the installed versions.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ ENUMS = ("ExecutionContextAllocationStrategy", "DynamicShapesKernelSpecializatio
 
 LEAN = "tensorrt_lean_bindings.tensorrt_lean"
 REAL = {"tensorrt_rtx": "tensorrt_rtx", "tensorrt": LEAN}
-"""`tensorrt` comes from its vendor's index alone; its lean runtime has the same classes."""
+"""`tensorrt` is only on its vendor's index; its lean runtime has the same classes."""
 OF_RTX = {
     "IExecutionContext": ["is_stream_capturable"],
     "IRuntimeConfig": ["dynamic_shapes_kernel_specialization_strategy"],
 }
-"""what TensorRT-RTX alone has, by class"""
+"""the names that only TensorRT-RTX has, by class"""
 
 
 @pytest.fixture(scope="module", params=REAL.values(), ids=list(REAL))
@@ -44,7 +45,7 @@ def test_every_attribute_is_tensorrts(real: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_argument_is_tensorrts(real: Any, name: str) -> None:
-    """By name and in order, in at least one of the real method's overloads."""
+    """The arguments have the same names and order in at least one overload of the real method."""
     double = getattr(trt_double, name)
     for method in public(double):
         function = inspect.getattr_static(double, method)

@@ -1,4 +1,4 @@
-"""An export folder of graphs that cost nothing: real ONNX with real external weights, made at once.
+"""An export folder of tiny graphs: real ONNX with real external weights, made at once.
 
 Every output depends on every input of its network, so that a swapped or stale tensor shows.
 """
@@ -23,7 +23,7 @@ from tests.fakes import ARCH
 
 VOCABULARY = 50
 DIGEST = "d" * 64
-"""of the weights that it says it is of"""
+"""the digest of weights that the export names"""
 DATA = "weights.safetensors"
 ELEMENTS = {
     "float32": TensorProto.FLOAT,
@@ -80,7 +80,7 @@ def rewrite_locations(path: Path, location: str) -> None:
 
 
 def sign(folder: Path, name: str) -> None:
-    """Let export.json say of a graph what the file now holds."""
+    """Update a graph's digest in export.json."""
     path = folder / "export.json"
     described = json.loads(path.read_text(encoding="utf-8"))
     described["graphs"][name]["sha256"] = _sha256((folder / f"{name}.onnx").read_bytes())
@@ -88,7 +88,7 @@ def sign(folder: Path, name: str) -> None:
 
 
 def sign_weights(folder: Path, file: str) -> None:
-    """The same of a file of weights."""
+    """Update the digest of a file of weights in export.json."""
     path = folder / "export.json"
     described = json.loads(path.read_text(encoding="utf-8"))
     described["data"][file]["sha256"] = _sha256((folder / file).read_bytes())
@@ -100,7 +100,7 @@ def _sha256(content: bytes) -> str:
 
 
 def _weights(spec: ModelSpec, arch: Architecture) -> Weights:
-    """One matrix for every output, from what the first input has to what it has."""
+    """One matrix for every output, from the first input's width to the output's."""
     generator = np.random.default_rng(len(spec.name))
 
     def drawn(*dims: int) -> NDArray[Any]:
@@ -214,7 +214,7 @@ def _unet_nodes(spec: ModelSpec) -> Iterable[onnx.NodeProto]:
         yield helper.make_node("Conv", ["sample", f"{spec.name}.{tensor.name}"], [last])
         for i, mean in enumerate(means):
             result = tensor.name if mean == means[-1] else f"{tensor.name}.{i}"
-            # Sine: a timestep of 999 must not drown the rest.
+            # The sine keeps a timestep of 999 from hiding the other inputs.
             yield helper.make_node("Sin", [mean], [f"{result}.sin"])
             yield helper.make_node("Add", [last, f"{result}.sin"], [result])
             last = result

@@ -1,8 +1,8 @@
 """A stand-in for TensorRT's runtime that computes with the tests' fake engines, by address.
 
-It has the names of the real module, and test_tensorrt_names.py holds it to them. It is strict where
-the real one is undefined: using a context out of order, with too little memory, or while a graph
-that was captured from it is still in use, fails the test.
+It has the names of the real module, as test_tensorrt_names.py checks. Where the real module is
+undefined, the double fails the test: a context used out of order, with too little memory, or while
+a graph captured from it is in use.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from sdxl.specs import Architecture, ModelSpec, image_axes, latent_axes
 from tests.fakes import ARCH, FakeEngine
 
 BYTES_PER_ELEMENT = 16
-"""working memory by the elements of the first input"""
+"""working memory for each element of the first input"""
 STREAM, CAPTURING = 7, 9
 
 
 def plan_bytes(spec: ModelSpec, profiles: list[Profile]) -> bytes:
-    """What the double deserialises."""
+    """A plan for the double to deserialise."""
     ranges = [dict(profile.ranges) for profile in profiles]
     text = {"name": spec.name, "spec": spec_as_dict(spec), "profiles": ranges}
     return json.dumps(text).encode()
@@ -37,7 +37,7 @@ def plan_bytes(spec: ModelSpec, profiles: list[Profile]) -> bytes:
 
 @dataclass
 class FakeDevice:
-    """Takes CudaDevice's place: streams are numbers, and what is captured is a list of calls."""
+    """Replaces CudaDevice: streams are numbers, and a capture is a list of calls."""
 
     blocks: list[Tensor] = field(default_factory=list)
     synchronized: int = 0
@@ -226,7 +226,7 @@ class Runtime:
 
 @dataclass
 class TensorRTDouble:
-    """The module. `is_capturable` and `refuses` set the mood of its contexts."""
+    """The module. `is_capturable` and `refuses` set the behaviour of its contexts."""
 
     arch: Architecture = ARCH
     device: FakeDevice = field(default_factory=FakeDevice)

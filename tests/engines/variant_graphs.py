@@ -1,4 +1,5 @@
-"""Inputs and comparisons of the embedded model's graphs of variants with PyTorch's networks."""
+"""Inputs for the embedded model's graphs of variants, and their comparison with PyTorch's networks.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ AXES |= level_axes(17, 23)
 
 
 def drawn(*tensors: TensorSpec) -> dict[str, Tensor]:
-    """The first row has an image prompt of four tokens and one of 16, the second row none."""
+    """Random inputs. The first row has image prompts of four and 16 tokens, the second row has
+    none."""
     generator = torch.Generator().manual_seed(0)
     made = {t.name: torch.randn(t.shape(AXES), generator=generator) for t in tensors}
     for name, tensor in made.items():

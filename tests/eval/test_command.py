@@ -56,7 +56,8 @@ def test_a_path_that_is_not_a_folder_is_refused_before_heavy_imports(
 
 @pytest.fixture
 def files(tmp_path: Path) -> Callable[..., list[str]]:
-    """The flags of the benchmark's task with valid files, of which a test breaks one."""
+    """Return a function that gives the flags of the benchmark's task; a test can replace one of the
+    valid files."""
 
     def flags(**changed: Path | None) -> list[str]:
         (tmp_path / "captions.tsv").write_text(TSV)

@@ -1,4 +1,4 @@
-"""Measuring commands load the same engines as `sdxl serve`: of a folder, checked or not."""
+"""Measuring commands load the same engines as `sdxl serve`, from a folder, checked or unchecked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REQUESTED = {"folder": "styled", "takes_unchecked": True}
 
 
 class Loaded(Exception):
-    """Engines would be loaded now, with these arguments."""
+    """Raised in place of loading engines, with the arguments."""
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         super().__init__(str(arguments))
@@ -34,7 +34,7 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def run(command: str, *flags: str) -> None:
-    """`sdxl.cli` would catch the error."""
+    """Call the command directly, because `sdxl.cli` would catch the error."""
     package, _, name = MODULES[command].rpartition(".")
     getattr(import_module(package), name)([*COMMANDS.get(command, ()), *flags])
 

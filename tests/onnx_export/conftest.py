@@ -1,4 +1,4 @@
-"""Exports that many tests share, each made once in a run."""
+"""Exports that many tests share. Each is made once in a run."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.onnx_export.exports import CachedTrace, Exports, export_tiny, write_t
 
 PROMPTS = ("a red circle on a blue background", "two green stars", "a ring")
 MINI_PROMPTS = 8
-"""prompts that calibrate its 8-bit exports here: enough for the numerics, not for quality"""
+"""prompts that calibrate the 8-bit exports of tests: enough for the numerics, not for quality"""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def quiet_model_optimizer() -> None:
-    """Model Optimizer warns at its import that it does not know this version of transformers."""
+    """At its import, Model Optimizer warns of an unknown version of transformers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         importlib.import_module("modelopt.torch.quantization")
@@ -71,7 +71,8 @@ def tiny_exports(
 
 @pytest.fixture(scope="session")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
-    """Return a function that exports the embedded model, unchecked: minutes, for long tests."""
+    """Return a function that exports the embedded model unchecked. It takes minutes, so only long
+    tests use it."""
     root = tmp_path_factory.mktemp("mini")
 
     @cache

@@ -58,7 +58,7 @@ TINY: Configs = {
         "sample_size": 32,
     },
 }
-"""One layer a block and a VAE of two levels: traced in seconds."""
+"""one layer a block and a VAE of two levels, which are traced in seconds"""
 
 
 class CachedTrace:
@@ -79,7 +79,7 @@ class CachedTrace:
         if not path.exists():
             model = trace(spec, network)
             for value in model.graph.initializers.values():
-                # ONNX needs a place for every weight: one that holds nothing.
+                # ONNX needs a location for every weight; this one is empty.
                 if value.const_value is None:
                     assert value.dtype is not None and isinstance(value.shape, ir.Shape)
                     value.const_value = ir.ExternalTensor(
@@ -120,13 +120,13 @@ def write_tiny_inpainting(folder: Path) -> Checkpoint:
 
 Exports = Callable[[str], ExportFolder]
 BOUNDS = {"fp32": 60.0, "int8": 15.0}
-"""in dB; the tiny model's random weights say little of what 8 bits cost"""
+"""in dB; random weights say little about the error of 8 bits"""
 
 
 def painted_as_by_pytorch(
     checkpoint: Checkpoint, folder: ExportFolder, asked: Sequence[GenerationParams | Edit]
 ) -> list[Result]:
-    """Compare what an export paints on ONNX Runtime with what the checkpoint itself paints."""
+    """Compare an export's pictures on ONNX Runtime with the checkpoint's pictures."""
     found, expected = (
         Pipeline(checkpoint, engines).generate(asked)
         for engines in (load_onnxruntime(folder), load_torch(checkpoint))

@@ -1,6 +1,6 @@
 """The quality gate: the scores of int8 at interval 2 on a small fixed set, compared with recorded
-ones. After an intended change of weights or recipe, record them again:
-`python -m tests.onnx_export.quality_gate tests/onnx_export/quality_band.json`.
+scores. After an intended change of weights or recipe, record the scores again: `python -m
+tests.onnx_export.quality_gate tests/onnx_export/quality_band.json`.
 
 The set is too small to rate the model. It is the same in every run, so a change shows.
 """
@@ -31,11 +31,12 @@ PICTURES, DRAWN = 32, 300
 FAST_INTERVAL = 2
 CALIBRATION_PROMPTS = 4
 WIDTH = {"FID": 0.03, "CLIP": 0.005}
-"""half the width of the band, as a share: processors round differently"""
+"""half the width of the band, as a share, because processors round differently"""
 
 
 Measured = dict[str, dict[str, float]]
-"""The exact model's scores, and those of int8 at interval 2 (fast) as shares of them."""
+"""the exact model's scores, and the scores of int8 at interval 2 (fast) as shares of the exact
+scores"""
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("path", type=Path, help="tests/onnx_export/quality_band.json")
     path = parser.parse_args(argv).path
     with tempfile.TemporaryDirectory() as folder:
-        # Few prompts, as in the tests' export.
+        # Few prompts, like the tests' exports.
         out = Path(folder) / "int8"
         int8 = export_unchecked(find("mini"), "int8", out, calibration_prompts=CALIBRATION_PROMPTS)
         band = Band(find("mini").digest, measure(int8))

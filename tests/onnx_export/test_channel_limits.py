@@ -1,4 +1,4 @@
-"""A channel's range that few prompts show limits neither that channel nor its neighbours."""
+"""A channel's range in few prompts limits neither that channel nor its neighbours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnx_export.reference import fake_quantise
 FIRST, SECOND = "ff.net.0.proj", "ff.net.2"
 CHANNELS = 256
 ROUNDED = 0.05
-"""the largest error of a product here that rounding to 8 bits may cause"""
+"""the largest error of a product that rounding to 8 bits may cause"""
 
 
 def test_channels_within_the_headroom_share_a_limit() -> None:
@@ -51,7 +51,7 @@ def feed_forward() -> nn.Module:
 
 
 def calibrated_error(layer: str, seen: Tensor, later: Tensor, folder: Path) -> float:
-    """Return the error of the layer's product for `later`, with scales calibrated on `seen`."""
+    """Return the error of the layer's product on `later`, with scales calibrated on `seen`."""
     calibrated, rounded, exact = (feed_forward() for _ in range(3))
 
     def run(_: StepClock) -> None:
@@ -79,7 +79,8 @@ def test_a_channel_that_seldom_fired_is_not_cut_off_when_it_does(
 
 @pytest.mark.parametrize("layer", [FIRST, SECOND])
 def test_one_channel_far_above_the_others_does_not_coarsen_them(layer: str, tmp_path: Path) -> None:
-    """Smoothing is for this: with one limit for all channels the others would round to nothing."""
+    """This is the purpose of smoothing: with one limit for all channels, the others would round to
+    zero."""
     seen = torch.randn(256, CHANNELS, generator=torch.Generator().manual_seed(1))
     seen[:, 0] *= 100.0
     later = seen.roll(1, 0)

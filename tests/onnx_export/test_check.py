@@ -1,4 +1,6 @@
-"""The check accepts the right model, refuses another, and prints measured and required values."""
+"""The check accepts the right model, refuses another model, and prints measured and required
+values.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def run(folder: ExportFolder, checkpoint: Checkpoint, lines: Lines | None = None
 @pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "fp8"])
 def test_the_embedded_models_exports_are_the_model(precision: str, exports: Exports) -> None:
-    """It checks as `sdxl export` does, with fewer pictures; a difference raises an error."""
+    """The check is that of `sdxl export` with fewer pictures. A difference raises an error."""
     folder, mini = exports(precision), find("mini")
     subject = subject_of(mini, compared=2, scored=32)
     order = ExportSpec(mini, precision, folder.folder)
@@ -77,7 +79,8 @@ def test_another_models_weights_are_refused(
 
 @pytest.mark.slow
 def test_an_8_bit_graph_may_differ_as_its_rounding_differs_from_itself(exports: Exports) -> None:
-    """It may not differ by more: the embedded model's rounding hardly does, so its bound stays."""
+    """It may not differ by more. The embedded model's rounding hardly differs, so the bound
+    stays."""
     folder, mini = exports("int8"), find("mini")
     checked = _Run(folder, ExportSpec(mini, "int8", folder.folder), subject_of(mini))
     names = [tensor.name for tensor in folder.graphs["unet_deep"].spec.outputs]
@@ -103,7 +106,8 @@ def test_fewer_bits_have_wider_bounds() -> None:
 
 @pytest.mark.slow
 def test_pytorchs_own_8_bits_have_findings_of_their_own(exports: Exports, tmp_path: Path) -> None:
-    """No graph uses the numbers of the further layers: if those are wrong, the graphs are right."""
+    """No graph uses the numbers of the further layers, so graphs are right even if these numbers
+    are wrong."""
     mini = find("mini")
     folder = ExportFolder.read(shutil.copytree(exports("int8").folder, tmp_path / "int8"))
     in_torch = in_8_bits_in_torch(folder, mini)

@@ -1,4 +1,4 @@
-"""`sdxl export` from the command line: what it refuses, in one line, before and after loading."""
+"""`sdxl export` refuses bad requests in one line, before and after loading."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ ROWS = 2
 AXES = {"rows": ROWS, "tokens": 77, **level_axes(9, 14)}
 MOST = {"fp32": 1e-5, "int8": 0.05}
 MOST_OF_A_NET = {"fp32": 1e-5, "fp16": 5e-3, "int8": 5e-3}
-"""whose layers are not in 8 bits"""
+"""the largest error of a net, whose layers are not in 8 bits"""
 
 
 def drawn(spec: ModelSpec) -> dict[str, Tensor]:

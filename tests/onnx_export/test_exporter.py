@@ -1,4 +1,4 @@
-"""Folders appear whole or not at all, weights are stored once, and only what changed is made."""
+"""Folders appear whole or not at all, weights are stored once, and only changed graphs are made."""
 
 from __future__ import annotations
 
@@ -113,14 +113,14 @@ def test_graphs_hold_no_weights(tiny_export: ExportFolder) -> None:
 
 @pytest.mark.slow
 def test_weights_stored_as_float32_are_halved_in_the_graph(tiny: Checkpoint, out: Path) -> None:
-    """The embedded model's text encoders are stored so."""
+    """The embedded model's text encoders are stored in float32."""
     mixed = copy_of(tiny, out.with_name("mixed"))
     path = mixed.folder / "text_encoder" / "model.safetensors"
     whole = {name: tensor.float() for name, tensor in load_file(path).items()}
     path.unlink()
     save_file(whole, path, {"format": "pt"})
     folder = export_tiny(mixed, out, "fp16")
-    # The VAE's own are scaled.
+    # The VAE's weights are scaled.
     needed = {*(f"{part}.safetensors" for part in NETWORK_FOLDERS), "vae.changed.safetensors"}
     assert set(folder.data) == needed
     graph = ir.load(folder.folder / "clip_l.onnx").graph

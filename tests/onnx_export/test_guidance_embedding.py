@@ -1,4 +1,6 @@
-"""A checkpoint that reads guidance as an embedding gives the same on ONNX Runtime as in PyTorch."""
+"""A checkpoint that reads guidance as an embedding makes the same pictures on ONNX Runtime as in
+PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def test_its_graphs_paint_its_pictures(
 
 @pytest.mark.long
 def test_tensorrt_builds_its_graphs(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """This needs no GPU, as nothing is run."""
+    """This needs no GPU, because nothing is run."""
     pytest.importorskip("tensorrt_rtx")
     folder = export_tiny(checkpoint, tmp_path / "export", "fp16")
     plans = build(order_of(folder, tmp_path / "l40s")).plans

@@ -51,7 +51,7 @@ def full_name(name: str) -> str:
 
 
 def in_diffusers_format(parts: Mapping[str, nn.Module], seed: int = 0) -> Tensors:
-    """Its names are peft's and it stores no alpha: the weights are already scaled by it."""
+    """The names are peft's, and no alpha is stored, because the weights are already scaled."""
     tensors = {}
     for (part, name), (down, up) in adapters(parts, seed).items():
         layer = f"{part}.{name if part == 'unet' else full_name(name)}"

@@ -1,7 +1,7 @@
 """The real TensorRT-RTX builds our own graphs for an L40S, without a GPU.
 
-A plan that builds doesn't prove that 8-bit kernels run: TensorRT chooses, and tensorrt-rtx
-documents INT8 for weights alone. Only a timing on the GPU tells.
+A built plan does not prove that 8-bit kernels run: TensorRT chooses the kernels, and tensorrt-rtx
+documents INT8 for weights alone. Only a timing on the GPU proves it.
 """
 
 from __future__ import annotations

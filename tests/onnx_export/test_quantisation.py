@@ -1,4 +1,4 @@
-"""Every layer becomes what the recipe says, with scales from our own loop, in graphs that run."""
+"""Every layer follows the recipe, with scales from our own loop, in graphs that run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ KEPT = "time_emb_proj|time_embedding|conv_in|conv_out|conv_shortcut|add_embeddin
 """the layers that the reference submission does not quantise, by its own pattern"""
 NUMBERS = tuple(RECIPES)
 FLIPS = {"int8": 0.01, "fp8": 0.03}
-"""Scales are stored in half precision: a value between two steps may round the other way."""
+"""the share of values that may differ: scales are stored in half precision, so a value between two
+steps may round either way"""
 
 pytestmark = pytest.mark.timeout(300)
 """The first test of a network quantises or exports it, which takes long."""
@@ -73,11 +74,11 @@ def test_the_reference_submissions_layers_are_quantised(
     assert not wrong, f"to be kept: {wrong}"
     last = {f"up_blocks.2.resnets.2.conv{i}" for i in (1, 2)}
     convs = {name for name in quantised if ".resnets." in name}
-    # The reference has one more in 8 bits, which a compiler fails on.
+    # The reference quantises one more layer, on which a compiler fails.
     assert not re.search(UNCOMPILED, " ".join(convs))
     assert len(convs) == 2 * 17 - 1 - (2 if number == "fp8" else 0)
     assert (convs & last) == (set() if number == "fp8" else last)
-    # 70 transformer blocks: three projections of the picture by itself, one of it to the text, and
+    # 70 transformer blocks: three projections of self-attention, one query of cross-attention, and
     # two feed-forward linears.
     assert len(quantised - convs) == 70 * (3 + 1 + 2)
 
@@ -117,7 +118,8 @@ def test_calibration_sees_the_first_steps_of_every_prompt(tiny: Checkpoint) -> N
 
 
 def test_calibration_follows_the_plan_that_is_served(tiny: Checkpoint) -> None:
-    """Layers of Deep alone are called at deep steps, layers that Shallow has too at all steps."""
+    """Layers of Deep alone are called at deep steps; layers that Shallow also has are called at all
+    steps."""
     parts = {name: tiny.part(name) for name in ADAPTED}
     clock, seen = StepClock(), dict[str, list[int]]()
     for name in ("mid_block.resnets.0.conv1", "up_blocks.2.resnets.1.conv2"):
@@ -174,7 +176,7 @@ def quantised(request: pytest.FixtureRequest, tiny: Checkpoint) -> tuple[str, nn
 def test_stored_numbers_are_model_optimizers(
     quantised: tuple[str, nn.Module, Quantised], tiny: Checkpoint, tmp_path: Path
 ) -> None:
-    """Our own rounding with only the stored numbers computes what Model Optimizer's modules do."""
+    """Our rounding with the stored numbers computes the same as Model Optimizer's modules."""
     number, theirs, found = quantised
     save_file(dict(found.tensors), tmp_path / "tensors.safetensors")
     ours = tiny.part("unet")
@@ -226,7 +228,7 @@ def test_smoothing_leaves_the_product(
 
 @pytest.fixture(params=NUMBERS)
 def folder(request: pytest.FixtureRequest, tiny_exports: Exports) -> ExportFolder:
-    """Only slow tests use it: the first export takes half a minute."""
+    """An export for slow tests only: the first one takes half a minute."""
     return tiny_exports(request.param)
 
 
@@ -320,7 +322,8 @@ def test_any_other_model_has_500_prompts_of_our_own(tiny: Checkpoint) -> None:
 
 
 def test_mlperfs_own_list_is_read(tiny: Checkpoint, tmp_path: Path) -> None:
-    """The list holds ids of COCO's captions, or is the table that COCO's tools make of them."""
+    """The list holds ids of COCO's captions, or is the table that COCO's tools make from the
+    ids."""
     ids, table, annotations = (tmp_path / name for name in ("ids.txt", "captions.tsv", "coco.json"))
     ids.write_text("655\n282\n")
     table.write_text("id\tcaption\n655\ta dog\n282\ta cat\n")
@@ -386,5 +389,5 @@ def test_a_calibration_prints_its_progress_but_not_model_optimizers(
 
 
 def test_a_calibrated_unet_is_freed() -> None:
-    """It runs in a process of its own, because the library's first import kept the UNet alive."""
+    """This runs in a separate process, because the library's first import kept the UNet alive."""
     subprocess.run([sys.executable, "-c", FREED], check=True, timeout=120)

@@ -1,4 +1,4 @@
-"""A fact in specs.py is stated nowhere else: changing one word there changes everything."""
+"""A fact in specs.py is stated nowhere else, so a changed word there changes everything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graphs in the repository are those that the exporter makes of the embedded model now."""
+"""The graphs in the repository equal the exporter's current graphs of the embedded model."""
 
 from __future__ import annotations
 

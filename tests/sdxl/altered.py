@@ -18,9 +18,9 @@ from sdxl.checkpoint import MINI, WEIGHT_NAMES
 def write_altered(
     folder: Path, facts: dict[str, Any], change: Callable[[dict[str, Tensor]], None]
 ) -> Path:
-    """`facts` are added to the UNet's configuration; `change` gets its weights by name."""
+    """`facts` are added to the UNet's configuration. `change` gets the weights by name."""
     shutil.copytree(MINI, folder)
-    # They are of other weights.
+    # The presets and digests are of other weights.
     (folder / "presets.json").unlink()
     config = folder / "unet" / "config.json"
     whole = json.loads(config.read_text(encoding="utf-8")) | facts

@@ -13,7 +13,8 @@ from sdxl.pipeline import Pipeline
 
 @pytest.fixture(scope="session")
 def tokenizer_folders() -> tuple[Path, Path]:
-    """Return the embedded model's: `tokenizer` pads with EOS, `tokenizer_2` with "!" (id 0)."""
+    """Return the folders of the embedded model's tokenizers: `tokenizer` pads with EOS,
+    `tokenizer_2` with "!" (id 0)."""
     return MINI / "tokenizer", MINI / "tokenizer_2"
 
 

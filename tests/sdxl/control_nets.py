@@ -1,4 +1,5 @@
-"""ControlNets with random weights for the embedded model's UNet, and diffusers' results."""
+"""ControlNets with random weights for the embedded model's UNet, and diffusers' results with them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from sdxl.specs import ControlArchitecture, control_specs, image_axes, network_s
 
 HINT_WIDTHS = (4, 8, 12, 16)
 TYPES = 8
-"""of ProMax"""
+"""the number of types of ProMax"""
 SMALL: dict[str, Any] = {
     "down_block_types": ("DownBlock2D", "DownBlock2D", "DownBlock2D"),
     "mid_block_type": "UNetMidBlock2D",
@@ -30,12 +31,12 @@ Tensors = Mapping[str, Tensor]
 
 @cache
 def mini_unet() -> Any:
-    """The embedded model's UNet, whose own processors stay as diffusers put them."""
+    """The embedded model's UNet with diffusers' own attention processors."""
     return find("mini").part("unet")
 
 
 def random_control(seed: int = 0, **config: Any) -> Any:
-    """Return a net with the UNet's weights, and random ones where a new net has zeros."""
+    """Return a net with the UNet's weights, and with random weights where a new net has zeros."""
     made = ControlNetModel.from_unet(
         mini_unet(), conditioning_embedding_out_channels=HINT_WIDTHS, load_weights_from_unet=False
     )
@@ -52,7 +53,7 @@ def random_union(seed: int = 0, types: int = TYPES) -> Any:
 
 
 def changed(net: Any, **config: Any) -> Any:
-    # `_use_default_values` lists what diffusers would set to its defaults.
+    # `_use_default_values` lists the fields that diffusers would set to its defaults.
     own = {name: value for name, value in net.config.items() if name[0] != "_"}
     return type(net)(**{**own, **config})
 
@@ -114,7 +115,7 @@ def diffusers_residuals(
 
 
 def diffusers_union(net: Any, t: Tensors, strengths: list[float]) -> list[Tensor]:
-    """Of each row alone: diffusers' union mixes the rows of a call."""
+    """Call diffusers' union for each row alone, because it mixes the rows of a call."""
     rows = []
     for row in range(len(t["sample"])):
         own = {name: tensor[row : row + 1] for name, tensor in t.items()}

@@ -60,7 +60,7 @@ def request(
 
 
 def masked_source(seed: int, height: int, width: int) -> SourceLatents:
-    """Of an inpainting checkpoint, random."""
+    """Return random latents of a masked source for an inpainting checkpoint."""
     generator = torch.Generator().manual_seed(seed)
     mean, below = torch.randn(2, ARCH.latent_channels, height, width, generator=generator)
     mask = torch.rand(1, height, width, generator=generator).round()
@@ -97,7 +97,7 @@ def assert_same(found: Tensor, expected: Tensor) -> None:
 
 @contextmanager
 def launched_groups() -> Iterator[list[Group]]:
-    """The calls that loops make meanwhile."""
+    """Yield a list of the groups that loops launch inside the block."""
     groups: list[Group] = []
     launch = InFlight._launch
 

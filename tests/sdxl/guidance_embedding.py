@@ -1,7 +1,7 @@
-"""A small checkpoint in the layout of one that was distilled to read guidance, such as LCM's for
+"""A small checkpoint in the layout of models that are distilled to read guidance, such as LCM's for
 SDXL: the embedded model, whose UNet also reads an embedding of guidance.
 
-The weights of that embedding are random: the pictures are not good, but depend on guidance.
+The embedding's weights are random, so the pictures are not good, but depend on guidance.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from tests.sdxl.altered import drawn, write_altered
 
 CHANNELS = 24
 STRENGTH = 0.3
-"""of the random weights: with it, guidance changes a picture about as much as another prompt"""
+"""the strength of the random weights, with which guidance changes a picture about as much as
+another prompt does"""
 
 
 def write_embedding(folder: Path, channels: int = CHANNELS) -> Path:

@@ -1,7 +1,7 @@
 """A hub on loopback: one repository with branches and tags, as huggingface_hub asks for it.
 
-It stands for the public hub's answers to `snapshot_download`. It cannot show how the public hub
-handles rights, redirects to its storage, or large files.
+It imitates the public hub's answers to `snapshot_download`. It cannot show the hub's access rights,
+redirects to its storage, or large files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REPO = "org/name"
 def hub(
     folder: Path, revisions: Mapping[str, str], repo: str = REPO, port: int = 0
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yield its address and a list of its requests. `revisions` maps names to commits."""
+    """Yield the hub's address and a list of the requests. `revisions` maps names to commits."""
     asked: list[str] = []
     files = {str(p.relative_to(folder)): p for p in sorted(folder.rglob("*")) if p.is_file()}
 

@@ -14,13 +14,13 @@ from sdxl.checkpoint import find
 from sdxl.networks.attention import cross_attentions
 
 SIDE, HIDDEN, PROJECTED = 32, 48, 24
-"""of the pictures, the layers and the embeddings of the encoder"""
+"""the encoder's sizes: pictures, layers and embeddings"""
 PLAIN, PLUS = "ip-adapter_sdxl", "ip-adapter-plus_sdxl_vit-h"
 TOKENS = {PLAIN: 4, PLUS: 16}
 
 
 def write_adapters(folder: Path) -> Path:
-    """Write both kinds of adapters, and the encoder that they read."""
+    """Write both kinds of adapters and their encoder."""
     save_file(plain_tensors(1), folder / f"{PLAIN}.safetensors")
     save_file(plus_tensors(2), folder / f"{PLUS}.safetensors")
     random_encoder().save_pretrained(folder / "image_encoder")
@@ -40,7 +40,7 @@ def random_encoder(projected: int = PROJECTED) -> Any:
     torch.manual_seed(5)
     model = CLIPVisionModelWithProjection(config)
     for parameter in model.parameters():
-        # The initial weights see hardly any difference between pictures.
+        # With the initial weights, pictures hardly differ.
         parameter.data.mul_(4.0 if parameter.dim() > 1 else 1.0)
     return model.eval()
 
@@ -82,7 +82,7 @@ def plus_tensors(seed: int, layers: int = 4, heads: int = 2) -> dict[str, Tensor
 
 
 def attention_tensors(random: _Random) -> dict[str, Tensor]:
-    """In the order of diffusers' attention processors: down, up, middle."""
+    """Tensors in the order of diffusers' attention processors: down, up, middle."""
     unet: Any = find("mini").part("unet")
     context = find("mini").arch.context_width
     widths = {id(each): each.to_k.out_features for each in cross_attentions(unet)}
@@ -101,7 +101,7 @@ def attention_tensors(random: _Random) -> dict[str, Tensor]:
 
 
 class _Random:
-    """Normal numbers, which keep the size of what they are multiplied with."""
+    """Random normal weights that preserve the size of their inputs."""
 
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)

@@ -1,7 +1,7 @@
 """A small checkpoint in the layout of stable-diffusion-xl-1.0-inpainting-0.1: the embedded model,
 whose UNet also reads a mask and the latents of the picture under it.
 
-The weights of these inputs are random: the pictures are not good, but depend on all inputs.
+The weights of these inputs are random, so the pictures are not good, but depend on all inputs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.sdxl.altered import drawn, write_altered
 
 CHANNELS = 9
 STRENGTH = 0.05
-"""of the random weights; those of the latents are about as large"""
+"""the strength of the random weights, which are about as large as the latents' weights"""
 CONV_IN = "conv_in.weight"
 
 

@@ -58,7 +58,7 @@ def denoise(engines: Engines, request: Request) -> Tensor:
 
 
 def images_of(request: Request, number: int, rows: int) -> dict[str, Tensor]:
-    """The keys and values of the image prompts in a deep step, without a place more than needed."""
+    """The keys and values of the image prompts in a deep step, without padding."""
     begin, end = number / len(request.plan), (number + 1) / len(request.plan)
     shown = [
         each.text
@@ -81,7 +81,7 @@ def images_of(request: Request, number: int, rows: int) -> dict[str, Tensor]:
 def residuals_of(
     engines: Engines, request: Request, inputs: dict[str, Tensor], number: int
 ) -> dict[str, Tensor]:
-    """The sum of what ControlNets add in a deep step."""
+    """The sum of the ControlNets' residuals in a deep step."""
     sums: dict[str, Tensor] = {}
     for each in request.controls:
         begin, end = number / len(request.plan), (number + 1) / len(request.plan)

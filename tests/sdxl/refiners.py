@@ -14,7 +14,7 @@ from sdxl.checkpoint import MINI
 
 SHARED = ("scheduler", "text_encoder_2", "tokenizer_2", "vae")
 WIDTH, TIME = 64, 32
-"""of the text, and of one time id's embedding"""
+"""the widths of the text and of a time id's embedding"""
 
 
 def write_refiner(folder: Path) -> Path:

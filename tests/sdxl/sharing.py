@@ -1,4 +1,6 @@
-"""A replica's admission and policy in simulated time: true decisions, and calls that only cost."""
+"""A replica's admission and policy in simulated time: the real decisions, and calls that only take
+time.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ STANDARD = Flight(-1, SHAPE, plan(20, 2))
 
 
 def device_costs(base_s: float = 0.010, row_s: float = 0.010) -> Costs:
-    """As on a device on which a row more always costs something, and fuller calls pay."""
+    """The costs of a device on which each further row costs time, and fuller calls pay."""
     networks: tuple[tuple[Network, float], ...] = (("unet_deep", 1.0), ("unet_shallow", 0.1))
     ticks = {
         CostKey(STANDARD.call(network), bucket): share * (base_s + row_s * bucket)
@@ -35,7 +37,7 @@ def device_costs(base_s: float = 0.010, row_s: float = 0.010) -> Costs:
 
 @dataclass
 class Device:
-    """One replica. Time passes in calls alone, and where there is nothing to do."""
+    """One replica. Time passes only in calls, and while there is no work."""
 
     rows: int = 12
     queue: int = 64
@@ -45,7 +47,7 @@ class Device:
     promised: dict[int, float] = field(default_factory=dict)
     on_end: dict[int, Callable[[bool], None]] = field(default_factory=dict)
     worked: dict[str, float] = field(default_factory=dict)
-    """seconds of images that were finished, by client"""
+    """seconds of work in finished images, by client"""
     idle_s: float = 0.0
     broken: list[str] = field(default_factory=list)
 
@@ -71,7 +73,7 @@ class Device:
                 self.flights[moved.id] = moved
 
     def tick(self) -> bool:
-        """Whether there was anything to do."""
+        """Run a tick; return whether there was work."""
         decided = plan_tick(list(self.flights.values()), self.limits, self.now)
         for id_ in decided.expired:
             flight = self.flights[id_]
@@ -100,7 +102,7 @@ class Device:
 
 @dataclass
 class World:
-    """Clients and devices on one clock. An order goes to the device that says it is ready first."""
+    """Clients and devices on one clock. An order goes to the device with the earliest ETA."""
 
     devices: list[Device]
     events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
@@ -132,7 +134,7 @@ class World:
 
 @dataclass
 class Caller:
-    """A client: connections that each ask, wait for the answer, pause, and ask again."""
+    """A client: each of its connections asks, waits for the answer, pauses, and asks again."""
 
     world: World
     name: str
@@ -191,7 +193,7 @@ class Caller:
                 for where, id_ in taken:
                     where.drop(id_)
                     where.on_end.pop(id_, None)
-                # As the client reads it: whole seconds, at least one.
+                # The client reads whole seconds, at least one.
                 wait_s = max(1, math.ceil(refusal.retry_after_s))
                 self.world.at(self.world.now + wait_s, self.ask)
                 return

@@ -1,7 +1,7 @@
 """The original layout of SDXL checkpoints, written from a folder in diffusers layout.
 
-The names are those of Stability's generative-models. They are listed here independently: nothing of
-the code under test or of diffusers' converters is used.
+The names are those of Stability's generative-models. They are listed here independently of the code
+under test and of diffusers' converters.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def write_single_file(
     more: Mapping[str, Tensor] | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write a folder's four networks into one file, as Civitai has them, in `dtype` if given."""
+    """Write a folder's four networks into one file, as on Civitai, in `dtype` if given."""
     tensors: dict[str, Tensor] = {}
     for part, rename in RENAMED.items():
         if part not in without:
@@ -88,7 +88,7 @@ def write_vae_alone(folder: Path, file: Path) -> Path:
 def original_unet(
     tensors: Mapping[str, Tensor], attended: Collection[str] = ("0", "1")
 ) -> dict[str, Tensor]:
-    """`attended` are the numbers of the levels on the way up that have attention."""
+    """`attended`: the numbers of the levels on the way up that have attention."""
     return {UNET + _unet_name(name, attended): tensor for name, tensor in tensors.items()}
 
 
@@ -107,7 +107,7 @@ def _unet_name(name: str, attended: Collection[str]) -> str:
     if layers == "downsamplers":
         return f"input_blocks.{3 * (i + 1)}.0.op.{rest.removeprefix('conv.')}"
     if layers == "upsamplers":
-        # After the resnet, and after the attention where the level has one.
+        # After the resnet, and after the attention if the level has attention.
         return f"output_blocks.{3 * i + 2}.{2 if level in attended else 1}.{rest}"
     place = 1 if layers == "attentions" else 0
     block = f"input_blocks.{3 * i + j + 1}" if way == "down" else f"output_blocks.{3 * i + j}"

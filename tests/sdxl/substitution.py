@@ -13,7 +13,7 @@ from torch import Tensor
 
 @contextmanager
 def substituted(unet: Any, interval: int = 2) -> Iterator[None]:
-    """Inside the block the UNet must be called once a step; the first call is deep."""
+    """Inside the block the UNet must be called once a step. The first call is deep."""
     kept: dict[str, Tensor] = {}
     calls = 0
 

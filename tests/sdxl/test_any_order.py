@@ -1,4 +1,4 @@
-"""The loop under any order of events: every image has one outcome, its own latents."""
+"""The loop under any order of events: every image has one outcome, and its own latents."""
 
 from __future__ import annotations
 

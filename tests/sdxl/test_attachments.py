@@ -1,4 +1,4 @@
-"""LoRAs and ControlNets of a request: their text forms, tags, and what is refused."""
+"""LoRAs and ControlNets of a request: their text forms, tags, and refusals."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_wrong_entry_is_refused_by_name(loras: Any, message: str) -> None:
         ("a <LORA:x:0.8> ring", "a ring", [Lora("x", 0.8)]),
         ("a <lora:x>ring<lora:x> b<lora:x>c", "a ring bc", [Lora("x")] * 3),
         ("<lyco:x y:.5>a", "a", [Lora("x y", 0.5)]),
-        # The first number is the text encoders', as in stable-diffusion-webui.
+        # The first number is for the text encoders, as in stable-diffusion-webui.
         ("<lora:x:0.2:1>", "", [Lora("x", 1.0, 0.2)]),
         ("<lora:x:te=0.2>", "", [Lora("x", 0.2)]),
         ("<lora:x:unet=0.2>", "", [Lora("x", 0.2, 1.0)]),

@@ -1,8 +1,8 @@
-"""The policy's p99 under load, in simulated time, is no higher than that of static batchers.
+"""In simulated time under load, the policy's p99 is no higher than that of static batchers.
 
-A device has the costs below. Both serve the same Poisson arrivals: in flight by the policy, static
-by batches that run as long as their longest request, of any requests or of equal ones, with the
-best batch size and wait for that load.
+A device has the costs below. Both serve the same Poisson arrivals. A static batch runs as long as
+its longest request. It holds any requests, or equal requests, and has the best size and wait for
+the load.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SECONDS: dict[Network, tuple[float, float]] = {
     "unet_deep": (3.0e-3, 1.83e-3),
     "unet_shallow": (0.5e-3, 0.24e-3),
 }
-"""of a call, and of each of its rows, as measured on two cores"""
+"""seconds of a call and of each of its rows, measured on two cores"""
 Kind = tuple[int, int]
 """steps and cache interval"""
 MIXES: dict[str, tuple[Kind, ...]] = {
@@ -52,7 +52,7 @@ LIMITS = replace(
 )
 WARM_SHARE = 0.1
 WAITS = (0.0, 0.25, 0.5, 1.0)
-"""as shares of one image's time"""
+"""the waits, as shares of one image's time"""
 
 
 class Arrival(NamedTuple):
@@ -70,7 +70,7 @@ def batch_s(images: int, kind: Kind) -> float:
 
 
 def capacity(mix: Sequence[Kind]) -> float:
-    """Images a second of the best batch size, always full, with one kind a batch."""
+    """Images a second with the best batch size, full batches, and one kind in each batch."""
     return max(n / statistics.fmean(batch_s(n, kind) for kind in mix) for n in range(1, 9))
 
 

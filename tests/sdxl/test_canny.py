@@ -1,4 +1,6 @@
-"""Our edges are OpenCV's. It is no dependency: what `cv2.Canny` of OpenCV 5.0.0 found is below."""
+"""Our edges equal OpenCV's. OpenCV is not a dependency: the results of `cv2.Canny` of 5.0.0 are
+below.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from sdxl.canny import Pixels, canny
 
 
 def rings(height: int, width: int, channels: int) -> Pixels:
-    """Return rings and steps, of the same numbers on every machine: in colours if `channels`."""
+    """Return rings and steps, with the same numbers on every machine, in colour if `channels`."""
     y, x = np.mgrid[:height, :width]
     planes = [
         ((x - 20 - 9 * c) ** 2 + (y - 17 + 5 * c) ** 2) * (c + 2) // 37 % 160
@@ -29,7 +31,8 @@ EXPECTED = {
     (1, 40, 0, 20, 60): (3, "40e66390819e8198"),
     (40, 1, 3, 20, 60): (6, "9dda44d4b5026872"),
 }
-"""pixels on edges, and the digest of the edges, by height, width, channels and both thresholds"""
+"""the number of edge pixels and the edges' digest, by height, width, channels and both
+thresholds"""
 
 
 def digest(edges: Pixels) -> str:

@@ -1,4 +1,4 @@
-"""Files of adapters are found by name at run time; nothing else of the disk can be named."""
+"""Files of adapters are found by name at run time. No other file can be named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checkpoints load, and the messages that refuse the others."""
+"""Which checkpoints load, and the messages that refuse other checkpoints."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ LONG = "the red ring on the star, " * 20
 
 @dataclass
 class EncoderEngine:
-    """A transformers text encoder behind the Engine protocol; remembers the chunks of each call."""
+    """A transformers text encoder behind the Engine protocol. It records the chunks of each
+    call."""
 
     model: Any
     spec: ModelSpec
@@ -76,7 +77,7 @@ class Setup:
         return encode(requests, prompts, engines, **options)
 
     def reference(self, request: GenerationParams, force_zeros: bool) -> tuple[Tensor, Tensor]:
-        """Return context and pooled as diffusers' pipeline makes them."""
+        """Return context and pooled vector as diffusers' pipeline makes them."""
         pipeline = StableDiffusionXLPipeline(
             vae=None,
             text_encoder=self.models[0],
@@ -100,7 +101,7 @@ class Setup:
         return context, pooled
 
     def chunked(self, text: str) -> tuple[Tensor, Tensor]:
-        """Return a long prompt's context and pooled, with one call for each chunk."""
+        """Return a long prompt's context and pooled vector, with one call for each chunk."""
         contexts, pooled = [], []
         for tokenizer, model in zip(self.theirs, self.models, strict=True):
             ids = tokenizer(text).input_ids

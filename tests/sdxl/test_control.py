@@ -45,12 +45,13 @@ from tests.sdxl.control_nets import (
 
 ROWS, COUNT, MOST = 2, 10, 1e-5
 SHAPES = [(16, 16), (17, 23)]
-"""latents' height and width; odd ones are rounded up at each level"""
+"""latents' height and width; odd sides are rounded up at each level"""
 
 
 @cache
 def copied_unet() -> Any:
-    """Our networks change a UNet's processors; diffusers' results are of an unchanged one."""
+    """Copy the UNet, because our networks change its processors and diffusers needs them
+    unchanged."""
     return copy.deepcopy(mini_unet())
 
 
@@ -60,7 +61,7 @@ def our_residuals(
     strengths: Sequence[Sequence[float]],
     fit: Callable[[nn.Module], None] = lambda net: None,
 ) -> Any:
-    """Call both networks as their specs say; `fit` changes the net's layers."""
+    """Call both networks as their specs say. `fit` changes the net's layers."""
     specs, ours = control_specs(find("mini").arch, architecture_of(net)), copy.deepcopy(net)
     fit(ours)
     networks = control_networks(ours)
@@ -85,7 +86,7 @@ def called(network: Any, spec: ModelSpec, given: dict[str, Tensor]) -> dict[str,
 def unet_results(
     t: dict[str, Tensor], residuals: list[Tensor], cut: Cut = "reference"
 ) -> dict[str, Tensor]:
-    """Return Deep's noise and caches, and the noise of Shallow right after it."""
+    """Return Deep's noise and caches, and the noise of Shallow with these caches."""
     arch = find("mini").arch
     networks, plain = networks_of("unet", copied_unet(), cut), network_specs(arch, cut=cut)
     specs = plain | with_residuals(plain, arch)
@@ -142,7 +143,7 @@ def test_residuals_of_two_nets_add_up() -> None:
 
 
 def test_rows_of_a_call_have_their_own_strengths() -> None:
-    """As if each was alone; a row with strength 0 computes what it does without a net."""
+    """Each row equals the row alone. A row with strength 0 equals a row without a net."""
     net, t = random_control(), random_tensors(ROWS, 16, 16)
     found = our_residuals(net, t, [[0.5] * COUNT, [0.0] * COUNT])
     check_all([each[:1] for each in found], [e[:1] for e in diffusers_residuals(net, t, 0.5)])
@@ -159,7 +160,7 @@ def test_guess_mode_is_a_table_of_strengths() -> None:
 
 
 def test_modes_of_the_webui_are_tables_of_strengths() -> None:
-    """Stated as its extension computes them: `weight * 0.825 ** float(12 - i)`, the first ten."""
+    """The webui's extension computes the first ten as `weight * 0.825 ** float(12 - i)`."""
     soft = [0.5 * 0.825 ** float(12 - i) for i in range(13)][:COUNT]
     tables = {mode: residual_strengths(mode, 0.5, COUNT) for mode in MODES}
     assert tables["balanced"] == ([0.5] * COUNT, [0.5] * COUNT)
@@ -169,7 +170,8 @@ def test_modes_of_the_webui_are_tables_of_strengths() -> None:
 
 @pytest.mark.parametrize("strengths", [[0.6], [0.6, 1.2], [1.0, 0.5, 0.25]])
 def test_a_union_equals_diffusers(strengths: list[float]) -> None:
-    """Each row as diffusers computes it alone; its own rows of a call change each other."""
+    """Each row equals diffusers' result for the row alone: in diffusers, rows of a call change each
+    other."""
     net, t = random_union(), random_tensors(ROWS, 16, 16, hints=len(strengths))
     if len(strengths) == 3:
         t["hint_types"][:, 2] = t["hint_types"][:, 0]
@@ -209,7 +211,7 @@ def test_shallow_on_deeps_cache_equals_deep_with_residuals(cut: Cut, h: int, w: 
 
 @pytest.mark.parametrize("make", [random_control, random_union])
 def test_half_precision_stays_half(make: Any) -> None:
-    """Graphs are strongly typed: nothing may turn into float32 on the way."""
+    """Graphs are strongly typed, so no tensor may turn into float32."""
     net = copy.deepcopy(make())
     architecture, networks = architecture_of(net), control_networks(net.to(torch.bfloat16))
     specs = control_specs(find("mini").arch, architecture, "bfloat16")

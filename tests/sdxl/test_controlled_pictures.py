@@ -143,7 +143,7 @@ def test_pictures_equal_diffusers(
 def test_unions_equal_diffusers(
     model: Pipeline, nets: dict[str, Any], diffusers_mini: Any, types: tuple[str, ...]
 ) -> None:
-    """Without guidance: diffusers' union mixes the rows of a call."""
+    """The pictures have no guidance, because diffusers' union mixes the rows of a call."""
     maps = zip(types, MAPS, (0.8, 0.5), strict=False)
     union = [Control("union", image, scale, type=each) for each, image, scale in maps]
     given = asked(*union, guidance=1.0)
@@ -160,7 +160,7 @@ def test_edits_equal_diffusers(
     is_masked: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """diffusers would sample an encoded picture where we take the mean."""
+    """The latents are given, because diffusers samples an encoded picture and we take the mean."""
     monkeypatch.setattr(DiagonalGaussianDistribution, "sample", lambda self, _: self.mean)
     params = params_of("euler", SIZE, 0.6, controls=(replace(FIRST, strength=0.8, end=0.7),))
     given = edit(params, is_masked=is_masked)
@@ -268,7 +268,7 @@ def test_nets_are_loaded_once_and_dropped_for_others(model: Pipeline, nets: dict
 
 
 def test_onnxruntime_makes_the_same_pictures(model: Pipeline) -> None:
-    """With LoRAs, too."""
+    """Also with LoRAs."""
     lora, locon = (Lora("outlined"),), (Lora("hollow", 0.5),)
     given = (
         *MIXED[:7],

@@ -27,7 +27,7 @@ PROMPT = "a small yellow star above a green square on a white background"
 SIZES = [(128, 128), (96, 160), (136, 120)]
 STRENGTHS = (0.1, 0.5, 0.8, 1.0)
 HOLE = (16, 24, 72, 88)
-"""in whole latents, so that averaging their pixels gives what diffusers' choice of pixels gives"""
+"""the hole's edges are those of latents, so averaging pixels equals diffusers' choice of pixels"""
 
 
 def drawing(width: int, height: int) -> Image.Image:
@@ -72,7 +72,7 @@ def theirs(pipes: Any, asked: Edit) -> Tensor:
 
 @torch.inference_mode()
 def painted(pipes: Any, asked: Edit, output_type: str) -> Tensor:
-    """diffusers gets latents, since it would sample an encoded picture where we take the mean."""
+    """diffusers gets latents, because it samples an encoded picture and we take the mean."""
     params, source = asked.params, asked.source
     pipe = pipes[source.mask is not None]
     set_scheduler(pipe, params.scheduler)
@@ -110,7 +110,7 @@ def params_of(scheduler: str, size: tuple[int, int], strength: float, **rest: An
 def test_edits_of_every_strength_equal_diffusers(
     mini: Pipeline, pipes: Any, scheduler: str, size: tuple[int, int], is_masked: bool
 ) -> None:
-    """They are with guidance and without, in flight together."""
+    """Edits with and without guidance are in flight together."""
     asked = [
         edit(params_of(scheduler, size, strength, guidance=guidance), is_masked=is_masked)
         for strength, guidance in itertools.product(STRENGTHS, (5.0, 1.0))
@@ -125,7 +125,7 @@ def test_edits_of_every_strength_equal_diffusers(
     + [pytest.param(name, True, marks=pytest.mark.slow) for name in ("ddim", "dpmpp_2m_sde", *FEW)],
 )
 def test_edits_equal_diffusers(mini: Pipeline, pipes: Any, scheduler: str, is_masked: bool) -> None:
-    """The test above has the others."""
+    """The test above covers the other schedulers."""
     asked = [
         edit(params_of(scheduler, SIZES[0], strength, steps=5), is_masked=is_masked)
         for strength in (0.2, 0.7, 1.0)
@@ -154,7 +154,7 @@ def test_a_picture_of_any_size_is_resized_as_by_diffusers(
 def test_interval_2_equals_the_full_unet_with_tensors_substituted(
     mini: Pipeline, pipes: Any, scheduler: str, is_masked: bool
 ) -> None:
-    """Deep steps are counted from the first step that is taken."""
+    """Deep steps are counted from the edit's first step."""
     usual = {"steps": 8 if scheduler in FEW else 20, "cache_interval": 2}
     asked = [
         edit(params_of(scheduler, SIZES[1], strength, **usual), is_masked=is_masked)
@@ -173,7 +173,7 @@ def test_latents_are_sampled_as_by_diffusers(mini: Pipeline, pipes: Any) -> None
 
 
 def test_a_hidden_picture_leaves_no_trace_at_full_strength(mini: Pipeline) -> None:
-    """This holds under a mask, as in diffusers; without one the start shows the picture."""
+    """This holds under a mask, as in diffusers. Without a mask the start shows the picture."""
     plain = params_of("euler", SIZES[0], 1.0, steps=2)
     (one, other) = (
         Edit(plain, GivenImage.read(file_of(Image.new("RGB", SIZES[0], colour))).source(plain))
@@ -188,7 +188,7 @@ def test_a_hidden_picture_leaves_no_trace_at_full_strength(mini: Pipeline) -> No
 
 
 def test_unmasked_pixels_equal_the_source_to_the_byte(mini: Pipeline) -> None:
-    """The mask is soft, or its region is enlarged for the work."""
+    """The mask is soft, or its region is enlarged."""
     size = (200, 152)
     for rest in ({"mask_blur": 4}, {"mask_padding": 16}, {}):
         given = GivenImage.read(file_of(drawing(*size)), file_of(masking(*size)))
@@ -219,8 +219,8 @@ def test_the_first_step_of_an_edit_runs_the_whole_unet(mini: Pipeline) -> None:
 
 
 def test_edits_and_pictures_from_text_share_calls(mini: Pipeline) -> None:
-    """Requests of one size share all calls, so there are as many calls as the longest has steps,
-    and each picture equals the one made alone."""
+    """Requests of one size share all calls, so the calls are as many as the longest request's
+    steps, and each picture equals the same picture made alone."""
     usual: dict[str, Any] = {"steps": 6, "guidance": 5.0, "cache_interval": 2}
     text = GenerationParams(PROMPT, seed=3, width=128, height=128, **usual)
     asked: list[GenerationParams | Edit] = [
@@ -237,7 +237,7 @@ def test_edits_and_pictures_from_text_share_calls(mini: Pipeline) -> None:
 
 
 def test_pictures_in_the_same_call_as_an_inpainting_are_unchanged(mini: Pipeline) -> None:
-    """In calls of one shape, a picture from text beside an inpainting is the same to the bit."""
+    """A picture from text has the same bits beside an inpainting, in calls of one shape."""
     exact = replace(mini, is_deterministic=True)
     text = GenerationParams(PROMPT, steps=4, cache_interval=2, seed=3, width=128, height=128)
     masked = edit(params_of("euler", SIZES[0], 1.0, steps=4), is_masked=True)

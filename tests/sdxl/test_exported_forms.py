@@ -1,4 +1,4 @@
-"""The forms in which graphs compute differently from PyTorch give the same results."""
+"""Operations that graphs compute in another form than PyTorch give the same results."""
 
 from __future__ import annotations
 

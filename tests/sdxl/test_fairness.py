@@ -1,4 +1,4 @@
-"""Clients share a device by work, in simulated time: none can take the others' share."""
+"""In simulated time, clients share a device by work: no client can take the others' share."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ def test_a_large_request_is_not_starved_by_many_small_ones() -> None:
 
 
 def test_later_requests_do_not_break_a_promise() -> None:
-    """They are a batch without a deadline, a flood, and one new client after another."""
+    """The later requests are a batch without a deadline, a flood, and one new client after
+    another."""
     world = World([Device(8, queue=12)])
     Caller(world, "night", connections=4, priority=Priority.BATCH, deadline_s=math.inf)
     Caller(world, "flood", connections=4, n=10, steps=30, deadline_s=8.0)

@@ -1,4 +1,4 @@
-"""Which replica gets an image, and how many are needed: pure arithmetic."""
+"""The choice of a replica for an image, and the number of replicas needed."""
 
 from __future__ import annotations
 

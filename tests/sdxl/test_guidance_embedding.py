@@ -1,5 +1,6 @@
-"""Checkpoints whose UNet reads guidance as an embedding, against diffusers' own pipelines on the
-same folder: one row an image, whatever its guidance and its negative prompt."""
+"""Checkpoints whose UNet reads guidance as an embedding, against diffusers' pipelines on the same
+folder. An image has one row, whatever its guidance and negative prompt.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def image_of(model: Pipeline, asked: GenerationParams | Edit) -> Tensor:
 
 @pytest.mark.parametrize("scheduler", EACH_KIND)
 def test_pictures_equal_diffusers(model: Pipeline, pipe: Any, scheduler: str) -> None:
-    """Every size and guidance is in flight together; a negative prompt is not read."""
+    """All sizes and guidances are in flight together. A negative prompt is ignored."""
     usual: dict[str, Any] = {"steps": 4, "seed": 7, "scheduler": scheduler, "cache_interval": 1}
     asked = [
         GenerationParams(PROMPT, negative, width=w, height=h, guidance=guidance, **usual)

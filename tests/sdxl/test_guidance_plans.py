@@ -1,5 +1,6 @@
-"""Guidance in a part of the steps: what a request's fields mean for each step, that a row less is
-counted as less work, and that pictures equal those of a plain loop."""
+"""Guidance in a part of the steps: the plan for a request's fields, less work for fewer rows, and
+pictures equal to a plain loop's.
+"""
 
 from __future__ import annotations
 
@@ -51,10 +52,10 @@ def test_guidance_in_every_step_equals_the_default_plan() -> None:
 
 @given(st.integers(1, 60), st.integers(0, 100), st.integers(0, 100))
 def test_an_interval_has_the_steps_of_diffusers_guiders(steps: int, begin: int, end: int) -> None:
-    """Their guiders compare the step's number with int(share * steps)."""
+    """diffusers' guiders compare the step's number with int(share * steps)."""
     if begin >= end:
         return
-    # Of whole hundredths, without what floats make of them.
+    # Computed in whole hundredths, without float rounding.
     first, last = begin * steps // 100, end * steps // 100
     found = asked(steps=steps, guidance_interval=(begin / 100, end / 100))
     assert found == list(range(first, last))

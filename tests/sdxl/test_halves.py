@@ -17,7 +17,8 @@ from sdxl.networks.vae import VaeDecoder, VaeEncoder
 
 MOST = torch.finfo(torch.float16).max
 LOUD = 2.0**13
-"""times the embedded model's sums: hundreds of thousands, as in a VAE that overflows"""
+"""the factor on the embedded model's sums: they reach hundreds of thousands, as in a VAE that
+overflows"""
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def embedded() -> Any:
 
 
 def changed(vae: Any, share: float, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return the same VAE with its sums multiplied by this factor."""
+    """Return the same VAE with its sums multiplied by `share`."""
     with monkeypatch.context() as patch:
         patch.setattr(halves, "SHARE", share)
         fit_halves(vae := copy.deepcopy(vae))
@@ -102,7 +103,7 @@ def test_values_that_would_overflow_are_computed(
 
 @pytest.mark.slow
 def test_sdxl_s_own_size_is_near_in_half_precision_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test uses the architecture of SDXL's VAE with random weights."""
+    """This uses the architecture of SDXL's VAE with random weights."""
     torch.manual_seed(0)
     blocks: dict[str, Any] = {
         "down_block_types": ("DownEncoderBlock2D",) * 4,

@@ -1,4 +1,4 @@
-"""Work handed to threads: the state that an interrupt at any bytecode leaves."""
+"""Work handed to threads: the state after an interrupt at any bytecode."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_an_interrupt_at_any_bytecode_waits_for_the_other_thread() -> None:
 def test_interrupts_in_quick_succession_wait_for_the_other_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # An interrupt within a destructor is printed by Python and lost; pytest's printing is struck.
+    # Python prints and drops an interrupt within a destructor; pytest's printing may be hit.
     monkeypatch.setattr(sys, "unraisablehook", lambda *_: None)
     both, strikes = Both(), count()
     with raising(signal.SIGALRM):

@@ -38,7 +38,7 @@ def address() -> Iterator[str]:
 
 
 def fetch(address: str, home: Path, *models: str, **environment: str) -> list[str]:
-    """It runs in a process of its own, because huggingface_hub reads its settings at import."""
+    """This runs in a separate process, because huggingface_hub reads its settings at import."""
     places = {"HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *models],
@@ -61,7 +61,7 @@ def test_a_revision_is_fetched_and_identified_by_its_commit(address: str, tmp_pa
         f"name org/name@{TAGGED} 128",
     ]
     assert gone.startswith("model 'org/name@gone' is neither a folder here nor could be fetched")
-    # What was fetched once is found without the hub, by the name that a picture has of it.
+    # A fetched model is found without the hub, by the name that a picture stores.
     again = fetch("http://127.0.0.1:9", tmp_path, f"org/name@{TAGGED}", HF_HUB_OFFLINE="1")
     assert again == [f"name org/name@{TAGGED} 128"]
 
@@ -94,7 +94,7 @@ def test_the_hub_is_asked_for_the_revision(
 
 
 def error_of(kind: str) -> Exception:
-    """Make an error as the hub's client raises it, without the HTTP answer behind it."""
+    """Make an error of the hub's client, without its HTTP answer."""
     from huggingface_hub import errors
 
     answer = Mock(headers={}, request=None)

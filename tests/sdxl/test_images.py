@@ -136,7 +136,7 @@ def test_other_programs_can_read_the_parameters_line(prompt: str) -> None:
         text = image.info["parameters"]
     *words, negative, facts = text.rsplit("\n", 2)
     assert words == [prompt] and negative == "Negative prompt: blurry, grey"
-    # The pattern by which A1111's own interface reads the last line.
+    # A1111's pattern for the last line.
     found = dict(re.findall(r'\s*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|[^,]*)(?:,|$)', facts))
     assert found == {
         "Steps": "20",

@@ -1,5 +1,6 @@
-"""The in-flight loop on fake engines: whatever joins, leaves, pauses or fails in any order, every
-image has one outcome, and its latents are those of the same request alone."""
+"""The in-flight loop on fake engines: images join, leave, pause and fail in any order, and each has
+one outcome, with the latents of the same request alone.
+"""
 
 from __future__ import annotations
 
@@ -201,7 +202,7 @@ def test_no_promise_given_is_broken_by_a_newcomer() -> None:
         for seed in range(count):
             flight.submit(request(seed, steps=4))
         flight.drain()
-    # Eight rows are known to cost four times two: a newcomer would slow the others down.
+    # Eight rows cost four times as much as two, so a newcomer would slow the others down.
     flight.costs.ticks = {key: cost * key.bucket / 2 for key, cost in flight.costs.ticks.items()}
     now = flight.clock()
     promised = flight.submit(request(1, steps=4, deadline_s=now + 2.5))
@@ -214,7 +215,7 @@ def test_no_promise_given_is_broken_by_a_newcomer() -> None:
 def test_a_newcomer_may_come_while_the_last_call_of_others_is_on_its_way(
     sides: tuple[int, ...],
 ) -> None:
-    """As on a GPU, where calls do not block."""
+    """This happens on a GPU, where calls do not block."""
     flight = loop(calls_ahead=1)
     ids = [flight.submit(request(n, side=side)) for n, side in enumerate(sides)]
     events: list[Event] = []
@@ -244,12 +245,13 @@ def test_what_is_finished_was_waited_for() -> None:
     flight.submit(request(0, steps=4))
     while not any(isinstance(event, Finished) for event in flight.tick()):
         pass
-    # A call has one before and one after it.
+    # A call has a fence before and after it.
     assert waited == [1, 3, 5, 7] and flight.is_idle
 
 
 def test_costs_are_the_seconds_of_the_device_in_usual_calls() -> None:
-    """The first two calls of a network prepare and record; the host's time does not count."""
+    """The first two calls of a network prepare and record, so they do not count; nor does the
+    host's time."""
     flight, calls = loop(), Counter[str]()
 
     class TimedFence(PassedFence):

@@ -1,4 +1,4 @@
-"""Parameters that other programs write into pictures are read where they have a meaning here."""
+"""Parameters that other programs write into pictures are read if they have a meaning here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sdxl.infotext import parameters_text, read_graph, read_text, scheduler_of
 from sdxl.params import GenerationParams
 from sdxl.scheduler_names import SCHEDULE_LABELS, SCHEDULERS
 
-# As stable-diffusion-webui 1.10 writes it.
+# Written by stable-diffusion-webui 1.10.
 A1111 = """a red <lora:detail:0.8>circle, (masterpiece:1.2)
 on a blue background
 Negative prompt: blurry, <lora:pixel:1:0.5> low quality
@@ -70,7 +70,7 @@ def test_what_is_written_is_read_again(scheduler: str) -> None:
 
 
 UNIT = Control("edges", "", 0.8, 0, 0.6, preprocess="canny", low=50, resize="crop")
-# As sd-webui-controlnet 1.1.455 writes it.
+# Written by sd-webui-controlnet 1.1.455.
 WEBUI_UNIT = (
     "Module: canny, Model: edges [1a2b3c4d], Weight: 0.8, Resize Mode: Crop and Resize, "
     "Processor Res: 512, Threshold A: 50, Threshold B: 200, Guidance Start: 0.0, "

@@ -29,7 +29,7 @@ from tests.sdxl.test_pipeline import assert_alike, set_scheduler
 from tests.sdxl.their_schedulers import EACH_KIND, FEW, asked_of, each_at
 
 HOLE = (13, 27, 75, 90)
-"""Its edges are not those of latents: one pixel of each latent decides whether it is masked."""
+"""Its edges lie within latents: one pixel of each latent decides whether the latent is masked."""
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +65,8 @@ def edit(params: GenerationParams, mask: Image.Image | None = None) -> Edit:
 
 @torch.inference_mode()
 def painted(pipe: Any, asked: Edit | GenerationParams, output_type: str) -> Tensor:
-    """Without a mask, everything is masked. diffusers gets latents, since it would sample an
-    encoded picture where we take the mean."""
+    """Without a mask, everything is masked. diffusers gets latents, because it samples an encoded
+    picture and we take the mean."""
     params = asked.params if isinstance(asked, Edit) else asked
     assert params.width and params.height
     size = params.width, params.height
@@ -116,8 +116,8 @@ def test_inpainting_equals_diffusers(
 def test_without_a_mask_everything_is_masked(
     model: Pipeline, pipe: Any, size: tuple[int, int]
 ) -> None:
-    """That is a picture from text, which diffusers inpaints at full strength, and a picture made
-    from another one."""
+    """The pictures are one from text, which diffusers inpaints at full strength, and one from
+    another picture."""
     from_text = replace(params_of("euler", size, 1.0, steps=5), strength=None)
     compare(model, pipe, from_text, edit(params_of("dpmpp_2m", size, 0.6, steps=5)))
 

@@ -1,4 +1,4 @@
-"""An upscaled picture is two legs: both are promised, counted and queued from the beginning."""
+"""An upscaled picture has two legs. Both are in the ETA, counted and queued from the beginning."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_promise_includes_both_legs_and_the_work_between_them() -> None:
 
 
 def test_pictures_are_pasted_one_after_another() -> None:
-    """They are written into a larger image behind those that have no more steps."""
+    """The pictures are written into a larger image, after the pictures without further steps."""
     costs = replace(COSTS, paste_s=2.0, pasting_s=7.0)
     flights = [replace(ONE, id=0, pasted=3.0), replace(ONE, id=1, pasted=3.0), replace(ONE, id=2)]
     ready = project(flights, LIMITS, costs, 0.0)
@@ -50,7 +50,7 @@ def test_pictures_are_pasted_one_after_another() -> None:
 def test_a_later_request_waits_for_both_legs() -> None:
     after = replace(ONE, id=1)
     found = project([BOTH, after], LIMITS, COSTS, 0.0)
-    # What lies between is not the loop's time: another's first leg could be made in it.
+    # The time between the legs is not the loop's: another picture's first leg could run in it.
     assert found[1] == pytest.approx(6 + 4 * 5.0 + 6 + 0.1)
 
 
@@ -90,7 +90,7 @@ def test_a_deadline_that_only_the_first_leg_would_meet_is_refused() -> None:
 
 
 def test_upscaled_and_plain_pictures_share_a_device_by_work() -> None:
-    """Every promise holds, though half of the pictures have two legs."""
+    """Every ETA holds, although half of the pictures have two legs."""
     world = World([Device(4, queue=12)])
     wide = Leg(axes(128, 128), plan(8, 2))
     Caller(world, "plain", connections=8, n=4, deadline_s=math.inf, axes=OF_THE_DEVICE)

@@ -1,4 +1,4 @@
-"""Low priority beside interactive load, in simulated time on the real loop and policy."""
+"""Low priority beside interactive load, in simulated time with the real loop and policy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fakes import FakeClock, FakeEngine, fake_conditioning, fake_engines
 
 ROWS, BUCKETS = 4, (1, 2, 4)
 STEPS, DEEP_S, SHALLOW_S = 20, 0.030, 0.003
-"""Seconds of a tick of two rows; the device computes rows one by one, so more cost more."""
+"""Seconds of a tick of two rows. The device computes rows one by one, so more rows cost more."""
 LOAD, ARRIVALS = 0.6, 400
 QUEUED_LOW = 16
 

@@ -1,4 +1,4 @@
-"""The reported peak is that of the process itself."""
+"""The reported peak is the process's own."""
 
 import platform
 import subprocess

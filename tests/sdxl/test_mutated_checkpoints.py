@@ -1,4 +1,4 @@
-"""A stranger's checkpoint loads, or is refused in one line, in bounded time and memory."""
+"""An untrusted checkpoint loads, or is refused in one line, in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILES = [
     *(f"tokenizer/{name}" for name in ("vocab.json", "merges.txt", "tokenizer_config.json")),
 ]
 HEADER_BYTES = 100_000
-"""of a safetensors file: the bytes behind it are numbers"""
+"""the header of a safetensors file; numbers follow"""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A stranger's picture is read, or refused with one of our own messages."""
+"""An untrusted picture is read, or refused with one of our messages."""
 
 from __future__ import annotations
 

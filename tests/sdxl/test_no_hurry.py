@@ -1,4 +1,4 @@
-"""An order that cannot delay another beyond its deadline is accepted without looking ahead."""
+"""An order that cannot delay another beyond its deadline is accepted without a projection."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL, LARGE = axes(16, 16), axes(32, 32)
 
 
 def drawn_costs(rng: random.Random) -> Costs:
-    """Any costs may be drawn: a larger bucket may even cost less."""
+    """Draw arbitrary costs; a larger bucket may even cost less."""
     calls = [CallKey(network, sides) for network in NETWORKS for sides in (SMALL, LARGE)]
     ticks = {CostKey(call, b): rng.uniform(0.01, 1.0) for call in calls for b in BUCKETS}
     decode_s, paste_s, pasting_s = (rng.uniform(0.0, 0.5) for _ in range(3))

@@ -1,4 +1,6 @@
-"""Every field of a request is checked once; the error names field, value and what is allowed."""
+"""Every field of a request is checked once. The error names the field, the value and the allowed
+values.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,7 @@ def test_a_request_survives_a_round_trip(params: GenerationParams) -> None:
         ({}, 2),
         ({"steps": 4, "cache_interval": 2}, 2),
         ({"steps": 4, "strength": 1.0}, 1),
-        # Two of twenty are as close together as all of them.
+        # Two pictures of twenty are as close in time as all of them.
         ({"steps": 20, "strength": 0.1}, 2),
         ({"steps": 20, "upscale": 2.0, "upscale_strength": 0.1}, 2),
         ({"steps": 4, "upscale": 2.0, "upscale_steps": 20}, 1),

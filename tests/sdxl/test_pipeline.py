@@ -155,7 +155,7 @@ def test_results_keep_their_order_and_say_what_ran(mini: Pipeline) -> None:
 def test_an_asynchronous_device_decodes_a_picture_while_the_last_one_is_checked(
     calls_ahead: int, most: int, mini: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A picture that cannot be decoded harms no other."""
+    """A picture that cannot be decoded does not harm other pictures."""
     started, under_way = itertools.count(), list[int]()
     seen, launch = list[int](), ImageDecoder.launch
 

@@ -197,7 +197,7 @@ def test_a_first_measurement_counts_at_most_twice_the_estimate() -> None:
 def tick_by_tick(
     flights: list[Flight], limits: Limits, known: Costs, now: float
 ) -> dict[int, float]:
-    """`project` the plain way: the whole policy, of everybody, at every tick."""
+    """A plain `project`: run the whole policy for all images at every tick."""
     states = {f.id: f for f in flights}
     finish = {f.id: math.inf for f in flights}
     while (found := plan_tick(list(states.values()), limits, now)).groups:

@@ -1,4 +1,4 @@
-"""What a quality's name means: the model's own preset, or a default."""
+"""A quality's name means the model's own preset, or a default."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_request_fields_override_and_a_plan_for_other_steps_is_left_out() -> Non
 
 
 def test_an_edit_that_names_no_strength_has_no_plan_for_more_steps_than_it_takes() -> None:
-    """With a mask, an edit takes all of its steps."""
+    """An edit with a mask takes all of its steps."""
     assert "deep_steps" not in TUNED.beside({"strength": None}, edit_strength=0.8)
     assert TUNED.beside({}, edit_strength=1.0)["deep_steps"] == TUNED.deep_steps
     assert TUNED.beside({"strength": 1.0}, edit_strength=0.8)["deep_steps"] == TUNED.deep_steps

@@ -80,7 +80,8 @@ def asked(*prompts: ImagePrompt, **fields: Any) -> WithPictures:
 
 
 def their_pipe(base: Any, folder: Path, names: Sequence[str], kind: str = "", **more: Any) -> Any:
-    """Their pipeline with these adapters, on a UNet of its own: loading changes it."""
+    """diffusers' pipeline with these adapters, on a copy of the UNet, because loading changes
+    it."""
     parts = {**base.components, "unet": copy.deepcopy(base.unet), **more}
     parts["feature_extractor"] = CLIPImageProcessorPil(
         size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}
@@ -169,7 +170,7 @@ def test_edits_equal_diffusers(
     is_masked: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """diffusers would sample an encoded picture where we take the mean."""
+    """The latents are given, because diffusers samples an encoded picture and we take the mean."""
     monkeypatch.setattr(DiagonalGaussianDistribution, "sample", lambda self, _: self.mean)
     params = params_of("euler", SIZE, 0.6, image_prompts=(OTHER,))
     given = edit(params, is_masked=is_masked)
@@ -208,7 +209,7 @@ def test_a_deterministic_picture_has_the_bytes_that_it_has_alone(model: Pipeline
 
 
 def test_rows_with_and_without_image_prompts_may_share_calls(model: Pipeline) -> None:
-    """Rows without any get exactly 0 added."""
+    """Exactly 0 is added to rows without image prompts."""
     assert_rides(model, MIXED[:5])
 
 
@@ -276,5 +277,5 @@ def test_a_picture_of_several_requests_is_encoded_once(model: Pipeline) -> None:
 
 
 def test_onnxruntime_makes_the_same_pictures(model: Pipeline) -> None:
-    """With LoRAs and ControlNets, too."""
+    """Also with LoRAs and ControlNets."""
     assert_as_in_onnxruntime(model, MIXED)

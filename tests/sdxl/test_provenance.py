@@ -1,4 +1,4 @@
-"""Pictures tell where they come from, and whether they were changed since."""
+"""Pictures tell their origin, and whether they were changed later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans, calls and costs of pictures that a refiner ends, on plain data."""
+"""Plans, calls and costs of pictures whose last steps a refiner takes, on plain data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REFINED = Flight(0, SHAPE, plan(6, 2, refined_from=3), state=State.RUNNING)
 
 
 def costs(**seconds: float) -> Costs:
-    """Seconds of a call in any bucket, by network; of the refiner with `refined_` before it."""
+    """Seconds of a call in any bucket, by network; the refiner's names begin with `refined_`."""
     known: dict[CostKey, float] = {}
     for name, each in seconds.items():
         network: Network = "unet_deep" if name.endswith("deep") else "unet_shallow"

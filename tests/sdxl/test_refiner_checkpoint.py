@@ -1,4 +1,4 @@
-"""A checkpoint of SDXL's refiner: what is read of it, and what is refused."""
+"""Checkpoints of SDXL's refiner: which are read, and which are refused."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_single_file_equals_the_folder_it_was_made_from(
     small_refiner: Path, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SDXL_HOME", str(tmp_path))
-    # A file of the embedded model's widths has its configuration.
+    # A file with the embedded model's widths gets its configuration.
     monkeypatch.setattr("sdxl.checkpoint.MINI", small_refiner)
     found, whole = find_refiner(str(file)), find_refiner(str(small_refiner))
     assert (found.name, found.arch, found.scheduler) == ("small", whole.arch, whole.scheduler)

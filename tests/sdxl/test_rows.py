@@ -1,4 +1,5 @@
-"""The stage: a call's addresses do not depend on its images, and only what changed is copied."""
+"""The stage: a call's addresses do not depend on its images, and only changed tensors are copied.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ SIDES = (8, 6, 10, 4)
 
 
 def mixed(count: int) -> list[Any]:
-    """Requests of all sizes, with steps, intervals and guidance that differ."""
+    """Requests of all sizes, with different steps, intervals and guidance."""
     return [
         request(
             n,
@@ -80,7 +81,7 @@ def test_a_stable_group_copies_no_text_and_no_caches(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch, "stack", noted)
     for _ in range(7):
         flight.tick()
-    # Latents and estimates of the three images in each tick, and nothing else.
+    # Only the latents and estimates of the three images in each tick.
     assert len(stacked) == 2 * 7 and {dims[0] for dims in stacked} == {3}
     assert not any(flight._tensors(id_).cache for id_ in ids)
 
@@ -133,7 +134,8 @@ def test_loops_that_share_a_stage_give_the_pictures_of_each_alone() -> None:
 
 
 def test_rows_of_one_image_lie_beside_those_of_others() -> None:
-    """Positive rows, negative rows, copies of row 0: a picture's bytes depend on the order."""
+    """The order is positive rows, negative rows, copies of row 0. A picture's bytes depend on
+    it."""
     flight = loop()
     for guidance in (5.0, 0.0, 3.0):
         flight.submit(request(guidance=guidance))
@@ -145,7 +147,7 @@ def test_rows_of_one_image_lie_beside_those_of_others() -> None:
 
 @dataclass
 class FakeSlotEngine:
-    """Computes each row alone on its own map, and leaves NaN behind it."""
+    """Computes each row alone on its own map, and writes NaN behind the map."""
 
     engine: FakeEngine
     calls: list[list[tuple[int, int]]] = field(default_factory=list)

@@ -22,7 +22,7 @@ from sdxl.schedulers import (
 )
 from tests.sdxl.their_schedulers import their_scheduler
 
-# diffusers hands tensors to numpy in the way numpy 2 deprecates.
+# diffusers passes tensors to numpy in a way that numpy 2 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 SDXL: Mapping[str, Any] = {
@@ -66,13 +66,14 @@ def assert_close(found: torch.Tensor, needed: torch.Tensor, x: torch.Tensor, wha
 
 
 def exactness(name: str) -> float:
-    """Return the tolerance for timesteps: diffusers computes those of given levels in float32."""
+    """Return the tolerance for timesteps: diffusers computes the timesteps of given levels in
+    float32."""
     return 1e-4 if name == "euler_ays" else 0.0
 
 
 def compare(name: str, steps: int, values: Mapping[str, Any], at: int | None = None) -> None:
-    """Give both the same x at every step and compare their results. `at`: the step that an edit
-    begins with, from its latents with noise."""
+    """Give both schedulers the same x at every step and compare their results. `at`: an edit's
+    first step, which starts from its latents with noise."""
     theirs = their_scheduler(name, values)
     theirs.set_timesteps(steps)
     if not name.startswith("ddim"):  # else it starts one late where the first two are equal
@@ -97,7 +98,7 @@ def compare(name: str, steps: int, values: Mapping[str, Any], at: int | None = N
         assert_close(row[0, COLUMNS.index("s")] * x, scaled, scaled, f"{where}: model input")
         eps = torch.randn(SHAPE, generator=draw)
         z = torch.randn(SHAPE, generator=noise) if row[0, COLUMNS.index("d")] else None
-        # It draws where its step needs none, too, as at its last.
+        # The scheduler draws noise also in steps that need none, such as the last.
         extra = {"generator": their_noise} if row[0, COLUMNS.index("d")] else {}
         result = theirs.step(eps, timestep, x, **extra)
         moved, h = step(x, eps, h, z, columns(row))
@@ -117,7 +118,7 @@ def compare(name: str, steps: int, values: Mapping[str, Any], at: int | None = N
 @pytest.mark.parametrize("prediction", PREDICTIONS)
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_every_step_equals_diffusers(name: str, prediction: str, spacing: str) -> None:
-    """A run begins at the first step, and at a later one as edits do, with that step's noise."""
+    """A run begins at the first step, or at a later step as in edits, with that step's noise."""
     values = {**SDXL, "prediction_type": prediction, "timestep_spacing": spacing}
     for steps in STEPS:
         compare(name, steps, values)
@@ -174,7 +175,7 @@ def test_the_longest_run_equals_diffusers(name: str) -> None:
 
 
 def test_repeated_timesteps_stay_finite() -> None:
-    """diffusers divides zero by zero where two timesteps share a noise level (DPM++, 999 steps)."""
+    """diffusers divides zero by zero if two timesteps share a noise level (DPM++, 999 steps)."""
     config = SchedulerConfig.from_dict(SDXL)
     made = table("dpmpp_2m", 999, config)
     repeated = made.rows[0]

@@ -1,4 +1,4 @@
-"""A checkpoint in one file gives the folder's model; others are refused with the reason."""
+"""A checkpoint in one file gives the folder's model; other files are refused with the reason."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("channels", [4, 9])
 def test_every_tensor_of_the_full_size_has_its_place(channels: int) -> None:
-    """Only names and shapes are compared: SDXL 1.0's networks to the original layout, and back."""
+    """Names and shapes of SDXL 1.0's networks are converted to the original layout and back."""
     from sdxl.checkpoint_checks import shapes_of_network
     from sdxl.single_file.configs import SDXL_1_0
     from sdxl.single_file.conversion import parts_of
@@ -207,7 +207,7 @@ def test_clips_vocabulary_is_the_published_one(tmp_path: Path) -> None:
 
     write_tokenizer(tmp_path / "tokenizer", "<|endoftext|>")
     tokenizer = Tokenizer.from_folder(tmp_path / "tokenizer")
-    # The ids that CLIP's own repository and every tutorial on it print.
+    # These ids are printed in CLIP's repository and in every tutorial.
     assert tokenizer.encode("a photo of a cat") == [320, 1125, 539, 320, 2368]
     assert (tokenizer.bos, tokenizer.eos, tokenizer.pad) == (49406, 49407, 49407)
     write_tokenizer(tmp_path / "second", "!")

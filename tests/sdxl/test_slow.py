@@ -1,4 +1,4 @@
-"""The log names what takes long while it runs, and nothing else."""
+"""The log names slow work while it runs, and nothing else."""
 
 from __future__ import annotations
 

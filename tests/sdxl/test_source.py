@@ -1,4 +1,4 @@
-"""Strangers' pictures as the source of an edit: each is read, or refused with one clear error."""
+"""Untrusted pictures as the source of an edit: each is read, or refused with one clear error."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_mask_is_white_or_transparent_where_to_edit() -> None:
     clear = Image.new("RGBA", (80, 60), (0, 0, 0, 255))
     clear.paste((0, 0, 0, 0), (10, 10, 30, 30))
     masks = [GivenImage.read(saved(plain()), saved(mask)).mask for mask in (white, clear)]
-    # An image's own transparency does without a mask.
+    # An image's own transparency takes the place of a mask.
     masks.append(GivenImage.read(saved(clear)).mask)
     for mask in masks:
         assert mask is not None
@@ -123,7 +123,7 @@ def test_the_colours_around_a_hole_are_spread_into_it() -> None:
     part = np.asarray(GivenImage.read(saved(canvas)).source(params).image)
     assert np.array_equal(part[:, :128], np.asarray(picture))
     assert (np.abs(part.astype(int) - (0, 0, 255)) <= 8).all()
-    # A mask that says more than the hole changes nothing of that.
+    # A larger mask than the hole changes nothing here.
     mask = Image.new("L", canvas.size, 255)
     masked = GivenImage.read(saved(canvas), saved(mask)).source(params)
     assert np.array_equal(np.asarray(masked.image), part)

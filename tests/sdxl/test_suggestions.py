@@ -1,4 +1,6 @@
-"""Nearest names in refusals; the usual flags in --help; other programs' names of parameters."""
+"""The nearest names in refusals, the usual flags in --help, and other programs' names of
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ SHORT = {
     "bench mlperf": "eval.mlperf.command",
     "serve": "serve.settings",
 }
-"""Commands whose --help is short, and where their usual flags are listed."""
+"""commands with a short --help, and the list of their usual flags"""
 FEW = 16
 
 

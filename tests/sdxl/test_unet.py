@@ -1,4 +1,4 @@
-"""Deep equals diffusers' UNet, and Shallow with Deep's cache equals Deep, at any size."""
+"""At any size, Deep equals diffusers' UNet, and Shallow with Deep's cache equals Deep."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_shallow_on_deeps_cache_equals_deep(
 
 
 def test_the_unet_still_takes_an_encoded_prompt(unet: torch.nn.Module, size: str) -> None:
-    """Making Deep from a UNet leaves that UNet working as diffusers' own."""
+    """A UNet from which Deep was made still works in diffusers."""
     inputs, prompt = random_inputs(size, 2, 16, 16), random_prompt(size, 2, 16, 16)
     added = {"text_embeds": prompt["pooled"], "time_ids": prompt["time_ids"]}
     asked = inputs["sample"], inputs["timestep"], prompt["context"]

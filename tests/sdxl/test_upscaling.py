@@ -45,7 +45,8 @@ def pipes(diffusers_mini: Any) -> Any:
 
 @torch.inference_mode()
 def theirs(pipes: Any, params: GenerationParams) -> Tensor:
-    """Each pipeline draws its noise anew. diffusers gets latents, for it would sample our mean."""
+    """Each pipeline draws new noise. diffusers gets latents, because it would sample where we take
+    the mean."""
     first, second = pipes
     is_latent = params.upscaler == "latent"
     width, height = params.result_size
@@ -107,7 +108,8 @@ def test_four_kinds_in_flight_together_equal_those_made_alone(mini: Pipeline) ->
 
 
 def test_an_edit_is_upscaled_as_a_picture_from_text_is(mini: Pipeline) -> None:
-    """With its own strength an edit has two legs; without, its image begins at the larger size."""
+    """An edit with its own strength has two legs. Without a strength its image begins at the larger
+    size."""
     plain = edit(params_of("euler", (128, 128), 0.5))
     both = replace(plain, params=replace(plain.params, upscale=1.5))
     (result,) = mini.generate([both])

@@ -1,4 +1,4 @@
-"""Variations of a seed's noise: stable-diffusion-webui's interpolation, on every door's request."""
+"""Variations of a seed's noise by stable-diffusion-webui's interpolation, on every interface."""
 
 from __future__ import annotations
 

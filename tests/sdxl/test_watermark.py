@@ -67,7 +67,7 @@ def scaled(pixels: Pixels, by: float) -> Pixels:
 
 
 def cropped(pixels: Pixels, leaves: float) -> Pixels:
-    """Cut out this share of the area, from a corner that does not begin a tile."""
+    """Cut out this share of the area, beginning inside a tile."""
     height, width = (round(side * math.sqrt(leaves)) for side in pixels.shape[:2])
     top, left = (pixels.shape[0] - height) // 3, (pixels.shape[1] - width) // 3
     return pixels[top : top + height, left : left + width]

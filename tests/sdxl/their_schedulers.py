@@ -43,13 +43,14 @@ QUICK = ("euler", "euler_a", "dpmpp_2m")
 
 
 FEW = ("lcm", "tcd")
-"""for models distilled to few steps: with many steps, LCM lets the smallest difference grow"""
+"""schedulers for models distilled to few steps; with many steps of LCM the smallest difference
+grows"""
 KINDS = ("euler_a", "dpmpp_2m", "lcm")
-"""the schedulers that draw noise in each step, keep the last result, or are for few steps"""
+"""schedulers that draw noise in each step, that keep the last result, and that are for few steps"""
 
 
 def each(quick: Sequence[str], slow: Sequence[str]) -> list[Any]:
-    """Return all schedulers: these in quick runs, these in slow ones, the others in long ones."""
+    """Return all schedulers: `quick` in all runs, `slow` in slow runs, the others in long runs."""
     return [
         name
         if name in quick
@@ -60,12 +61,12 @@ def each(quick: Sequence[str], slow: Sequence[str]) -> list[Any]:
 
 EACH = each(QUICK, PICTURED)
 EACH_KIND = each(QUICK[:1], KINDS)
-"""for a test of pictures where other tests have every scheduler"""
+"""for tests of pictures, when other tests cover every scheduler"""
 TEN_ALIGNED = (14.615, 6.315, 3.771, 2.181, 1.342, 0.862, 0.555, 0.380, 0.234, 0.113)
 
 
 def each_at(sizes: Sequence[tuple[int, int]]) -> list[Any]:
-    """Pair schedulers and sizes: one pair for every size in quick runs, all pairs in long ones."""
+    """Pair schedulers and sizes: one pair for every size in quick runs, all pairs in long runs."""
     quick = set(zip(QUICK, sizes, strict=True))
     return [
         pytest.param(
@@ -100,8 +101,7 @@ def _set_aligned(made: Any, set_timesteps: Any, steps: int, **rest: Any) -> None
 
 
 def eta_of(name: str) -> float:
-    """Return the eta for diffusers' pipelines: otherwise they replace a scheduler's own default by
-    0."""
+    """Return the eta for diffusers' pipelines, which would replace a scheduler's default by 0."""
     return TCD_ETA if name == "tcd" else 0.0
 
 

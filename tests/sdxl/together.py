@@ -17,7 +17,7 @@ from tests.sdxl.reference import denoise
 
 
 def assert_deterministic(model: Pipeline, asked: Sequence[Any]) -> None:
-    """Under `is_deterministic` each picture has the bytes that it has alone."""
+    """Under `is_deterministic` each picture has the same bytes as alone."""
     exact = replace(model, is_deterministic=True)
     for result, given in zip(exact.generate(asked), asked, strict=True):
         (alone,) = exact.generate([given])

@@ -1,4 +1,4 @@
-"""SDXL-shaped UNets with random weights, for numerics at sizes a test can afford."""
+"""SDXL-shaped UNets with random weights, in small sizes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Run as a program: the application on a made-up cluster; prints what each replica sees as JSON.
+"""Run as a program: the application on a simulated cluster; prints each replica's view as JSON.
 
 python -m tests.serve.cluster_probe PORT NODES CONFIG
 
-NODES is a list of what `ray start` is told of each, as JSON; CONFIG a file for `serve deploy`.
+NODES is a JSON list of each node's arguments of `ray start`; CONFIG is a file for `serve deploy`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Run as a program: Ray Serve with one small deployment, whose controller is killed and stopped;
-prints as JSON what the watch of `sdxl serve` and the deployment saw.
+"""Run as a program: Ray Serve with one small deployment, whose controller is killed and stopped. It
+prints as JSON the observations of the watch of `sdxl serve` and of the deployment.
 
 python -m tests.serve.controller_probe FOLDER
 """
@@ -25,11 +25,11 @@ from serve.fleet.router import ROUTING
 
 PATIENCE_S = 60.0
 LISTEN_S = 4.0
-"""shorter than Ray's period, and longer than several of a router's"""
+"""shorter than Ray's period, and longer than several periods of a router"""
 
 
 class Asked:
-    """Records when it is asked for its load."""
+    """Records the times at which it is asked for its load."""
 
     def __init__(self, log: str) -> None:
         self.log = Path(log)
@@ -55,7 +55,7 @@ class Probe:
         return sum(float(line) >= began_s for line in self.log.read_text().splitlines())
 
     def watched_until(self, is_so: Callable[[], bool]) -> list[bool | None]:
-        """Return the controller's answers up to this condition."""
+        """Return the controller's answers until the condition holds."""
         answers, until_s = list[bool | None](), time.monotonic() + PATIENCE_S
         while not (answers and answers[-1] and is_so()):
             assert time.monotonic() < until_s, f"{answers}, {self.said}"
@@ -69,7 +69,7 @@ class Probe:
             request_router_config=ROUTING, ray_actor_options={"num_cpus": 0}
         )
         handle = ray_serve.run(deployment.bind(str(self.log)))
-        # Its first word comes with its start.
+        # It reports first at its start.
         time.sleep(1)
         self.told["asked_alone"] = self.asked_in(LISTEN_S)
         handle.generate.remote().result(timeout_s=30)

@@ -1,4 +1,4 @@
-"""A double of SDXL at full size: engines with its shapes and durations that compute nothing.
+"""A double of SDXL at full size: engines with SDXL's shapes and durations that compute nothing.
 
 `write` makes a checkpoint folder without weights, for `--backend tests.serve.double:load`. Tensors
 have the shapes and types of the full size, pictures are noise (3 MB as a 1024² PNG), and a call
@@ -29,12 +29,12 @@ BACKEND = "tests.serve.double:load"
 FILE = "double.json"
 BUCKETS = (1, 2, 4, 8, 16)
 VALUES = 2**22
-"""of noise, from which pictures are cut"""
+"""the noise values from which pictures are cut"""
 
 
 @dataclass(frozen=True)
 class CallTime:
-    """Milliseconds of a call on an H200; an area of 1 is 1024²."""
+    """Milliseconds of a call on an H200. An area of 1 is 1024²."""
 
     call: float
     row: float
@@ -61,15 +61,15 @@ COSTS = {
 @dataclass(frozen=True)
 class Settings:
     speed: float = 20.0
-    """a multiple of an H200's"""
+    """the speed as a multiple of an H200's"""
     rows: int = 4
-    """of the largest call; a row takes several times 57 MB"""
+    """rows of the largest call; a row takes several times 57 MB"""
 
 
 @dataclass
 class DoubleEngine:
     """A row's outputs depend on a few values of each of its inputs, so a swapped, stale or missing
-    row changes them. Calls share one device, so they run one after the other."""
+    row changes them. Calls share one device and run one after another."""
 
     spec: ModelSpec
     cost: CallTime
@@ -132,7 +132,7 @@ def _beside(values: Tensor, output: Tensor) -> Tensor:
 
 
 def load(request: EngineRequest) -> Engines:
-    """The function that `--backend tests.serve.double:load` names."""
+    """The entry point for `--backend tests.serve.double:load`."""
     settings = Settings(**json.loads((request.checkpoint.folder / FILE).read_text()))
     device = threading.Lock()
     generator = torch.Generator().manual_seed(0)

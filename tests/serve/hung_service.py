@@ -1,9 +1,9 @@
-"""Run as a program: `sdxl serve`, with replicas that hang when a file says so.
+"""Run as a program: `sdxl serve`, with replicas that hang on demand.
 
 python -m tests.serve.hung_service FOLDER [FLAG …]
 
-The first replica to find FOLDER/engine, or FOLDER/loop, takes it away: its next UNet call never
-returns, or its event loop is blocked.
+The first replica that finds FOLDER/engine or FOLDER/loop removes the file. Then its next UNet call
+never returns, or its event loop is blocked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests at a fixed rate to a running service, and what becomes of them during a failure."""
+"""Requests at a fixed rate to a running service, and their outcomes during a failure."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ PICTURE: dict[str, Any] = {"prompt": PROMPT, "steps": 4, "cache_interval": 2, "d
 
 @dataclass
 class Load:
-    """Requests at a fixed rate, whatever becomes of the earlier ones."""
+    """Requests at a fixed rate, which do not wait for answers."""
 
     url: str
     rate: float
     """requests a second"""
     path: str = GENERATE
     body: dict[str, Any] = field(default_factory=lambda: PICTURE)
-    """of each request, but for its seed"""
+    """the body of each request, without the seed"""
     statuses: Counter[str] = field(default_factory=Counter)
     answered_s: list[float] = field(default_factory=list)
     failed_s: list[float] = field(default_factory=list)
@@ -80,7 +80,7 @@ def is_answered(url: str) -> bool:
 
 
 def is_whole(found: Service) -> bool:
-    """Return whether two replicas and two fronts report."""
+    """Return whether two replicas and two front ends report."""
     try:
         page = httpx.get(f"{found.url}/metrics", timeout=10).text
     except httpx.HTTPError:

@@ -1,4 +1,4 @@
-"""What the dashboard and the alerts query from Prometheus."""
+"""The queries of the dashboard and the alerts to Prometheus."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def panels() -> list[dict[str, object]]:
 
 
 def questions() -> Iterator[tuple[str, str]]:
-    """Return each query's place and its PromQL expression."""
+    """Yield each query's place and its PromQL expression."""
     for panel in panels():
         targets = panel["targets"]
         assert isinstance(targets, list)

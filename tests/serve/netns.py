@@ -1,4 +1,4 @@
-"""Hosts of a cluster as namespaces: each has its own network, processes and /tmp/ray.
+"""Hosts of a cluster as namespaces. Each has its own network, processes and /tmp/ray.
 
 They share cores, memory and disk, so a lost host takes no files with it.
 """
@@ -23,9 +23,9 @@ CLONE_NEWNET = 0x40000000
 SUBNET = "10.77.0"
 RAY = Path("/tmp/ray")
 BLKIO = Path("/sys/fs/cgroup/blkio")
-"""Version 1 of cgroups counts an fsync for the process that calls it."""
-# The shell is the first process of a host: it reaps the others, and they end when it does, which is
-# when its input ends.
+"""the first version of cgroups, which counts an fsync for the calling process"""
+# The shell is the first process of a host: it reaps the others, and they end with it, when its #
+# input ends.
 FIRST = f'mount --bind "$0" {RAY} && echo up && cat; :'
 
 
@@ -33,7 +33,7 @@ FIRST = f'mount --bind "$0" {RAY} && echo up && cat; :'
 class Host:
     address: str
     folder: Path
-    """its /tmp/ray"""
+    """the host's /tmp/ray"""
     bridge: int
     """the process whose network has the bridge"""
     port: str
@@ -42,7 +42,7 @@ class Host:
     _pid: int = 0
     _started: list[subprocess.Popen[bytes]] = field(default_factory=list)
     _cgroup: Path | None = None
-    """of its disk's limit"""
+    """the cgroup of the disk's limit"""
 
     def boot(self) -> None:
         unshared = ("unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc")
@@ -83,7 +83,7 @@ class Host:
 
     @property
     def text(self) -> str:
-        """What its commands printed."""
+        """The output of the host's commands."""
         log = self.folder / "log"
         return log.read_text(errors="replace") if log.exists() else ""
 
@@ -92,7 +92,7 @@ class Host:
         return self.text[-4000:]
 
     def named(self, title: str) -> list[psutil.Process]:
-        """Its processes with this in their command lines."""
+        """The host's processes with `title` in their command lines."""
         named = []
         for each in psutil.process_iter():
             with suppress(psutil.Error, OSError):
@@ -103,14 +103,14 @@ class Host:
         return named
 
     def cut(self) -> None:
-        """Pull the cable."""
+        """Disconnect the host from the network."""
         run_in(self.bridge, "ip", "link", "set", self.port, "down")
 
     def mend(self) -> None:
         run_in(self.bridge, "ip", "link", "set", self.port, "up")
 
     def slow_disk(self, writes: int) -> None:
-        """Let its processes write this often a second; an fsync needs several writes."""
+        """Limit the host to this many writes a second. An fsync needs several writes."""
         cgroup = BLKIO / f"sdxl-{self._pid}"
         device = os.stat(self.folder).st_dev
         limit = f"{os.major(device)}:{os.minor(device)} {writes}"
@@ -124,7 +124,7 @@ class Host:
             (cgroup / "cgroup.procs").write_text(str(process.pid))
 
     def lose(self) -> None:
-        """Cut the power. Nothing that it would still send arrives."""
+        """Cut the host's power. Nothing that it still sends arrives."""
         run_in(self.bridge, "ip", "link", "delete", self.port)
         self.end()
 
@@ -138,7 +138,7 @@ class Host:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """This thread's sockets are this host's."""
+        """Inside the block, this thread's sockets are on this host."""
         with open("/proc/thread-self/ns/net") as ours, open(f"/proc/{self._pid}/ns/net") as its:
             assert LIBC.setns(its.fileno(), CLONE_NEWNET) == 0
             try:
@@ -170,7 +170,8 @@ def hosts(folder: Path, count: int) -> Iterator[list[Host]]:
 
 
 def namespace(*command: str) -> tuple[subprocess.Popen[bytes], int]:
-    """Start it; return it and the process in the new namespaces, which ends with its input."""
+    """Start the command. Return it and the process in the new namespaces, which ends with its
+    input."""
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
     if process.stdout.readline() != b"up\n":

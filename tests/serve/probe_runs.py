@@ -1,5 +1,6 @@
-"""Run the probe programs, which start Ray clusters of their own and print what they saw as a line
-of JSON."""
+"""Run the probe programs, which start their own Ray clusters and print their observations as a line
+of JSON.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ ENVIRONMENT = {
 def report_by(
     program: str, *arguments: str, begins: str = '{"', timeout_s: float = 3000, **environment: str
 ) -> dict[str, Any]:
-    """`begins`: the beginning of that line, since Ray prints lines too."""
+    """`begins`: the beginning of that line, because Ray also prints lines."""
     done = subprocess.run(
         [sys.executable, "-m", program, *arguments],
         cwd=ROOT,

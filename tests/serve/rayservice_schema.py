@@ -3,7 +3,7 @@
 Fields and types are those that KubeRay's API reference (1.6) lists for RayServiceSpec,
 RayClusterSpec, HeadGroupSpec, WorkerGroupSpec, AutoscalerOptions, AuthOptions and
 GcsFaultToleranceOptions: https://docs.ray.io/en/master/cluster/kubernetes/references/api.html
-The pods inside are left to Kubernetes' own schema.
+Kubernetes' own schema checks the pods inside.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KINDS: dict[str, Schema] = {
 
 
 def fields(required: str = "", others: Schema | None = None, **names: str) -> Schema:
-    """Return the schema of an object: by kind, the names of its fields."""
+    """Return the schema of an object. `names`: the names of its fields, by kind."""
     known = {name: KINDS[kind] for kind, of_kind in names.items() for name in of_kind.split()}
     return {
         "type": "object",

@@ -1,5 +1,5 @@
-"""Run as a program: the shipped Serve config on a made-up cluster, upgraded as users do it,
-under load; what it saw as JSON.
+"""Run as a program: the shipped Serve config on a simulated cluster, upgraded under load. It prints
+its observations as JSON.
 
 python -m tests.serve.rolling_probe FOLDER PORT DASHBOARD_PORT
 """
@@ -31,7 +31,7 @@ PROMPT = "a red circle on a blue background"
 
 
 class Load:
-    """Clients that send one request after another, each over a new connection."""
+    """Clients that send one request after another, each on a new connection."""
 
     def __init__(self, url: str, steps: int = 8, clients: int = CLIENTS) -> None:
         self.url, self.steps = url, steps
@@ -99,13 +99,13 @@ def status(serve: str, dashboard: str) -> str:
 
 
 def processes(url: str) -> tuple[set[str], set[str]]:
-    """Return the names of the replicas and of the fronts that answer now."""
+    """Return the names of the replicas and of the front ends that answer now."""
     page = httpx.get(f"{url}/metrics", timeout=30).text
     return set(re.findall(r'replica="(\w+)"', page)), set(re.findall(r'ingress="(\w+)"', page))
 
 
 def roll(folder: Path, url: str, port: int, dashboard: str) -> dict[str, Any]:
-    """Replace every replica and every front while clients send requests."""
+    """Replace every replica and every front end while clients send requests."""
     deploy(config(folder, port, "before", queue=64), dashboard)
     before = processes(url)
     with Load(url) as load:
@@ -126,7 +126,7 @@ def again(folder: Path, url: str, port: int, dashboard: str) -> bool:
 
 
 def grow(folder: Path, url: str, port: int, dashboard: str) -> int:
-    """Return how many replicas there are when more images wait than two replicas take at once."""
+    """Return the number of replicas when more images wait than two replicas take at once."""
     arguments = {"max_replicas": 3, "target_queue_s": 0.2, "queue": 63}
     deploy(config(folder, port, "growing", **arguments), dashboard)
     with Load(url, steps=60, clients=WAITING):

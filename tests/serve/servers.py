@@ -66,8 +66,8 @@ def post(worker: Worker, body: Any, path: str = GENERATE, **settings: Any) -> ht
 
 
 def leave_midway(http: httpx.Client, path: str, pictures: int, **request: Any) -> None:
-    """Send the request twice to measure its duration on this machine, then a third time and leave
-    after a third of it. Return when its pictures were cancelled."""
+    """Send the request twice to measure its duration. Send it a third time and leave after a third
+    of that. Return when its pictures were cancelled."""
 
     def whole() -> float:
         begin = time.monotonic()
@@ -84,7 +84,7 @@ def leave_midway(http: httpx.Client, path: str, pictures: int, **request: Any) -
 
 
 def ended(http: httpx.Client, outcome: str) -> float:
-    """Return how many pictures ended with this outcome."""
+    """Return the number of pictures that ended with this outcome."""
     return measured(http, "sdxl_images_total", f'outcome="{outcome}"')
 
 
@@ -97,7 +97,7 @@ def measured(http: httpx.Client, name: str, label: str = "") -> float:
 
 
 def error_of(answer: httpx.Response) -> dict[str, Any]:
-    """Return the error, after a check that its envelope is complete."""
+    """Check that the error's envelope is complete, and return the error."""
     body = answer.json()
     assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
     assert answer.headers["x-request-id"]
@@ -122,7 +122,7 @@ def listening_to(app: Any, log_level: str = "error", **options: Any) -> Iterator
     """Serve the application and yield its URL."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        # A connection before the server has started waits, and is not refused.
+        # A connection that comes before the server's start waits and is not refused.
         listener.listen()
         config = uvicorn.Config(app, log_level=log_level, lifespan="off", ws="none", **options)
         server = uvicorn.Server(config)

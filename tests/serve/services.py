@@ -1,4 +1,4 @@
-"""`sdxl serve` as a user runs it: a process of its own, on a free loopback port."""
+"""`sdxl serve` as a separate process, on a free loopback port."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RAY_TRUSTS = {
     "x-serve-router-a": "a",
     "x-request-id": "a",
 }
-"""headers that would steer Ray Serve, had they come from a client"""
+"""headers with which a client could steer Ray Serve"""
 READY = re.compile(r"ready: (http://\S+)")
 START_S = 240.0
 PR_SET_PDEATHSIG = 1
@@ -81,7 +81,7 @@ COMMAND = (sys.executable, "-m", "sdxl.cli", "serve")
 
 
 def end_with_tests() -> None:
-    """If a test hangs in C, nothing else would stop the service."""
+    """Stop the service even if a test hangs in C."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

@@ -1,4 +1,4 @@
-"""A reader of sixel data as DEC's terminals interpret it, one character after the other.
+"""A reader of sixel data that interprets it like DEC's terminals, character by character.
 
 From the VT3xx manual (EK-VT3XX-TP-001): `!` repeats, `$` goes back to the left, `-` to the next
 band of six rows; a colour is chosen by `#n`, and set by `#n;2;red;green;blue` in hundredths.
@@ -19,8 +19,8 @@ CUT_OFF = re.compile(rb'["#!][\d;]*$')
 
 
 def decoded(data: bytes) -> Image.Image | None:
-    """Decode the data between DCS and ST. Dots without a colour stay magenta; a picture that an
-    interrupt cut off is decoded as far as it goes, if it states its size."""
+    """Decode the data between DCS and ST. Dots without a colour stay magenta. A truncated picture
+    is decoded as far as possible if it states its size."""
     head, _, rest = data.partition(b"q")
     assert re.fullmatch(rb"[\d;]*", head), head
     rest = CUT_OFF.sub(b"", rest)

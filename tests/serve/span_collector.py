@@ -33,7 +33,7 @@ class Collector:
     spans: list[Span] = field(default_factory=list)
 
     def wait_for(self, trace: str, names: Sequence[str]) -> list[Span]:
-        """The spans of one trace, once spans of all these names have arrived."""
+        """Wait for spans of all these names; return the spans of the trace."""
         until = time.monotonic() + WAIT_S
         while True:
             spans = [span for span in list(self.spans) if span.trace == trace]

@@ -1,4 +1,4 @@
-"""A double of a terminal: it answers queries as known terminals do, and keeps what is drawn on it.
+"""A double of a terminal: it answers queries like known terminals, and keeps the drawn pictures.
 
 It imitates their answers and cursor movements; tests/serve/test_terminal_xterm.py uses a real one.
 """
@@ -37,7 +37,7 @@ KITTY = b"\x1b_Gi=31,s=1,v=1,a=q,t=d,f=24;AAAA\x1b\\"
 COLOURS = b"\x1b[?1;1;0S"
 SOON_S = 30.0
 FIRST_MARK, MARKS = 1000, re.compile(rb"\x1b\[1\d\d\dm")
-"""Colours that do not exist: they change nothing, and mark how much has been read."""
+"""invalid colours, which change nothing and mark how much has been read"""
 Answers = Mapping[bytes, bytes]
 
 CELL_TOLD = b"\x1b[6;20;10t"
@@ -75,25 +75,25 @@ KINDS: Mapping[str, Answers] = {
     "tmux": {NAME: b"\x1bP>|tmux 3.4\x1b\\", ATTRIBUTES: b"\x1b[?1;2;4c"},
     "silent": {},
 }
-"""The answers of each terminal, from its documentation or its users' reports."""
+"""the answers of each terminal, from its documentation or users' reports"""
 
 
 @dataclass
 class Drawn:
     line: int
-    """counted from the first line ever written, including those that scrolled away"""
+    """counted from the first line ever written, including scrolled lines"""
     column: int
     protocol: str
     picture: Image.Image
     cells: tuple[int, int] | None
-    """columns and rows, if they are given"""
+    """columns and rows, if given"""
     number: int = 0
 
 
 @dataclass
 class Display:
-    """The cursor, lines and pictures after these bytes; a picture moves the cursor as far as on any
-    known terminal."""
+    """The cursor, lines and pictures after these bytes. A picture moves the cursor as far as on the
+    known terminal that moves it most."""
 
     rows: int = ROWS
     cell: tuple[int, int] = CELL
@@ -147,7 +147,7 @@ class Display:
         self.column = 0
 
     def _esc(self, data: bytes) -> None:
-        # As true terminals do: a place on the screen, not in what was written.
+        # Like true terminals, this saves a place on the screen, not in the text.
         if data == b"7":
             self._saved = self.line - self._top, self.column
         elif data == b"8":
@@ -188,7 +188,7 @@ class Display:
             self._down(-(-picture.height // self.cell[1]))
 
     def _apc(self, data: bytes) -> None:
-        """A picture's first part describes it; the others continue its data."""
+        """The first part of a picture describes it; the other parts continue its data."""
         header, _, text = data.removeprefix(b"G").partition(b";")
         values = dict(each.split("=") for each in header.decode().split(","))
         if values.get("a") == "q":
@@ -216,7 +216,7 @@ class Display:
 
 
 class DoubleTerminal:
-    """`late_s`: the pause before each answer; `pieces`: answers come byte for byte."""
+    """`late_s`: the pause before each answer; `pieces`: answers come byte by byte."""
 
     def __init__(self, answers: Answers, late_s: float = 0.0, pieces: bool = False) -> None:
         self.master, self.slave = pty.openpty()
@@ -237,7 +237,7 @@ class DoubleTerminal:
         return Display(rows).take(self.output)
 
     def settle(self) -> None:
-        """Wait until all output has been read here: a mark is written last."""
+        """Write a mark and wait until it is read, so that all output is read."""
         mark = b"\x1b[%dm" % next(self._marks)
         os.write(self.slave, mark)
         wait_until(lambda: mark in self._received, SOON_S, 0.01, lambda: self._received[-300:])
@@ -287,7 +287,7 @@ OWNER = (
     "fcntl.ioctl(2, termios.TIOCSCTTY, 0)\n"
     "os.execv(sys.argv[1], sys.argv[1:])\n"
 )
-"""Makes the terminal the process's own, as it is for a shell's command."""
+"""Make the terminal the process's controlling terminal, as for a shell's command."""
 
 
 def run_in(

@@ -1,4 +1,4 @@
-"""Other programs' names of parameters and of schedulers, at every way in."""
+"""Other programs' names of parameters and schedulers, on every interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the REST application refuses, and what it says of a failure: one envelope for all."""
+"""Refusals and failures of the REST application have the same envelope."""
 
 from __future__ import annotations
 

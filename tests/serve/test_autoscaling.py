@@ -1,4 +1,4 @@
-"""How many replicas a load needs: pure arithmetic over what replicas tell."""
+"""The number of replicas for a load, computed from the replicas' reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files and batches through OpenAI's own client, over workers on fake engines."""
+"""Files and batches with OpenAI's client, over workers on fake engines."""
 
 from __future__ import annotations
 

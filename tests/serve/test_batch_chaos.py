@@ -1,4 +1,4 @@
-"""A batch while its replicas, front ends and runner are killed: the pictures of `sdxl batch`.
+"""A batch whose replicas, front ends and runner are killed has the pictures of `sdxl batch`.
 
 BATCH_REQUESTS sets the number of requests: 10,000 take hours on two cores.
 """
@@ -45,7 +45,7 @@ def strike_until_done(running: Service, client: openai.OpenAI, batch: Any) -> tu
         try:
             batch = client.batches.retrieve(batch.id)
         except openai.APIError:
-            # The front end may be what was killed.
+            # The front end may have been killed.
             continue
         done = batch.request_counts.completed
         if done != seen:

@@ -1,4 +1,4 @@
-"""In batches of few steps all are deep, except in older batches."""
+"""In batches of few steps all steps are deep, except in older batches."""
 
 from __future__ import annotations
 

@@ -133,7 +133,8 @@ def test_a_second_runner_does_not_end_a_batch_again(tmp_path: Path) -> None:
         )
         first.poll()
         with locked(records.job_place(begun.id)):
-            # As after a service was replaced: another process has the lock, and both have begun.
+            # As after the replacement of a service: both have begun, and another process has the
+            # lock.
             second.poll()
             first.poll()
             (batch,) = records.batches("anybody")

@@ -1,5 +1,6 @@
-"""Many devices and machines, simulated on one: in every shipped deployment, each replica has a
-device of its own. test_several_hosts.py has that of several_nodes.yaml."""
+"""Many devices and machines, simulated on one: in every shipped deployment, each replica has its
+own device. test_several_hosts.py tests several_nodes.yaml.
+"""
 
 from __future__ import annotations
 

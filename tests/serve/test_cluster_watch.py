@@ -1,4 +1,4 @@
-"""A controller that hangs is replaced; one that is still starting is left alone."""
+"""A controller that hangs is replaced; a controller that is still starting is not."""
 
 from __future__ import annotations
 

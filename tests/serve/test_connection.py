@@ -1,4 +1,4 @@
-"""The limits of a connection, on a real server with the protocol class that Ray's proxy gets."""
+"""The limits of a connection, on a real server with the protocol class of Ray's proxy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLOSED_S = 20.0
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers with the headers that reached it."""
+    """Answers with the received headers."""
     size, more = 0, True
     while more:
         message = await receive()
@@ -100,8 +100,8 @@ def test_the_size_of_a_requests_head_is_bounded(port: int, parts: list[bytes]) -
     "endless", [b"0\r\nx: " + b"a" * MIB, b"1;" + b"a" * MIB, b"zz\r\n", b"-1\r\na\r\n"]
 )
 def test_trailers_and_chunk_extensions_are_bounded(port: int, endless: bytes) -> None:
-    """Trailers and chunk extensions have limits too, and a chunk needs a length; a request that has
-    not ended gets no answer."""
+    """Trailers and chunk extensions have limits, and a chunk needs a length. An unfinished request
+    gets no answer."""
     with connected(port) as raw:
         raw.sendall(CHUNKED)
         with pytest.raises(OSError):

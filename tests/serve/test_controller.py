@@ -1,5 +1,6 @@
-"""Ray Serve's own controller is killed and stopped: the watch finds the next one by its handle, and
-routers continue without it."""
+"""Ray Serve's controller is killed and stopped. The watch finds the next controller by its handle,
+and routers continue without one.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ def test_replicas_are_asked_while_a_controller_restarts(tmp_path: Path) -> None:
         "tests.serve.controller_probe",
         str(tmp_path),
         timeout_s=380,
-        # Ray's own 30 s are too few for a busy machine.
+        # Ray's 30 s are too short for a busy machine.
         RAY_raylet_start_wait_time_s="120",
     )
     assert report["asked_alone"] <= 1, "Ray's controller asks more often than every 10 s"

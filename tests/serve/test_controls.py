@@ -1,4 +1,4 @@
-"""ControlNets of requests over REST: which maps are applied, and what is refused before a queue."""
+"""ControlNets of requests over REST: the applied maps, and refusals before queueing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def made(worker: Worker, controls: Any, **fields: Any) -> bytes:
 
 
 def assert_same(found: bytes, expected: bytes) -> None:
-    """Calls of other sizes round differently."""
+    """Compare with a tolerance, because calls of other sizes round differently."""
     assert read_parameters(found) == read_parameters(expected)
     assert np.abs(pixels(found).astype(int) - pixels(expected)).max() < 3
 
@@ -91,8 +91,8 @@ def edit(worker: Worker, files: Any, **fields: Any) -> httpx.Response:
 def assert_as_form(
     worker: Worker, image: bytes, field: str, file_field: str, entries: Any
 ) -> bytes:
-    """Assert that an edit is the same as JSON and as a form, which has OTHER of the second entry as
-    a file; return its picture."""
+    """Assert that an edit gives the same picture as JSON and as a form, where OTHER of the second
+    entry is a file. Return the picture."""
     first, second = entries
     body = {"prompt": "a red circle", "steps": 4, "seed": 7}
     body |= {"images": [{"image_url": data_url(image)}]}

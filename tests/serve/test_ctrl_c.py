@@ -1,5 +1,5 @@
-"""Ctrl-C at random moments: the command ends soon, prints that, and leaves no process and no
-incomplete file.
+"""Ctrl-C at random moments: the command ends soon, says so, and leaves no process and no incomplete
+file.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tests.serve.services import ROOT, is_alive
 
 TIMES = int(os.environ.get("CTRL_C_TIMES", "30"))
 SOON_S = 30.0
-"""Much longer than the usual few seconds, for a loaded machine; a hang would last for ever."""
+"""much longer than the usual few seconds, for a loaded machine"""
 ENDS = (0, 130, -signal.SIGINT)
-"""The exit codes: done already, interrupted, or interrupted while Python itself starts."""
+"""the exit codes: finished, interrupted, or interrupted while Python starts"""
 
 
 def start(argv: list[str], log: Path) -> subprocess.Popen[bytes]:
@@ -51,7 +51,7 @@ def strike(argv: list[str], after_s: float, log: Path) -> tuple[int, float]:
             assert time.monotonic() < gone_by, f"left after {after_s:.2f} s: {left}"
             time.sleep(0.05)
     except subprocess.TimeoutExpired:
-        # Whoever reads the failure sees where it hangs.
+        # Show in the failure where the command hangs.
         raise AssertionError(
             f"still there, struck after {after_s:.2f} s:\n{log.read_text()}"
         ) from None

@@ -1,4 +1,4 @@
-"""The files for clusters: each fits the schema of the program that reads it, and they agree."""
+"""The files for clusters fit the schemas of their programs, and agree with each other."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def pod_templates() -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("name", [*SERVE_CONFIGS, "kuberay.yaml"])
 def test_ray_takes_every_serve_config_and_its_arguments_are_settings(name: str) -> None:
-    """A service on GPUs names its backend and precision, so that no other is chosen."""
+    """A service on GPUs names its backend and precision, so that none is chosen automatically."""
     config = serve_configs()[name]
     ServeDeploySchema.model_validate(config)
     (application,) = config["applications"]

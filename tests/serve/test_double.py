@@ -1,4 +1,4 @@
-"""The double of SDXL reads every input, and a backend that names no function is refused."""
+"""The double of SDXL reads every input, and a backend without a function is refused."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ CONFIG = ROOT / "serve" / "deploy" / "haproxy.cfg"
 
 
 class Echo(Quiet):
-    """Answers with the headers that reached it."""
+    """Answers with the received headers."""
 
     def do_GET(self) -> None:
         self.rfile.read(int(self.headers.get("content-length", 0)))
@@ -100,7 +100,7 @@ def test_ray_s_own_routes_are_hidden(edge: str) -> None:
 
 
 def test_haproxy_takes_the_shipped_configuration(tmp_path: Path) -> None:
-    """Only the certificate is replaced, which each site has for itself."""
+    """Only the certificate is replaced, because each site has its own."""
     pem = tmp_path / "sdxl.pem"
     command = [tool("openssl", "openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes"]
     command += ["-subj", "/CN=localhost", "-keyout", str(pem), "-out", str(tmp_path / "cert")]
@@ -121,7 +121,7 @@ def test_the_edge_waits_longer_than_any_deadline() -> None:
 
 
 def test_the_edges_limits_are_the_service_s(edge: str) -> None:
-    """For every path, a body of the service's limit passes and one byte more does not."""
+    """On every path, a body of the service's limit passes, and one byte more does not."""
     from serve.front.api import larger_bodies
     from serve.settings import ServeSettings
 

@@ -1,5 +1,6 @@
-"""Edits over REST, in process on fake engines: forms and JSON, and refusals that harm nothing. The
-official client is in test_openai_client.py."""
+"""Edits over REST, in process on fake engines: forms, JSON, and refusals without side effects. The
+official client is in test_openai_client.py.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ QUICK = {"prompt": PROMPT, "steps": "4", "seed": "7"}
 def hole(
     width: int = 128, height: int = 128, box: tuple[int, int, int, int] | None = None
 ) -> bytes:
-    """Return a picture with a transparent middle, as OpenAI's clients mark what to edit."""
+    """Return a picture with a transparent middle, which OpenAI's clients use as the mask."""
     mask = Image.new("RGBA", (width, height), (0, 0, 0, 255))
     mask.paste((0, 0, 0, 0), box or (32, 32, 96, 96))
     return saved(mask)
@@ -250,7 +251,7 @@ async def test_a_form_of_an_odd_charset_is_refused_and_stores_nothing(
 
 
 def test_a_body_is_bounded_by_a_limit_of_its_own(worker: Worker) -> None:
-    """It is far above the limit of other requests, which stays."""
+    """The limit is far above that of other requests."""
     large = saved(Image.effect_noise((900, 900), 90).convert("RGB"))
     assert len(large) > 256 * 1024
     assert send(worker, {"image": large}).status_code == 200

@@ -1,5 +1,6 @@
 """The pictures of an edit are freed as soon as it is answered or refused: by the last reference,
-and not only by Python's garbage collector, which runs after many requests."""
+not by Python's garbage collector, which runs after many requests.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ MIB = 1 << 20
 MOST, LARGE = 4 * MIB, 3 * MIB
 REQUESTS, SOON_S = 3, 5.0
 KEPT = MIB // 2
-"""bytes a request may leave in logs, metrics and caches; each sends or unpacks six times that"""
+"""bytes that a request may leave in logs, metrics and caches; each request sends or unpacks six
+times as many"""
 FORM = {"content-type": "multipart/form-data; boundary=a"}
 Body = bytes | list[bytes]
 
@@ -56,7 +58,7 @@ SENT: dict[str, tuple[int, Body]] = {
 
 
 def send(url: str, body: Body) -> int:
-    """Send it with a client that keeps nothing itself."""
+    """Send the body with a client that keeps no reference."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=50)
     try:
         is_whole = isinstance(body, bytes)
@@ -94,7 +96,7 @@ def test_no_request_body_is_kept_in_memory(url: str, case: str, uncollected: Non
     for _ in range(REQUESTS):
         assert send(url, body) == status
     until = time.monotonic() + SOON_S
-    # Its answer may be here before the service's own thread is done with it.
+    # The answer may arrive before the service's thread has dropped the request.
     while (each := (tracemalloc.get_traced_memory()[0] - before) / REQUESTS) > KEPT:
         if time.monotonic() > until:
             break

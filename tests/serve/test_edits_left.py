@@ -1,4 +1,4 @@
-"""Clients that leave during an edit: at any point, work on it ends within a tick."""
+"""Clients that leave during an edit: at any point, its work ends within a tick."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS: dict[str, tuple[dict[str, bytes], dict[str, str]]] = {
     "mask": ({"image": png(), "mask": hole()}, {}),
     "second leg": ({"image": png(64, 64)}, {"strength": "0.1", "upscale": "2"}),
 }
-"""Each makes a picture of the model's own size."""
+"""requests for a picture of the model's own size"""
 
 
 def unet_calls(worker: Worker) -> list[dict[str, tuple[int, ...]]]:
@@ -32,7 +32,7 @@ def unet_calls(worker: Worker) -> list[dict[str, tuple[int, ...]]]:
 
 
 class Held:
-    """Blocks a worker's third UNet call of the model's own size, until it is released."""
+    """Blocks a worker's third UNet call of the model's own size until released."""
 
     def __init__(self, worker: Worker) -> None:
         self.begun, self.may_end = threading.Event(), threading.Event()
@@ -93,7 +93,7 @@ def test_a_client_that_leaves_within_its_body_orders_nothing() -> None:
 async def test_images_are_decoded_one_at_a_time(
     monkeypatch: pytest.MonkeyPatch, worker: Worker
 ) -> None:
-    """Otherwise memory would be bounded only by the number of clients that leave."""
+    """Otherwise only the number of leaving clients would bound the memory."""
     at_once, most, done = 0, 0, 0
     lock, read = threading.Lock(), edits.read_images
 

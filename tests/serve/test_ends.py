@@ -1,4 +1,4 @@
-"""A process below `sdxl serve` dies or stops: the service recovers, or ends and leaves nothing."""
+"""A process below `sdxl serve` dies or stops: the service recovers, or ends without leftovers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.waiting import wait_until
 
 SHUTDOWN_S = 5.0
 ENDS_S = 15.0
-"""A service that cannot go on must have ended by then."""
+"""the time within which a service that cannot recover must end"""
 FLAGS = ("--llm", "none", "--shutdown-s", str(SHUTDOWN_S))
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
@@ -66,7 +66,7 @@ def test_it_ends_when_an_irreplaceable_process_dies(tmp_path: Path, title: str) 
 
 
 def test_the_service_recovers_or_ends_when_any_other_process_dies(tmp_path: Path) -> None:
-    """Ray's processes die one after another; a service that ended is started again."""
+    """Ray's processes are killed one after another. An ended service is started again."""
     titles = ["log_monitor.py", "dashboard/agent.py", "runtime_env/agent/main.py", "monitor.py"]
     for number, title in enumerate(titles):
         folder = tmp_path / str(number)
@@ -123,7 +123,7 @@ def test_a_replica_that_dies_while_another_starts_is_replaced(tmp_path: Path) ->
     with starting(tmp_path, *FLAGS, "--replicas", "2") as found:
         slow = wait_until(lambda: found.named(title)[1:2], START_S)[0]
         slow.send_signal(signal.SIGSTOP)
-        # The other one serves already.
+        # The other front end serves already.
         wait_until(lambda: is_answered(found.url), START_S)
         for each in found.named(title):
             if each.pid != slow.pid:

@@ -1,4 +1,4 @@
-"""What forms request besides /v1/models: a prompt's length in tokens, and example pictures."""
+"""Further routes for forms: a prompt's length in tokens, and example pictures."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def ask(worker: Worker, body: Any, **settings: Any) -> httpx.Response:
     [
         ("", 0),
         ("a red circle", 3),
-        # What weighs a word is none, and neither is what surrounds a chunk.
+        # Weights and the chunk's begin and end are not counted.
         ("a (red:1.3) [circle]", 3),
         ("a red circle " * 100, 300),
     ],
@@ -110,7 +110,7 @@ async def test_examples_are_the_pictures_that_their_prompts_and_seeds_give(short
 
 
 class Counting(Worker):
-    """Counts orders and can refuse the first ones."""
+    """Counts orders, and can refuse the first ones."""
 
     failures = 0
     orders = 0

@@ -1,4 +1,4 @@
-"""Guidance in a part of the steps is the same by flag, REST field, batch column and metadata."""
+"""Guidance in a part of the steps works equally by flag, REST field, batch column and metadata."""
 
 from __future__ import annotations
 

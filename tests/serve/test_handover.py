@@ -1,4 +1,4 @@
-"""Requests whose front end dies or hangs: the client reads one answer and notices nothing."""
+"""Requests whose front end dies or hangs: the client reads one normal answer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ Front = Callable[[bytes, Scope, Receive, Send], Awaitable[None]]
 
 
 ASKED: list[Message] = [{"type": "http.request", "body": b"a"}, {"type": "http.disconnect"}]
-"""by a client that leaves"""
+"""the messages of a client that leaves"""
 
 
 class Fronts:
-    """Each request goes to the next of them, as through Ray's router; the last one stays."""
+    """Each request goes to the next front end, as with Ray's router. The last one gets all
+    others."""
 
     def __init__(self, *fronts: Front) -> None:
         self.fronts, self.asked = list(fronts), list[tuple[bytes, bytes]]()
@@ -48,7 +49,7 @@ async def answers(body: bytes, scope: Scope, receive: Receive, send: Send) -> No
 
 
 async def dies(body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-    """Stands for Ray's proxy, which returns without an answer."""
+    """Like Ray's proxy, return without an answer."""
 
 
 async def hangs(body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,7 +108,7 @@ def test_a_hanging_replica_is_awaited_if_no_other_answers() -> None:
 
 
 def test_a_request_that_ends_takes_no_other_of_its_id_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a third front end is silent, a request that no front end has is soon retried."""
+    """While a third front end is silent, a request without a front end is soon retried."""
     monkeypatch.setattr(handover, "SILENCE_S", 2.0)
     known, paths = Liveness(), list[str]()
     known.keep(["works", "silent"])
@@ -153,7 +154,7 @@ async def test_a_begun_answer_or_a_client_that_left_is_not_asked_for_again(
 
 
 def test_a_failed_request_keeps_no_body() -> None:
-    """Ray's frames may keep the request in a reference cycle, because its error refers to them."""
+    """The error refers to Ray's frames, which could keep the request in a reference cycle."""
 
     async def fails(body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         raise RuntimeError("lost")
@@ -170,7 +171,7 @@ def test_without_any_front_the_client_gets_an_error(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_body_sent_with_its_request_is_sent_again() -> None:
-    """This is as in Ray's proxy, which does not send small bodies as messages."""
+    """Ray's proxy does not send small bodies as messages."""
     carried: list[bytes] = []
 
     async def reads(body: bytes, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""The service's host names: another site's page in a browser is refused, others are served."""
+"""The service's host names: requests from another site's page in a browser are refused."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FOREIGN_PAGES = (
 
 @pytest.mark.parametrize("origin", FOREIGN_PAGES)
 def test_another_site_s_page_cannot_order_pictures(worker: Worker, origin: str) -> None:
-    """It could send text/plain, for which browsers do not ask permission first."""
+    """The page could send text/plain, which browsers send without a preflight request."""
     answer = ask(worker, "POST", GENERATE, {"origin": origin, "content-type": "text/plain"})
     assert answer.status_code == 403 and error_of(answer)["code"] == "host_not_allowed"
 

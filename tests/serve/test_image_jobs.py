@@ -1,4 +1,4 @@
-"""Jobs: requests for pictures that are accepted at once and made later, over a worker on fakes."""
+"""Jobs: requests for pictures that are accepted now and made later, over a worker on fakes."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_an_expired_job_is_gone_with_its_files(tmp_path: Path) -> None:
         kept = api.service.upload(line("a"))
         job = api.ended(api.begin(**ASKED, n=2))
         records = api.service.jobs.records
-        # Sweeps of data without a record keep a job's.
+        # A sweep of data without a record keeps the job's data.
         sweep_data(records, sweep_data(records, set()))
         assert len(records.store.names("data")) == 4
         sweep(records, job["ended_at"] + 60)

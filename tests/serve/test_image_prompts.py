@@ -203,7 +203,7 @@ def made_by_webui(worker: Worker, *units: dict[str, Any], **fields: Any) -> Any:
 
 
 def test_webui_s_units_of_ip_adapters_are_image_prompts(prompted: Worker) -> None:
-    """With the hash of the list, too; beside another of them."""
+    """This holds also with the list's hash in the name, and beside another unit."""
     entries = [{**ONE, "strength": 0.7, "end": 0.8}, {"name": PLUS, "image": data_url(OTHER)}]
     models = call(prompted, "GET", "/controlnet/model_list", SDAPI).json()["model_list"]
     listed = next(each for each in models if each.startswith(PLUS))

@@ -1,4 +1,4 @@
-"""API keys: only hashes on disk, one line each, and a rate per key."""
+"""API keys: only hashes on disk, one line each, and a rate for each key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which replicas answered lately."""
+"""The replicas that answered lately."""
 
 from __future__ import annotations
 

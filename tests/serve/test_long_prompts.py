@@ -1,4 +1,4 @@
-"""A prompt that is too long: the command and the service tell its length in the same words."""
+"""The command and the service refuse a long prompt with the same words."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def refusal(worker: Worker, prompt: str, negative: str = "") -> str:
 
 
 def test_two_thousand_words_have_the_same_length_everywhere(worker: Worker) -> None:
-    """Each has the limit of its place: the service leaves room for others."""
+    """The limits differ, because the service leaves room for other requests."""
     prompt = "word " * 2000
     assert len(prompt) <= ServeSettings().max_prompt_chars == MAX_PROMPT_CHARS
     with pytest.raises(InvalidParams) as caught:
@@ -40,7 +40,7 @@ def test_what_is_a_little_too_long_is_counted_too(worker: Worker) -> None:
 
 
 def test_a_service_takes_no_longer_prompts_than_its_engines(worker: Worker) -> None:
-    """This holds for any setting: TensorRT's engines are built for three chunks."""
+    """This holds for any setting, because TensorRT's engines are built for three chunks."""
     pipeline = replace(worker.pipeline, engines=replace(worker.pipeline.engines, most_chunks=3))
     assert Worker(pipeline, max_prompt_tokens=MAX_TOKENS).max_prompt_tokens == 225
     assert Worker(pipeline, max_prompt_tokens=100).max_prompt_tokens == 150

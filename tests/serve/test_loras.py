@@ -1,4 +1,5 @@
-"""LoRAs of requests on every interface, over a worker on fakes: which are applied, and where."""
+"""LoRAs of requests on every interface, over a worker on fakes: the applied LoRAs and their rows.
+"""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_grafana_finds_the_dashboard_and_its_data() -> None:
 
 
 def test_every_metric_is_there_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray adds `replica` and `ingress`; tests of the whole service check those."""
+    """Ray adds `replica` and `ingress`, which tests of the whole service check."""
     monkeypatch.setattr(gpu_meter, "_devices", lambda: [("0", object())])
     monkeypatch.setitem(__import__("sys").modules, "pynvml", OneGpu)
     with listening() as (url, _):

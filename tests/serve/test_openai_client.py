@@ -176,7 +176,7 @@ def test_it_streams_partial_edits(client: openai.OpenAI) -> None:
 
 NOT_OF_REQUESTS = {"image", "mask", "extra_headers", "extra_query", "extra_body", "timeout"}
 REFUSED = {"markup"}
-"""a field for a picture with marks, which tests/serve/test_edits.py sends"""
+"""refused fields: a picture with marks, which tests/serve/test_edits.py sends"""
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
-"""serve/overlays over kuberay.yaml, as kubectl's own kustomize applies them: the results fit
-Kubernetes, KubeRay and the service, and have the settings of the plain Serve configs."""
+"""serve/overlays over kuberay.yaml, applied by kubectl's kustomize: the results fit Kubernetes,
+KubeRay and the service, and have the settings of the plain Serve configs.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +90,7 @@ def test_its_settings_are_those_of_the_plain_config_and_fit_its_pods(name: str, 
 
 
 def test_a_language_model_has_pods_like_those_for_pictures_but_for_its_image_and_label() -> None:
-    """There are as many as it may have replicas, with a GPU each."""
+    """There is a pod with a GPU for each possible replica."""
     spec = ray_service(LLM_PODS)["spec"]
     (application,) = yaml.safe_load(spec["serveConfigV2"])["applications"]
     settings = ServeSettings(**application["args"])

@@ -88,7 +88,7 @@ def test_an_installed_package_holds_the_pages() -> None:
 def test_the_guide_is_built_of_the_docs_and_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Strict: a link that leads nowhere fails the build."""
+    """The build is strict: a broken link fails it."""
     built = tmp_path / "guide"
     command = (sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", built)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Answers with pictures, as processes send them to each other."""
+"""Answers with pictures between processes."""
 
 from __future__ import annotations
 

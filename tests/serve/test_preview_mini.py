@@ -56,7 +56,7 @@ def test_the_picture_forms_where_it_can_and_is_the_same_everywhere(
     assert (tmp_path / NAME).read_bytes() == plain
     assert b"/20 [" in there.output
     assert {each.protocol for each in display.drawn} == ({protocol} if protocol else set())
-    # On a busy machine, what took long is named above.
+    # On a busy machine, slow work is named above.
     *above, line = display.text
     assert all(each.startswith("sdxl render: ") for each in above), above
     assert line.startswith(f"{tmp_path / NAME}  seed 7")
@@ -76,7 +76,7 @@ def test_with_its_output_in_a_pipe_nothing_is_drawn(tmp_path: Path) -> None:
 
 def test_ctrl_c_leaves_the_terminal_whole(tmp_path: Path) -> None:
     with double("sixel") as there:
-        # The echo of Ctrl-C would come in the middle of a picture.
+        # The echo of Ctrl-C would appear in the middle of a picture.
         modes = there.modes
         modes[3] &= ~termios.ECHO
         termios.tcsetattr(there.slave, termios.TCSANOW, modes)

@@ -1,4 +1,4 @@
-"""What operators' tools query and read: health, version, licence, and the service's log lines."""
+"""Operators' queries: health, version, licence, and the service's log lines."""
 
 from __future__ import annotations
 

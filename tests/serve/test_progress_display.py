@@ -1,5 +1,6 @@
-"""Pictures and a progress bar on a terminal: each in its place above the printed lines, and none
-where they do not fit."""
+"""Pictures and a progress bar on a terminal: each in its place above the printed lines, and no
+pictures where they do not fit.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class Clock:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.made: list[float] = []
-        """when previews were made"""
+        """times of previews"""
 
     def __call__(self) -> float:
         return self.now_s
@@ -103,7 +104,7 @@ def test_a_picture_forms_in_place_above_its_line(protocol: str, watch: Watch, cl
     assert [each.protocol for each in display.drawn] == [protocol] * 7
     for found, wanted in zip(display.drawn, expected, strict=True):
         assert difference(found.picture, wanted) < 2
-    # Line 0 was said; each picture takes twelve, and one line is said of it.
+    # Line 0 was printed. Each picture takes twelve lines and has one printed line.
     assert [each.line for each in display.drawn] == [1] * 4 + [14] * 3
     assert {each.column for each in display.drawn} == {0}
     assert display.text == ["first line", "a.png  seed 1", "b.png  seed 2"]
@@ -150,8 +151,8 @@ def test_a_preview_comes_at_most_every_fifth_of_a_second(watch: Watch, clock: Cl
 def test_a_slow_terminal_gets_fewer_pictures(
     monkeypatch: pytest.MonkeyPatch, watch: Watch, clock: Clock
 ) -> None:
-    """Each takes half a second to draw; a tenth of the time and two seconds may be spent on
-    them."""
+    """A picture takes half a second to draw. Two seconds and a tenth of the time may be spent on
+    pictures."""
 
     def write(self: Terminal, data: bytes) -> None:
         clock.now_s += 0.5 * (len(data) > 100)
@@ -199,7 +200,7 @@ def test_an_interrupt_in_the_middle_of_a_picture_leaves_nothing_of_it(
     watch: Watch,
     clock: Clock,
 ) -> None:
-    """`is_lost`: all was written, but the kernel dropped the rest."""
+    """`is_lost`: everything was written, but the kernel dropped the rest."""
     write, pictures = Terminal.write, count()
 
     def cut(self: Terminal, data: bytes) -> None:

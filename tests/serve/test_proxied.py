@@ -1,4 +1,4 @@
-"""The code around Ray's proxy, over a fake one: its own answers, lost requests, small bodies."""
+"""The code around Ray's proxy, on a fake proxy: its own answers, lost requests, small bodies."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def speaker(status: int, kind: bytes, body: bytes, is_whole: bool = True) -> App
 
 
 async def silent(scope: Scope, receive: Receive, send: Send) -> None:
-    """Ray's proxy does this when an answer is larger than its processes may exchange."""
+    """Ray's proxy does this if an answer is larger than its processes can exchange."""
 
 
 async def waiting(scope: Scope, receive: Receive, send: Send) -> None:

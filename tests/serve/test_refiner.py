@@ -1,4 +1,4 @@
-"""A refiner of the service, of stable-diffusion-webui's clients and of `sdxl render`."""
+"""A refiner in the service, for stable-diffusion-webui's clients, and in `sdxl render`."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 class FakePipeline:
-    """Its picture depends only on the seed; a prompt "broken" fails, "overflow" gives NaN."""
+    """Its picture depends only on the seed. The prompt "broken" fails, and "overflow" gives NaN."""
 
     sizes = Sizes(default=64, minimum=32, maximum=128)
     checkpoint = find("mini")
@@ -266,7 +266,7 @@ def test_few_steps_use_no_deepcache_by_default(
 
 
 def test_few_steps_with_an_interval_are_made_again(pipeline: FakePipeline) -> None:
-    """Their files name the interval."""
+    """The pictures' files name the interval."""
     asked = ["--steps", "4", "--cache-interval", "2", "--out", "a.png"]
     assert cli.main(["render", "a ring", *asked]) == 0
     assert cli.main(["render", "--from", "a.png"]) == 0

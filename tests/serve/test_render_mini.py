@@ -1,4 +1,4 @@
-"""`sdxl render` as a user runs it: the real pipeline on the embedded model."""
+"""The whole `sdxl render`: the real pipeline on the embedded model."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_an_upscaled_picture_makes_itself_again(folder: Path) -> None:
     assert Path("a.png").read_bytes() == Path("b.png").read_bytes()
     assert cli.main(["render", "a star", "--image", "a.png", "--upscale", "2", *QUICK]) == 0
     (made,) = (Path("out") / name for name in files(folder / "out"))
-    # An image larger than the model's own size begins at that.
+    # A larger image than the model's own size begins at that size.
     assert pixels(made).shape == (368, 176, 3)
 
 
@@ -91,7 +91,7 @@ def test_a_picture_makes_itself_again(scheduler: str, folder: Path) -> None:
 
 
 def test_an_image_is_made_anew_and_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Only what the mask shows white changes; an image may also supply its own settings."""
+    """Only pixels under the white mask change. An image may also supply its own settings."""
     picture = Image.effect_noise((128, 128), 60).convert("RGB")
     mask = Image.new("L", picture.size, 0)
     mask.paste(255, (32, 32, 96, 96))

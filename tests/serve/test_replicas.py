@@ -1,4 +1,4 @@
-"""Orders to replicas that die: each ends with its picture or one Problem, and its seed stays."""
+"""Orders to replicas that die: each ends with its picture or one Problem, and keeps its seed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def done(order: ImageOrder) -> Done:
 
 
 class Answer:
-    """One call's updates: data is yielded, exceptions are raised."""
+    """One call's updates. Data is yielded, and exceptions are raised."""
 
     def __init__(self, script: Sequence[Any]) -> None:
         self.script, self.is_cancelled = script, False
@@ -60,7 +60,7 @@ class Answer:
 
 
 class Handle:
-    """Stands for Ray's handle: the calls get the scripts in turn."""
+    """Stands for Ray's handle. The calls get the scripts in turn."""
 
     def __init__(self, *scripts: Sequence[Any], kind: type[Answer] = Answer) -> None:
         self.kind = kind
@@ -179,7 +179,7 @@ async def test_an_order_without_time_is_refused_once(first: Exception, status: i
 
 
 async def test_a_listener_cancelled_again_and_again_still_closes_its_stream() -> None:
-    """anyio cancels like this, and Starlette streams inside it."""
+    """anyio cancels repeatedly, and Starlette streams inside anyio."""
     ended = []
 
     async def talk() -> AsyncGenerator[int]:
@@ -249,7 +249,7 @@ async def updates_while(handle: Handle, name: str) -> list[Any]:
 
 
 class Held(Answer):
-    """A call that is silent for three times SILENCE_S, while the router knows its replica."""
+    """A call without updates for three times SILENCE_S, while the router knows its replica."""
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         known = liveness.of_deployment(self.script[0])

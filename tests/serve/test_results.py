@@ -49,7 +49,7 @@ def test_the_store_drops_the_oldest_results_at_its_limit(tmp_path: Path) -> None
 
 
 def has_space_for(monkeypatch: pytest.MonkeyPatch, folder: Path, size: int) -> None:
-    """Stands for a disk of this size; it cannot show a file that was begun before the disk is full,
+    """Simulate a disk of this size. This cannot show a file that was begun before the disk is full,
     which `write_atomic` removes."""
 
     def write(path: Path, data: bytes) -> None:
@@ -227,7 +227,7 @@ kill $service; wait $service
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_service_lives_with_a_full_disk(tmp_path: Path) -> None:
-    """Eight pictures of about 45 KB fill it, and then ten at once do not fit."""
+    """Eight pictures of about 45 KB fill the disk. Then ten at once do not fit."""
     output = run_on_small_disk(tmp_path, SCRIPT, 500)
     *ones, ten = re.findall(r"status (\d+) ", output)
     assert ones == ["200"] * 8 and "fetched 200" in output

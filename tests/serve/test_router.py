@@ -1,4 +1,4 @@
-"""The router's table: which replica finishes first, by old reports and later orders."""
+"""The router's table: the replica that finishes first, by old reports and later orders."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_reports_survive_a_change_of_the_replicas() -> None:
 
 
 def test_routers_with_the_same_old_reports_spread_their_orders() -> None:
-    """All of them taking the best one is what made a fleet slow."""
+    """If all routers choose the best replica, the fleet is slow."""
     reports = [{**IDLE, "ready_in_s": 2 + i / 100} for i in range(100)]
     made = table(*reports)
     firsts = {made.ranked(made.answered, 100, None, RNG)[0] for _ in range(50)}

@@ -1,4 +1,4 @@
-"""The router asks replicas whether they work; one that does not answer gets no new orders."""
+"""The router asks replicas whether they work. A replica that does not answer gets no new orders."""
 
 from __future__ import annotations
 
@@ -101,13 +101,13 @@ async def test_of_many_replicas_a_few_are_asked_and_those_that_have_orders(
         answered = [each[place] for place in router._table.answered]
         if len(answered) < len(each):
             break
-        # On a stalled machine answers are too old to count, and all replicas do.
+        # On a stalled machine all answers are too old, so all replicas count.
         await passes(router, 1)
     assert 0 < len(answered) <= ASKED + 1 and all(replica.count for replica in answered)
 
 
 async def test_a_deployment_without_replicas_is_asked_no_more(router: Router) -> None:
-    """Its model may have been unloaded; the next request begins to ask again."""
+    """Its model may be unloaded. The next request starts the questions again."""
     router.running = {}
     async with asyncio.timeout(5):
         await router._keep_asking(None)  # type: ignore[arg-type]

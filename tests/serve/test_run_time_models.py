@@ -46,7 +46,7 @@ ASKED: dict[str, Any] = {"prompt": "a red circle", "steps": 2}
 
 
 class FakeReplicas(Worker):
-    """Refuses what comes while its model is unloaded, as Replicas do."""
+    """Refuses requests while its model is unloaded, like Replicas."""
 
     is_leaving = False
 
@@ -100,7 +100,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two models in folders, and files that are none."""
+    """Two models in folders, and files that are not models."""
     for name in ("other", "sub/third"):
         (tmp_path / "models" / name).mkdir(parents=True)
         shutil.copy(MINI / "model_index.json", tmp_path / "models" / name)
@@ -198,7 +198,7 @@ async def test_the_key_of_a_client_loads_and_unloads_nothing(
         assert not pool.workers
         assert (await operator.post(MODELS, json={"model": "other"})).status_code == 200
         assert (await client.delete(f"{MODELS}/other")).status_code == 403
-        # What is loaded, every client may choose.
+        # Every client may choose a loaded model.
         assert (await client.post(f"{PAGE}/options", json=checkpoint)).status_code == 200
         assert (await client.post(f"{PAGE}/unload-checkpoint")).status_code == 403
         assert (await operator.delete(f"{MODELS}/other")).status_code == 200
@@ -368,7 +368,7 @@ async def test_a_model_is_listed_from_its_first_picture_on(
 
     settings = ServeSettings(models_dir=str(folder))
     model = model_of(settings, find_file(str(folder), "other"))
-    # While its controller is replaced, Ray Serve lists nothing.
+    # While the controller is replaced, Ray Serve lists nothing.
     answers = [{}, {"default": state, application_name(model): state}]
 
     def status() -> Any:
@@ -383,7 +383,7 @@ async def test_a_model_is_listed_from_its_first_picture_on(
     monkeypatch.setattr("ray.serve.status", status)
     pool = ray_models.RayModels(settings)
     assert list(await pool.loaded()) == ([model] if is_there else [])
-    # Once it was used, a new deployment is a replaced replica or controller.
+    # After the first use, a new deployment means that a replica or controller was replaced.
     pool._backends[application_name(model)] = Any  # type: ignore[assignment]
     assert (model in await pool.loaded()) == (state != "DEPLOY_FAILED")
 

@@ -1,5 +1,6 @@
-"""`sdxl serve` under load while models come and go 50 times: no request is lost, and neither is
-memory."""
+"""`sdxl serve` under load while models are loaded and unloaded 50 times: no request is lost, and no
+memory leaks.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
 ROUNDS, WARM_ROUNDS = 50, 5
-"""Processes grow a little at first: what they import late, and their pools of memory."""
+"""Processes grow a little at first, by late imports and pools of memory."""
 ASKED = {"prompt": "a red circle", "steps": 4, "deadline_s": 60}
 GONE = "model_not_found"
 
@@ -61,7 +62,7 @@ def more_than(count: int, clients: Sequence[Client]) -> bool:
 
 
 def held_bytes(found: Service) -> int:
-    """Return what all processes hold; shared pages count once."""
+    """Return the memory of all processes, with shared pages counted once."""
     return sum(each.memory_full_info().pss for each in found.processes())
 
 

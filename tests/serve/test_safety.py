@@ -1,4 +1,4 @@
-"""A safety checker: its verdicts are diffusers', and a flagged picture is blurred or refused."""
+"""A safety checker: its verdicts equal diffusers', and a flagged picture is blurred or refused."""
 
 from __future__ import annotations
 

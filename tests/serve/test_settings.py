@@ -1,4 +1,4 @@
-"""Settings are stated once and read from three places; unknown ones are refused."""
+"""Settings are stated once and read from three places; unknown settings are refused."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """A service and a job on three hosts (netns.py), each a node of Ray, while a host or its network
-fails. docs/operations.md has a table of the gaps that these tests print.
+fails. These tests print the gaps in the table of docs/operations.md.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tests.waiting import wait_until
 
 START_NODE = str(ROOT / "serve/deploy/start_node.sh")
 NODE = ("--num-cpus=1", "--num-gpus=1", "--object-store-memory=100000000")
-"""A made-up GPU of each host places a replica there, as real ones do."""
+"""A simulated GPU on each host places a replica there."""
 URL = "http://127.0.0.1:8000"
 GAP_S = 10.0
 RATE = 4.0
 BEFORE_S, APART_S = 4.0, 20.0
 WRITES = 4
-"""of a slow disk, a second"""
+"""writes a second of a slow disk"""
 BATCH = (sys.executable, "-m", "sdxl.cli", "batch")
 LLM = "ServeReplica:sdxl:LlmReplica"
 FRONT = "ServeReplica:sdxl:ImageIngress"
@@ -45,13 +45,13 @@ CHAT: dict[str, Any] = {
 }
 CONNECTION_LOST = ("ConnectError", "ReadError", "RemoteProtocolError")
 STARTED = "Ray runtime started."
-"""what a node of Ray prints"""
+"""the message of a started node of Ray"""
 LOSSY = (
     "add table inet loss",
     "add chain inet loss input { type filter hook input priority 0 ; }",
     "add rule inet loss input iifname eth0 numgen random mod 100 < 5 counter drop",
 )
-"""for nft: every twentieth packet, at random. A kernel may lack netem."""
+"""a rule for nft that drops every twentieth packet at random; a kernel may lack netem"""
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -72,7 +72,7 @@ def join(head: Host, *others: Host, **state: str) -> None:
 
 
 def start_node(host: Host, role: str, **environment: str) -> None:
-    """Return when Ray runs there."""
+    """Start a node of Ray and wait until it runs."""
     before = host.text.count(STARTED)
     host.start(START_NODE, role, *NODE, **token_of(host), **environment)
     wait_until(lambda: host.text.count(STARTED) > before, 120, 0.2, lambda: host.log)
@@ -95,8 +95,8 @@ def running(cluster: list[Host]) -> list[Host]:
 
 
 def deploy(head: Host, *others: Host, **settings: Any) -> None:
-    """The service of several_nodes.yaml with the embedded model: a proxy and a replica a host, two
-    front ends."""
+    """Deploy the service of several_nodes.yaml with the embedded model: a proxy and a replica on
+    each host, and two front ends."""
     count = len(others) + 1
     apply(head, replicas=count, **settings)
     for host in (head, *others):
@@ -104,7 +104,7 @@ def deploy(head: Host, *others: Host, **settings: Any) -> None:
 
 
 def apply(head: Host, **settings: Any) -> None:
-    """`serve deploy` on the head."""
+    """Run `serve deploy` on the head."""
     config = yaml.safe_load((ROOT / "serve/deploy/several_nodes.yaml").read_text())
     folder = head.folder.parent
     config["applications"][0]["args"] |= {
@@ -122,7 +122,7 @@ def apply(head: Host, **settings: Any) -> None:
 
 
 def replicas(host: Host) -> set[str]:
-    """The replicas that a front end sees from this host."""
+    """The replicas that a front end reports on this host."""
     try:
         with host.inside():
             page = httpx.get(f"{URL}/metrics", timeout=10).text
@@ -134,7 +134,7 @@ def replicas(host: Host) -> set[str]:
 def load_on(
     host: Host, seconds: float, *strikes: tuple[float, Callable[[], object]], **kind: Any
 ) -> Load:
-    """Load the host's proxy; strike at these seconds."""
+    """Load the host's proxy, and call each strike at its second."""
     load = Load(URL, RATE, **kind)
 
     async def scenario() -> None:
@@ -164,7 +164,7 @@ def check_answers(load: Load) -> None:
 
 
 def check_gap(load: Load) -> None:
-    """Only in long tests: a busy machine has gaps of its own."""
+    """Check the gap in long tests only, because a busy machine has its own gaps."""
     gap_s = load.longest_gap_s
     assert gap_s <= GAP_S, f"{gap_s:.1f} s without a picture, allowed {GAP_S}"
 
@@ -184,8 +184,8 @@ def is_answered(host: Host, kind: dict[str, Any]) -> bool:
 
 
 def carriers(head: Host, *workers: Host) -> list[Host]:
-    """The workers with a replica of the language model. One on the head is killed: Ray starts it
-    again, perhaps elsewhere."""
+    """The workers with a replica of the language model. A replica on the head is killed, so that
+    Ray starts it elsewhere."""
     for process in head.named(LLM):
         process.kill()
     return [host for host in workers if host.named(LLM)]
@@ -193,7 +193,7 @@ def carriers(head: Host, *workers: Host) -> list[Host]:
 
 @contextmanager
 def job(host: Host, rows: int, *flags: str) -> Iterator[Path]:
-    """The folder of a job that began on the host. At the end the job is over."""
+    """Start a job on the host and yield its folder. The job ends with the block."""
     source, out = host.folder.parent / "rows.txt", host.folder.parent / "out"
     source.write_text("".join(f"a red circle, {i}\n" for i in range(rows)))
     asked = ("--steps", "30", "--quiet", "--out", str(out), *flags)
@@ -204,7 +204,7 @@ def job(host: Host, rows: int, *flags: str) -> Iterator[Path]:
 
 @contextmanager
 def job_on_ray(head: Host, rows: int, shard: int) -> Iterator[Path]:
-    """A worker on each host is at work."""
+    """Start a job on Ray and yield its folder when a worker on each host works."""
     flags = ("--shard-size", str(shard), "--workers", "3", "--address", f"{head.address}:6379")
     with job(head, rows, *flags) as out:
         wait_until(
@@ -215,7 +215,7 @@ def job_on_ray(head: Host, rows: int, shard: int) -> Iterator[Path]:
 
 
 def check_job(host: Host, out: Path, rows: int) -> list[dict[str, Any]]:
-    """The ledger's lines, once for each row."""
+    """Check that the ledger has each row once, and return its lines."""
     lines = ledger_lines(out)
     counts = Counter(line["ordinal"] for line in lines)
     assert counts == Counter(range(rows)), [each for each, n in counts.items() if n > 1]
@@ -287,7 +287,7 @@ def test_a_slow_disk_slows_no_other_request(running: list[Host]) -> None:
 
 @pytest.mark.long
 def test_an_upgrade_loses_no_request(running: list[Host]) -> None:
-    """A new model, engines of another backend, replica by replica."""
+    """The upgrade changes the model and the backend, replica by replica."""
     before = replicas(running[0])
 
     def upgrade() -> None:
@@ -306,7 +306,7 @@ def test_an_upgrade_loses_no_request(running: list[Host]) -> None:
 
 @pytest.mark.long
 def test_a_host_that_was_cut_off_loses_only_what_its_proxy_held(running: list[Host]) -> None:
-    """Ray kills its proxy once it can reach it, because of the health checks that failed."""
+    """When Ray can reach the host again, it kills the proxy because of failed health checks."""
     _, victim, _ = running
     mended_s: list[float] = []
 
@@ -331,7 +331,8 @@ def test_chats_outlive_other_hosts_and_come_back_after_their_own(cluster: list[H
     other.boot()
     start_node(other, f"{head.address}:6379")
     wait_until_whole(head)
-    # The only replica is gone until Ray calls its host dead, after a minute, and starts another.
+    # The only replica is missing until Ray declares its host dead, after a minute, and starts
+    # another.
     load = load_on(head, 180, (BEFORE_S, carrier.lose), **CHAT)
     assert set(load.statuses) <= {"200", "408", "503"}, load.statuses
     assert max(load.answered_s) > max(load.failed_s), "no chat was answered again"

@@ -1,5 +1,6 @@
-"""Several image models behind one service: the request's `model` chooses, and an answer names the
-model that made the picture."""
+"""Several image models behind one service: the request's `model` chooses, and the answer names the
+picture's model.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """`sdxl serve` with two models whose weights differ: each makes its own pictures, and killing one
-leaves the other as it was."""
+does not affect the other.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 ASKED = {"prompt": "a red circle on a blue background", "seed": 7, "steps": 8, "deadline_s": 60}
 WHILE_AWAY = 12
-"""pictures of the model that still runs, while the other's replica restarts"""
+"""pictures of the running model while the other's replica restarts"""
 OTHERS = "ServeReplica:default:ImageReplica-other"
 
 

@@ -1,4 +1,4 @@
-"""Engine calls that never return: each is noticed by how long such calls took before."""
+"""Engine calls that never return are detected by the durations of earlier calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ SMALL, LARGE = ((("latent_h", side), ("latent_w", side)) for side in (64, 128))
 
 @pytest.mark.parametrize("network", ["clip_g", "unet_deep", "unet_shallow", "vae_decoder"])
 def test_an_order_inside_a_call_that_never_returns_is_given_back(network: str) -> None:
-    """The replica itself, whose engine hangs, returns it: another replica may make it."""
+    """The replica with the hanging engine returns the order, so that another replica can make
+    it."""
     pipeline, may_end = fake_pipeline(), threading.Event()
 
     async def scenario(replica: ImageReplica) -> Problem:
@@ -75,7 +76,8 @@ def test_a_call_is_judged_by_its_own_kind() -> None:
 
 
 def test_a_size_that_is_new_on_a_slow_machine_may_take_its_time() -> None:
-    """On a processor a call of SDXL's own size takes minutes, and no other times are known yet."""
+    """On a processor a call of SDXL's own size takes minutes, and no earlier durations are
+    known."""
     now = 0.0
     denoiser = Denoiser(InFlight(fake_engines(), lambda: now, Limits((1, 2), 2)))
     known, new = (Group(CallKey("unet_deep", size), (), 2) for size in (SMALL, LARGE))

@@ -18,8 +18,8 @@ from tests.serve.services import free_port
 
 @pytest.mark.slow
 def test_the_process_that_starts_the_service_loads_no_torch() -> None:
-    """Starting reads the checkpoint and describes the application; only replicas compute. Importing
-    torch there took a second of every start."""
+    """The start reads the checkpoint and describes the application; only replicas compute.
+    Importing torch took a second of every start."""
     code = (
         "import sys, serve.app; from sdxl.checkpoint import check_model; check_model('mini');"
         "print('torch' in sys.modules)"

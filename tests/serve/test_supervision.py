@@ -1,4 +1,4 @@
-"""The process above the service ends in time and leaves nothing, whatever happens below it."""
+"""The process above the service ends in time and leaves no process, whatever happens below it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 STOPPED = "os.kill(os.getpid(), signal.SIGSTOP)"
 RAY_S_HANDLER = "signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))"
 MOST_S = 60.0
-"""For a busy machine; alone it takes 7."""
+"""for a busy machine; alone the test takes 7 s"""
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def test_it_ends_with_the_service_s_code(tmp_path: Path, body: str, code: int) -
     ],
 )
 def test_a_signal_always_ends_it_in_time(tmp_path: Path, number: int, body: str, code: int) -> None:
-    """The service below gets SIGTERM after both."""
+    """The service below gets SIGTERM after either signal."""
     with supervised(tmp_path, body) as (process, below):
         process.send_signal(number)
         assert process.wait(MOST_S) == code

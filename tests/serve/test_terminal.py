@@ -1,4 +1,4 @@
-"""The terminal is asked what it can show, and is unchanged afterwards, whatever it answers."""
+"""The terminal is asked for its abilities, and is unchanged afterwards, whatever it answers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ termios.tcsetattr(2, termios.TCSANOW, after)
 with open(sys.argv[1], "w") as file:
     json.dump([found and [found.protocol, found.cell, found.colours], before == after, left], file)
 """
-"""Writes what it found, whether the modes are unchanged, and what is left to read."""
+"""a program that prints the result, whether the modes are unchanged, and the unread input"""
 CELL = [10, 20]
 
 
@@ -134,7 +134,7 @@ def test_a_multiplexer_gets_no_picture(
 ) -> None:
     with double(kind) as there:
         assert asked(there, tmp_path, environment) == (None, True, "")
-        # tmux takes it for a title, screen for its status line.
+        # tmux reads it as a title, screen as its status line.
         assert KITTY not in there.output
 
 
@@ -154,7 +154,7 @@ def test_tmux_is_asked_about_sixels(features: str, found: str | None, tmp_path: 
 
 
 def test_variables_alone_prove_nothing(tmp_path: Path) -> None:
-    """They may come from the terminal in which this one was started."""
+    """Variables may come from the terminal in which this one was started."""
     environment = {"KITTY_WINDOW_ID": "1", "LC_TERMINAL": "iTerm2", "TERM": "xterm-kitty"}
     environment["TERM_PROGRAM"] = "iTerm.app"
     with double("none") as there:
@@ -207,7 +207,8 @@ def test_a_signal_restores_the_modes_first(number: signal.Signals, tmp_path: Pat
         assert there.modes != before, "it waits for the answer, which is not to be echoed"
         os.killpg(process.pid, number)
         if number == signal.SIGTSTP:
-            # A group without a parent in its session is not stopped; it is enough that it goes on.
+            # A group without a parent in its session is not stopped, so only its continuation is
+            # checked.
             time.sleep(1.5)
             process.kill()
         process.wait(30)

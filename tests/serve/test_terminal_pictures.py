@@ -1,4 +1,4 @@
-"""Pictures in the formats of terminals, read again by independent code."""
+"""Pictures in the formats of terminals, decoded by independent code."""
 
 from __future__ import annotations
 

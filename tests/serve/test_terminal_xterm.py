@@ -1,4 +1,4 @@
-"""A real terminal: xterm, on a screen of its own, shows sixels where they were drawn."""
+"""A real terminal: xterm, on its own screen, shows sixels where they were drawn."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.waiting import wait_until
 
 SOON_S = 100.0
 BORDER = 2
-"""pixels between the window's edge and the first cell, and the one of its frame"""
+"""pixels between the window's edge and the first cell, including the frame's"""
 
 SHOW = """
 import os, sys, time
@@ -55,7 +55,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 @pytest.fixture
 def display(tmp_path: Path) -> Iterator[str]:
-    """Yield the number of a screen whose pixels are in a file."""
+    """Yield the number of a display whose pixels are in a file."""
     reading, writing = os.pipe()
     flags = ["-displayfd", str(writing), "-screen", "0", "700x400x24", "-fbdir", str(tmp_path)]
     server = subprocess.Popen(
@@ -71,7 +71,7 @@ def display(tmp_path: Path) -> Iterator[str]:
 
 
 def run_xterm(display: str, folder: Path, *flags: str) -> tuple[list[str], NDArray[np.uint8]]:
-    """Return what was found, and the screen when all is drawn."""
+    """Return the program's output, and the screen after everything is drawn."""
     file, report = folder / "scene.png", folder / "said"
     scene(120, 120).save(file)
     command = [sys.executable, "-c", SHOW, str(file), str(report)]
@@ -90,7 +90,7 @@ def run_xterm(display: str, folder: Path, *flags: str) -> tuple[list[str], NDArr
 
 
 def settled(file: Path) -> NDArray[np.uint8]:
-    """Return the screen once it stops changing."""
+    """Return the screen when it stops changing."""
     before = pixels_of(file)
     while True:
         time.sleep(1.0)

@@ -1,4 +1,4 @@
-"""Traces: every stage of a request is a span of its own; without the setting there are none."""
+"""Traces: every stage of a request is a span; without the setting there are none."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def spans(collector: Collector) -> list[Span]:
-    """The spans of one request for two images, whose client sent a trace id."""
+    """The spans of one request for two images with the client's trace id."""
     tracer = tracer_to(collector.address)
     with listening(fake_pipeline(), tracer=tracer, trace_to=collector.address) as (url, _):
         headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "mine"}

@@ -64,7 +64,7 @@ def test_latents_are_enlarged_without_the_encoder() -> None:
 
 
 def test_progress_and_previews_go_through_both_legs() -> None:
-    """Five steps and two: the fifth is the last of the first leg."""
+    """The legs have five and two steps."""
     asked = upscaled(wants_progress=True, preview_steps=(2, 5, 6))
     with running(fake_pipeline(tick_s=0.02)) as worker:
         updates = asyncio.run(updates_of(worker, asked))
@@ -79,7 +79,7 @@ def test_progress_and_previews_go_through_both_legs() -> None:
 
 @pytest.mark.parametrize("ends", ["done", "leaves", "fails"])
 async def test_a_picture_is_counted_between_its_legs_and_not_after_its_end(ends: str) -> None:
-    """The time promised to later requests includes it."""
+    """Later requests' ETAs include it."""
     pipeline = fake_pipeline()
     at_encoder, may_go_on = threading.Event(), threading.Event()
 
@@ -125,8 +125,8 @@ def test_a_scheduler_s_most_steps_are_checked_first(
 
 
 def test_an_estimate_counts_the_second_leg(worker: Worker) -> None:
-    """It counts in steps: one of the model's own size costs 1 in either network, a larger one by
-    its pixels, and so do encoding and decoding."""
+    """The estimate counts steps. A step of the model's own size costs 1 in either network, a larger
+    step costs more by its pixels, and so do encoding and decoding."""
     threads = worker._started()
     loop, pipeline = threads.denoiser.loop, worker.pipeline
     assert loop.limits.standard is not None
@@ -183,7 +183,8 @@ def test_impossible_upscaling_is_refused_before_any_work(
 
 
 def test_an_existing_picture_is_upscaled_by_an_edit(worker: Worker) -> None:
-    """It takes one leg at the larger size; with its own strength two; with a mask it is refused."""
+    """The edit takes one leg at the larger size, or two with its own strength. With a mask it is
+    refused."""
     fields = {"prompt": PROMPT, "steps": "5", "seed": "7", "upscale": "2", "cache_interval": "2"}
     answer = send(worker, {"image": png(96, 64)}, fields)
     stored = read_parameters(picture_in(answer))
@@ -231,7 +232,7 @@ def webui(worker: Worker, path: str, body: dict[str, Any] | None = None) -> http
 def test_hires_fix_has_the_webuis_meaning(
     worker: Worker, fields: Any, upscaler: str, strength: float, taken: int
 ) -> None:
-    """The second pass takes as many steps as the request says, whatever the strength."""
+    """The second pass takes the requested steps, whatever the strength."""
     answer = webui(worker, TXT2IMG, {**HIRES, **fields})
     assert answer.status_code == 200, answer.text
     file = base64.b64decode(answer.json()["images"][0])

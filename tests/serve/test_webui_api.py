@@ -1,4 +1,4 @@
-"""stable-diffusion-webui's API, called by its unchanged Python client and as other programs do."""
+"""stable-diffusion-webui's API, called by its unchanged Python client and like other programs."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_picture_is_the_one_that_v1_makes(http: httpx.Client, prompt: str) -
 
 
 def test_what_open_webui_asks_is_answered(http: httpx.Client) -> None:
-    """Its images router sets the model, sizes and steps by options, then reads base64 `images`."""
+    """Open WebUI sets the model, sizes and steps by options, then reads base64 `images`."""
     options = http.get("/sdapi/v1/options").json()
     assert options["sd_model_checkpoint"] == "sdxl-mini.safetensors"
     answer = http.post("/sdapi/v1/options", json={"sd_model_checkpoint": "sdxl-mini"})
@@ -102,7 +102,7 @@ def test_what_open_webui_asks_is_answered(http: httpx.Client) -> None:
 
 
 def test_what_sillytavern_asks_is_answered(http: httpx.Client) -> None:
-    """Its image extension sends extra fields that turn features off."""
+    """SillyTavern's image extension sends extra fields that turn features off."""
     body = {
         "prompt": PROMPT, "negative_prompt": "", "sampler_name": "Euler a", "steps": 4,
         "scheduler": "automatic", "cfg_scale": 7, "width": 128, "height": 128,

@@ -1,5 +1,6 @@
-"""sd-webui-controlnet's units and routes, by webuiapi's unchanged client and as other programs send
-them."""
+"""sd-webui-controlnet's units and routes, called by webuiapi's unchanged client and like other
+programs.
+"""
 
 from __future__ import annotations
 
@@ -59,12 +60,12 @@ def image_of(file: bytes) -> Image.Image:
 
 
 def units(*given: Any) -> dict[str, Any]:
-    """webuiapi adds units to one dictionary for all calls, unless a call brings its own."""
+    """webuiapi adds units to one dictionary for all calls, unless a call passes its own."""
     return {"controlnet_units": list(given), "alwayson_scripts": {}}
 
 
 def difference(found: Image.Image, expected: Image.Image) -> int:
-    """The largest of any pixel; other calls round differently."""
+    """The largest difference of a pixel; other calls round differently."""
     return int(np.abs(np.asarray(found).astype(int) - np.asarray(expected)).max())
 
 
@@ -93,7 +94,7 @@ def test_webuiapi_s_unit_makes_the_picture_of_v1(url: str, http: httpx.Client, e
     answer = api_of(url).txt2img(**ASKED, **SIZE, **LIKE_V1, **units(unit))
     sent = unit.to_dict()["image"]
     control = {"name": "edges", "strength": 0.7, "end": 0.8, "mode": "prompt", "resize": "fill"}
-    # webuiapi saves the picture anew, so its bytes are others.
+    # webuiapi saves the picture again, so its bytes differ.
     control |= {"image": f"data:image/png;base64,{sent}", "low": 64, "high": 64}
     expected = ours(http, GENERATE, controls=[control])
     assert difference(answer.image, image_of(expected)) < 3

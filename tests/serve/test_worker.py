@@ -1,4 +1,5 @@
-"""The worker on fake engines: every order has one outcome; threads do not disturb each other."""
+"""The worker on fake engines: every order has one outcome, and threads do not disturb each other.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +124,7 @@ async def test_five_hundred_cancelled_requests_leave_nothing_behind() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    # Those who left may still be counted; one of fifty steps counts as two and a half.
+    # Orders of clients that left may still count; an order of fifty steps counts as two and a half.
     with running(fake_pipeline(tick_s=0.001), queue=1300) as worker:
         for start in range(0, 500, 50):
             await asyncio.gather(*(leave(worker, i) for i in range(start, start + 50)))

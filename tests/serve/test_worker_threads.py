@@ -1,4 +1,4 @@
-"""The worker's threads: one for each network, a GPU's streams, health, and how they end."""
+"""The worker's threads: one for each network, a GPU's streams, health, and their end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_promises_include_admitted_prompts_that_wait_to_be_encoded() -> None:
 
 
 def test_a_network_runs_on_its_own_thread_from_the_warm_up_on() -> None:
-    """cuDNN and attention cache what they found by thread."""
+    """cuDNN and attention have caches by thread."""
     pipeline = fake_pipeline()
     seen: dict[str, set[str]] = {}
     for name in pipeline.engines.by_name:
@@ -74,7 +74,7 @@ def test_slow_calls_on_a_processor_are_timed_once(call_s: float, rounds: int) ->
     fake(pipeline, "unet_deep").on_call = take_long
     with running(replace(pipeline, clock=clock)):
         pass
-    # A picture, one row and two: of each the first and third step of four.
+    # A picture, with one row and with two: of each the first and third step of four.
     assert len(called) == 3 * 2 * rounds
 
 
@@ -104,7 +104,7 @@ def test_nothing_runs_on_cudas_default_stream(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_decoding_waits_for_no_further_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop has waited for the latents; its next call is running already."""
+    """The loop has waited for the latents, and its next call is already running."""
     cuda = FakeCuda().install(monkeypatch)
     pipeline, _ = on_a_gpu(cuda, captures=False)
     with running(pipeline) as worker:

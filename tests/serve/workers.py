@@ -61,7 +61,7 @@ def widen(worker: Worker, rows: int) -> None:
 
 
 def order(prompt: str = "a ring", seed: int = 1, *, steps: int = 4, **rest: Any) -> ImageOrder:
-    """Its deep and shallow steps take turns."""
+    """Make an order with alternating deep and shallow steps."""
     names = ("guidance", "width", "height", "negative_prompt", "scheduler", "cache_interval")
     given = {"cache_interval": 2, **{name: rest.pop(name) for name in names if name in rest}}
     return ImageOrder(GenerationParams(prompt, seed=seed, steps=steps, **given), **rest)
@@ -79,7 +79,7 @@ async def picture_of(worker: Worker, asked: ImageOrder) -> Done:
 
 
 async def end_of(worker: Worker, asked: ImageOrder) -> float:
-    """Return when its picture is there."""
+    """Wait for the picture; return the time."""
     await picture_of(worker, asked)
     return time.perf_counter()
 

@@ -1,4 +1,4 @@
-"""The ControlNets in the repository: pictures follow their maps, by diffusers' own pipeline."""
+"""The ControlNets in the repository: pictures follow their maps in diffusers' pipeline."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_pictures_follow_maps_that_training_never_saw(name: str) -> None:
 def test_the_nets_are_trained_from_the_weights_in_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A net of two steps paints nothing that is near its map.
+    # A net trained for two steps does not follow its map.
     monkeypatch.setattr("training.mini.control.FAR", 99)
     step = Schedule(steps=2, peak_rate=1e-3, seed=1)
     plan = replace(

@@ -1,4 +1,4 @@
-"""The embedded model's image adapter: how it is trained, and the one in the package."""
+"""The embedded model's image adapter: its training, and the adapter in the package."""
 
 from __future__ import annotations
 

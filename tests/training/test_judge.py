@@ -77,7 +77,7 @@ def test_a_missing_thing_has_no_shape() -> None:
 
 
 def test_an_unevenly_coloured_thing_is_judged_too() -> None:
-    """Its dark part is still called red, but is nearer to the background than to its middle."""
+    """Its dark part still counts as red, but is nearer to the background than to its middle."""
     image = np.full((SIDE, SIDE, 3), 12, dtype=np.uint8)
     image[40:90, 40:90] = (250, 25, 30)
     image[40:50, 40:90] = (124, 20, 20)

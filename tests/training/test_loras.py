@@ -1,4 +1,6 @@
-"""The LoRAs in the repository: each does what its name says, in exports and in other libraries."""
+"""The LoRAs in the repository have the effects that they are named after, in exports and other
+libraries.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +141,7 @@ def test_outlined_draws_black_lines_about_things_of_their_captions_colours(plain
 
 
 def ink_share(image: Image) -> float:
-    """Return how much of the rectangle about the largest thing has its colour."""
+    """Return the share of the largest thing's rectangle that has the thing's colour."""
     _, found = blobs(image)
     if not found:
         return 0.0
@@ -174,7 +176,7 @@ def test_negative_paints_the_opposite_of_each_colour_with_all_its_parts(plain: A
 
 
 def all_faults(images: list[Image], scenes: list[Scene]) -> list[list[str]]:
-    """Return what is wrong with each picture that is wrong."""
+    """Return the faults of each faulty picture."""
     return [found for pair in zip(images, scenes, strict=True) if (found := faults(*pair))]
 
 

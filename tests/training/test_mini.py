@@ -1,4 +1,4 @@
-"""Training continues from exported weights, and from where it was stopped."""
+"""Training continues from exported weights, and from the step where it was stopped."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _latents(vae: AutoencoderKL, pixels: Tensor) -> Tensor:
 
 
 def _shift(latents: Tensor, others: Tensor) -> float:
-    """Return the difference as a share of the latents' deviation."""
+    """Return the difference divided by the latents' deviation."""
     return float((latents - others).square().mean().sqrt() / latents.std())
 
 
@@ -66,7 +66,7 @@ def test_no_norm_of_a_new_vae_has_fewer_than_four_channels_a_group() -> None:
 
 @pytest.mark.parametrize("by", [1, 2, 4])
 def test_the_decoders_loss_is_near_the_judges_count(by: int) -> None:
-    """Things on plain ground are moved to the right; a faint tint is no error."""
+    """Things on plain ground are moved to the right. A faint tint is not an error."""
     singles = [scene for scene in held_out_scenes(30) if scene.kind == "single"]
     drawn = as_tensor(np.stack([draw(scene, i) for i, scene in enumerate(singles)]))
     assert float(misread(drawn, drawn)) == pytest.approx(0.0, abs=1e-6)
@@ -102,7 +102,7 @@ def test_adopting_the_same_weights_again_undoes_no_training(tmp_path: Path) -> N
 def test_every_stage_runs_from_nothing_to_a_folder_that_diffusers_paints_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What two steps of training paint is of no caption.
+    # After two steps of training, pictures do not show their captions.
     monkeypatch.setattr(
         own_courses, "straighten", lambda image, scene: Straightened(draw(scene, 0), 0.9)
     )
@@ -166,7 +166,7 @@ def test_fresh_noise_changes_half_of_the_latents_and_keeps_their_noise_level() -
 
 
 def test_a_picture_whose_last_steps_are_painted_again_stays_the_same(tmp_path: Path) -> None:
-    """In the sampler's last steps the noise is too weak to change the picture."""
+    """The noise of the sampler's last steps is too weak to change the picture."""
     adopt(WEIGHTS, TrainingPlan(), tmp_path)
     plan = replace(TrainingPlan(), pictures=2)
     data, painter = encode_pictures(plan, tmp_path, "cpu"), own_courses.load_newest(plan, tmp_path)

@@ -1,4 +1,4 @@
-"""The embedded model's refiner: how it is trained, and the one in the package."""
+"""The embedded model's refiner: its training, and the refiner in the package."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_shipped_refiner_is_small_and_found_by_the_model_s_name() -> None:
 
 
 def test_an_untrained_refiner_predicts_what_the_model_does() -> None:
-    """Where its text says all that the model's says."""
+    """Its text has all the information of the model's text."""
     torch.manual_seed(0)
     unet, translated = load_painter(WEIGHTS).unet, torch.randn(2 * WIDTH, WIDTH) / 8
     said, pooled = torch.randn(2, 9, WIDTH), torch.randn(2, WIDTH)

@@ -73,7 +73,7 @@ def test_plain_diffusers_loads_the_folder_as_sdxl() -> None:
 
 
 def test_the_end_of_the_prompt_is_pooled_whatever_follows() -> None:
-    """Padding differs between the tokenizers; the pooled vector must not see it."""
+    """Padding differs between the tokenizers, and must not change the pooled vector."""
     pipe = StableDiffusionXLPipeline.from_pretrained(WEIGHTS, torch_dtype=torch.float32)
     encoder, ids = pipe.text_encoder_2, pipe.tokenizer_2("a red circle").input_ids
     padded = torch.tensor([ids + [0] * (77 - len(ids))])

@@ -1,4 +1,4 @@
-"""A failed capture slows only its own work; the loop has its own streams."""
+"""A failed capture slows only the captured work; the loop has its own streams."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_earlier_captures_stay_and_only_the_first_failure_is_a_warning(
 
 
 def test_captures_start_a_new_pool_when_all_graphs_are_gone(cuda: FakeCuda) -> None:
-    """As a decoder's few recordings do, for other sizes."""
+    """A decoder's few recordings are all dropped when other sizes come."""
     device, ran = CudaDevice(SECOND), list[str]()
     for name in ("first", "second"):
         ticks = Ticks(device)
@@ -83,7 +83,7 @@ def test_captures_start_a_new_pool_when_all_graphs_are_gone(cuda: FakeCuda) -> N
 
 
 def test_an_error_of_the_work_itself_is_raised(cuda: FakeCuda) -> None:
-    """It runs uncaptured and raises its own error."""
+    """The work runs uncaptured and raises its error."""
 
     def work() -> None:
         raise ValueError("a shape")
@@ -162,7 +162,7 @@ def test_a_tick_runs_once_and_is_then_replayed_under_its_key(keys: list[str]) ->
 
 
 def test_only_the_first_tick_of_a_network_runs_unrecorded(cuda: FakeCuda) -> None:
-    """Its libraries are prepared then. Only replays take the usual time."""
+    """The first tick prepares the libraries. Only replays take the usual time."""
     ticks, ran = Ticks(CudaDevice(SECOND)), list[str]()
     keys = ["8 rows", "8 rows", "4 rows", "4 rows", "8 rows"]
     usual = [ticks("unet_deep", key, work_of(cuda, ran, key)) for key in keys]

@@ -1,5 +1,6 @@
-"""After the warm-up, traffic of the official sizes records and allocates nothing. That it compiles
-nothing: tests/engines/pytorch/test_forms.py."""
+"""After the warm-up, traffic of the official sizes records and allocates nothing.
+tests/engines/pytorch/test_forms.py shows that it compiles nothing.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +86,7 @@ def test_official_sizes_record_and_allocate_nothing_after_the_warm_up(flight: In
 
 
 def test_a_new_class_of_sizes_is_recorded_once(flight: InFlight) -> None:
-    """Odd latents, which share calls with their own size alone."""
+    """Odd latents share calls only with the same size."""
     warm_up(flight, 128, 128)
     before = counts_of(flight)
     for _ in range(3):

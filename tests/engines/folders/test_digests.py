@@ -1,4 +1,4 @@
-"""A model's digest is computed once, and again when its files change."""
+"""A model's digest is computed once, and again after its files change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans are proven before they run: what for, and byte by byte. Then they run the loop."""
+"""Plans are checked before they run: their target, and every byte. Then they run the loop."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_tensorrts_plans_are_for_one_gpu_and_rtxs_for_an_architecture(folder: En
 def test_the_loop_on_plans_gives_the_latents_of_the_loop_on_fakes(
     folder: EngineFolder, flavour: Flavour, interval: int
 ) -> None:
-    """Images join and leave; every set of buffers that recurs is replayed as a graph."""
+    """Images join and leave. Every recurring set of buffers is replayed as a graph."""
     library = TensorRTDouble()
     found = denoise(load(folder.folder, library, flavour), interval)
     expected = denoise(replace(fake_engines(), buckets=BUCKETS), interval)

@@ -1,4 +1,4 @@
-"""An export folder is whole, or opening it says what is not."""
+"""Opening an export folder names what is damaged or missing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_what_is_written_is_what_is_read(tiny: ExportFolder) -> None:
 
 
 def test_an_export_from_before_there_were_edits_is_whole(tiny: ExportFolder) -> None:
-    """It lacks the encoder of images, and serves text all the same."""
+    """The export lacks the image encoder, and still serves pictures from text."""
     edit(tiny.folder, lambda v: v["graphs"].pop("vae_encoder"))
     engines = load_onnxruntime(ExportFolder.open(tiny.folder, verify=True))
     assert "vae_encoder" not in engines.by_name
@@ -103,7 +103,7 @@ def test_an_export_with_other_tensors_than_todays_specs_is_refused(tiny: ExportF
 
 
 def put_back(path: Path, content: bytes, status: os.stat_result) -> None:
-    """As an attacker would: size and times as before."""
+    """Write the content with the old size and times, as an attacker would."""
     path.write_bytes(content)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
@@ -122,7 +122,7 @@ def test_weights_that_were_changed_and_dated_back_are_not_loaded(tiny: ExportFol
 def test_weights_that_are_changed_only_while_they_are_loaded_are_not_used(
     tiny: ExportFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is hashed is what was exported; the runtime read something else before."""
+    """The hashed file is the exported one, but the runtime has read another content before."""
     path, is_back, check = tiny.folder / DATA, threading.Event(), ExportFolder.check_files
     status, content = path.stat(), path.read_bytes()
 

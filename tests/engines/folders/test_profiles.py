@@ -1,4 +1,4 @@
-"""Profiles cover what the loop asks for, and follow from the specs alone."""
+"""Profiles cover the loop's calls, and follow from the specs alone."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_every_bucket_has_a_profile_near_it_and_powers_of_two_an_exact_one(
 
 
 def test_builds_stay_short() -> None:
-    """Each profile is timed for itself."""
+    """TensorRT times each profile separately."""
     assert len(profiles(SPECS["unet_deep"], SDXL_1_0, 16)) == 9
 
 

@@ -1,4 +1,5 @@
-"""The embedded model's graphs join its weights in one folder, whoever comes first."""
+"""The embedded model's graphs and weights come together in one folder, whichever process is first.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ SOURCE = "unet/model.safetensors"
 
 @pytest.fixture
 def shipped(tmp_path: Path) -> tuple[Path, Path]:
-    """Graphs in one place, as in the repository; their weights in a checkpoint in another."""
+    """Graphs in one folder, as in the repository, and their weights in another folder's
+    checkpoint."""
     graphs, checkpoint = tmp_path / "graphs", tmp_path / "checkpoint"
     export = write_export(graphs)
     (checkpoint / SOURCE).parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Which GPU is which, and which TensorRT builds for it where."""
+"""GPUs by name, and which TensorRT builds for each of them."""
 
 from __future__ import annotations
 

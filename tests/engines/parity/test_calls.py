@@ -1,4 +1,4 @@
-"""A call's error is held against the picture that it expects."""
+"""A call's error is measured at the picture that the call predicts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_wrong_noise_counts_by_how_noised_a_picture_is(mini: Pipeline) -> None:
 
 
 class Off:
-    """A deep UNet whose noise is a tenth too strong."""
+    """A deep UNet whose noise is 10% too strong."""
 
     def __init__(self, calls: Any, mini: Pipeline) -> None:
         self._engine = mini.engines["unet_deep"]

@@ -1,4 +1,4 @@
-"""What an export is judged by: which pictures, and how large."""
+"""The pictures that judge an export, and their size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MINI = find("mini")
 
 
 def foreign(folder: Path, side: int) -> Checkpoint:
-    """The configurations of a model of pictures so large."""
+    """The configurations of a model for pictures of this side."""
     shutil.copytree(MINI.folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     config = folder / "unet" / "config.json"
     sized = {**json.loads(config.read_text()), "sample_size": side // MINI.arch.vae_scale}

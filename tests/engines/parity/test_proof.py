@@ -1,6 +1,8 @@
-"""What was built is run beside the model: in every profile, over whole pictures, with its costs.
+"""Built plans are compared with the model in every profile and over whole pictures, and their costs
+are measured.
 
-ONNX Runtime stands in for TensorRT: real numbers of real graphs, but no GPU's rounding and times.
+ONNX Runtime stands in for TensorRT: it computes the real graphs, but not with a GPU's rounding and
+times.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ ENDING = ("clip_l+lora", "unet_deep+control", "unet_shallow+locon+control")
 
 @dataclass
 class Off:
-    """An engine whose first output is a tenth too large, wherever `is_off` says."""
+    """An engine whose first output is 10% too large where `is_off` is true."""
 
     engine: Engine
     is_off: Callable[[int], bool]
@@ -56,7 +58,7 @@ def with_off(engines: Engines, name: str, is_off: Callable[[int], bool]) -> Engi
 
 
 def with_ending(export: ExportFolder, name: str) -> Engine:
-    """Return a network with LoRAs, of an empty bank, or residuals."""
+    """Return a network with LoRAs of an empty bank, or with residuals."""
     specs = export.specs | with_loras(export.specs)
     specs |= with_residuals(specs, export.arch)
     plain = plain_name(name)
@@ -148,7 +150,7 @@ def test_a_profile_that_no_call_meets_is_refused(reference: Engines, built: Engi
 def test_a_step_is_compared_from_the_references_own_input(
     reference: Engines, built: Engines
 ) -> None:
-    """Its error is its own: that of an earlier step does not grow in it."""
+    """So the error of an earlier step does not grow in it."""
     heard, calls = listening(reference, "unet_deep", "unet_shallow")
     paint(MINI, heard, SUBJECT, 1)
     assert [each.network for each in calls] == ["unet_deep", "unet_shallow"] * 2

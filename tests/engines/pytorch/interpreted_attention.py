@@ -33,8 +33,8 @@ from tests.engines.pytorch.kernel_checks import (
 
 @check
 def attentions() -> Iterator[str]:
-    """In floats, as exact as the rounding of the result; lines that are longer than what is read,
-    and tokens that fill no tile."""
+    """In floats, exact but for the rounding of the result; with lines longer than the part that is
+    read, and tokens that fill no tile."""
     for head, tokens in itertools.product((64, 128), (28, 64, 84)):
         channels = 2 * head
         query, key = torch.randn(ROWS, tokens, 2 * channels).chunk(2, dim=-1)
@@ -46,8 +46,8 @@ def attentions() -> Iterator[str]:
 
 @check
 def attention_to_what_is_no_number() -> Iterator[str]:
-    """A NaN among the keys or values of a row's head shows in all of it, one of a query in its own
-    token; rows beside it stay whole, though their tokens lie behind its in memory."""
+    """A NaN among the keys or values of a row's head shows in the whole head; a NaN in a query
+    shows in its token. Other rows stay whole, although their tokens follow in memory."""
     channels, tokens, heads = 128, 44, 2
     for which, bad in itertools.product(range(3), (NAN, INFINITY, -INFINITY)):
         query, key = torch.randn(2, ROWS, tokens, channels)
@@ -66,7 +66,7 @@ def attention_to_what_is_no_number() -> Iterator[str]:
 
 @check
 def attentions_in_e4m3() -> Iterator[str]:
-    """The shares lose what E4M3 does, and no more: see `differing` of the interpreter's E4M3."""
+    """The shares lose only E4M3's rounding; `differing` describes the interpreter's E4M3."""
     channels, tokens = 128, 112
     query, key = (torch.randn(2, ROWS, tokens, channels) * 2).to(torch.float8_e4m3fn)
     value = torch.randn(channels, ROWS, tokens).to(torch.float8_e4m3fn)
@@ -77,7 +77,7 @@ def attentions_in_e4m3() -> Iterator[str]:
 
 @check
 def attentions_of_any_number_of_tokens() -> Iterator[str]:
-    """Values from a turned product, whose rows are padded; a NaN in one row stays there."""
+    """Values from a transposed product, whose rows are padded. A NaN stays in its row."""
     channels, rows = 64, 2
     weight = torch.eye(channels).to(torch.float8_e4m3fn)
     scale, bias = torch.ones(channels), torch.zeros(channels)
@@ -92,7 +92,7 @@ def attentions_of_any_number_of_tokens() -> Iterator[str]:
         # The interpreter's E4M3 has no NaN: see `differing`.
         padded = torch.empty(channels, rows, turned.stride(1)).fill_(NAN)[:, :, :tokens]
         padded.copy_(values)[:, 1] = NAN
-        # Means of more values are smaller.
+        # A mean of more values is smaller.
         steps = 10 * tokens**0.5
         settings: Any = {"steps": torch.full((channels,), steps), "flags": torch.zeros(rows)}
         found = attention(query, key, padded, 1, number=torch.int8, **settings)
@@ -107,7 +107,7 @@ def attended_text(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tens
 
 @check
 def attentions_to_a_prompt() -> Iterator[str]:
-    """Prompts that fill a block of keys, part of one, or several; in halves and floats."""
+    """Prompts that fill a part of a block of keys, one block, or several; in halves and floats."""
     for head, keys, tokens in itertools.product((16, 64), (5, 32, 77), (28, 64)):
         channels, steps = 2 * head, torch.rand(2 * head) * 200 + 100
         query, (key, value) = (
@@ -129,7 +129,7 @@ def attentions_to_a_prompt() -> Iterator[str]:
 
 @check
 def attentions_to_a_prompt_that_is_no_number() -> Iterator[str]:
-    """Shows in the row that it is of, and in no other, whatever lies beside it in memory."""
+    """A NaN shows in its row and in no other, whatever is next to it in memory."""
     channels, heads = 32, 2
     for which, bad, keys in itertools.product(range(3), (NAN, INFINITY, -INFINITY), (20, 45)):
         query, (key, value) = (

@@ -1,9 +1,9 @@
 """Our Triton kernels under Triton's interpreter against PyTorch in float64, each with every
-combination of its flags, at odd sizes: `python -m tests.engines.pytorch.interpreted_kernels`, which
-runs the checks of interpreted_attention.py too.
+combination of its flags, at odd sizes. `python -m tests.engines.pytorch.interpreted_kernels` also
+runs the checks of interpreted_attention.py.
 
-The interpreter is chosen when a kernel is defined, hence a process of its own; it prints one JSON
-object, what went wrong by the name of the check.
+The interpreter is chosen when a kernel is defined, so this is a separate program. It prints one
+JSON object with the errors by the name of the check.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def norm() -> Iterator[str]:
 
 @check
 def norm_of_a_large_map() -> Iterator[str]:
-    """More programs share its sums than are folded at a time, and some find no pixels left."""
+    """More programs share the sums than are folded at once, and some programs have no pixels."""
     x, (weight, bias) = 2 * map_of(1, CHANNELS, 64, 144) + 1, torch.randn(2, CHANNELS)
     if (splits := summed(x)[1].shape[1]) <= FOLDED:
         yield f"{splits} programs, needed more than {FOLDED}"
@@ -76,8 +76,8 @@ def norm_of_a_large_map() -> Iterator[str]:
 
 @check
 def maps_joined_for_their_norm() -> Iterator[str]:
-    """As of a map that was joined before, wherever in a block of channels the second begins; what
-    is no number shows in its group alone."""
+    """The result equals that of a map joined before, wherever the second map begins in a block of
+    channels. A NaN or infinity shows in its group alone."""
     for first, second in ((72, 72), (8, 136), (80, 64)):
         x, beside = (2 * map_of(ROWS, width, HEIGHT, WIDTH) + 1 for width in (first, second))
         beside[1, 3, 2, 4], x[2, 5, 0, 0] = NAN, INFINITY
@@ -93,7 +93,7 @@ def maps_joined_for_their_norm() -> Iterator[str]:
 
 @check
 def norm_of_what_is_no_number() -> Iterator[str]:
-    """A group that holds a NaN or an infinity is NaN as a whole, and no other is."""
+    """A group that holds a NaN or an infinity is all NaN; other groups are not."""
     weight, bias = torch.randn(2, CHANNELS)
     for bad, silu in itertools.product((NAN, INFINITY, -INFINITY), (False, True)):
         x = map_of(ROWS, CHANNELS, HEIGHT, WIDTH)
@@ -131,7 +131,7 @@ def rounding() -> Iterator[str]:
 
 @check
 def rounding_of_sums() -> Iterator[str]:
-    """What is no number in either of the two shows."""
+    """A NaN or infinity in either summand shows."""
     steps = torch.rand(CHANNELS) * 20 + 1
     x, added = torch.randn(2, ROWS, 7, CHANNELS)
     yield from wrong_by(affine(x, added=added), x.double() + added.double(), 1e-6, "sum")
@@ -158,7 +158,7 @@ def gating() -> Iterator[str]:
 
 @check
 def sums_and_their_layer_norms() -> Iterator[str]:
-    """A token that holds a NaN or an infinity is NaN as a whole, and no other is."""
+    """A token that holds a NaN or an infinity is all NaN; other tokens are not."""
     cases = [(1100, None), *((CHANNELS, bad) for bad in (None, NAN, INFINITY, -INFINITY))]
     for width, bad in cases:
         x, added, steps = *torch.randn(2, ROWS, 3, width), torch.rand(width) * 20 + 1
@@ -180,7 +180,7 @@ def sums_and_their_layer_norms() -> Iterator[str]:
 
 @check
 def products() -> Iterator[str]:
-    """Linears and convolutions, with and without what is added, into every type."""
+    """Linears and convolutions, with and without addends, into every type."""
     out = 41
     for number, dtype in zip(NUMBERS, (torch.float16, torch.float32), strict=True):
         most = 1e-5 if dtype is torch.float32 else 1e-3
@@ -206,7 +206,8 @@ def products() -> Iterator[str]:
 
 @check
 def products_by_descriptors() -> Iterator[str]:
-    """A convolution of a bordered map that a kernel made, with several pictures and odd sizes."""
+    """A convolution of a map with a border made by a kernel, with several pictures and odd
+    sizes."""
     inside, out, steps = 80, 41, torch.ones(80)
     for number, residual in itertools.product(NUMBERS, (False, True)):
         x = whole(ROWS, inside, HEIGHT, WIDTH).to(memory_format=torch.channels_last)
@@ -231,8 +232,8 @@ def products_by_descriptors() -> Iterator[str]:
 
 @check
 def products_of_doubled_maps() -> Iterator[str]:
-    """As of a map that is doubled and then convolved, edges too; with a border and without. That
-    the weights' sums are rounded is all that differs; the reference has the same."""
+    """The result equals that of doubling a map and then convolving it, also at the edges, with and
+    without a border. Only the weights' sums are rounded, in the reference too."""
     inside, out, steps = 80, 41, torch.ones(80)
     for number, has_border in itertools.product(NUMBERS, (False, True)):
         x = whole(ROWS, inside, HEIGHT, WIDTH).to(memory_format=torch.channels_last)
@@ -253,7 +254,7 @@ def products_of_doubled_maps() -> Iterator[str]:
 
 @check
 def products_with_loras() -> Iterator[str]:
-    """Each row with pages of its own, in every kind of product; a tile has tokens of three rows."""
+    """Each row has its own pages, in every kind of product. A tile has tokens of three rows."""
     out = 41
     for number, (inside, count) in itertools.product(NUMBERS, ((CHANNELS, 1), (80, 3))):
         tokens, weight = whole(ROWS, 7, inside).to(number), whole(2 * out, inside).to(number)
@@ -270,7 +271,7 @@ def products_with_loras() -> Iterator[str]:
         what: Any = (number, inside, count)
         yield from wrong_by(both.ranks, ranks, 1e-5, (*what, "ranks"))
         yield from flags_wrong(flags, set(), number, what)
-        # Whole sums are rounded to units of the scale.
+        # The complete sums are rounded to units of the scale.
         most = 2e-4 if number is torch.int8 else 1e-5
         found = product(tokens, weight, scale, bias, torch.float32, past, both)
         yield from wrong_by(found, expected + past.double(), most, (*what, "residual"))
@@ -290,7 +291,7 @@ def products_with_loras() -> Iterator[str]:
 
 @check
 def turned_products() -> Iterator[str]:
-    """A linear whose results lie with their tokens side by side; E4M3 holds no more than 448."""
+    """A linear layer whose results are stored with adjacent tokens. E4M3 holds at most 448."""
     inside, out = 80, 41
     scale, bias = torch.rand(out) / 1000, torch.randn(out)
     scale[7], bias[8] = 10, NAN
@@ -310,7 +311,7 @@ def turned_products() -> Iterator[str]:
 
 @check
 def gated_products() -> Iterator[str]:
-    """Into both numbers, at odd sizes: our GELU moves few values, and those to a neighbour."""
+    """Into both 8-bit types, at odd sizes. Our GELU moves few values, each to a neighbour."""
     inside, out = 80, 41
     scale, bias = torch.rand(2 * out) / 1000, torch.randn(2 * out)
     steps = torch.cat([torch.rand(out) * 20 + 1, torch.ones(out)])
@@ -326,7 +327,7 @@ def gated_products() -> Iterator[str]:
 
 @check
 def gated_products_of_what_is_no_number() -> Iterator[str]:
-    """A token's NaN shows in its own row alone, and so does an infinite gate's."""
+    """A token's NaN shows in its row alone, and so does an infinite gate."""
     inside, out = 80, 41
     scale, tokens = torch.rand(2 * out) / 1000, whole(ROWS, 7, inside).to(torch.float8_e4m3fn)
     weight = whole(2 * out, inside).to(torch.float8_e4m3fn)
@@ -347,7 +348,7 @@ def gated_products_of_what_is_no_number() -> Iterator[str]:
 
 @check
 def gelus() -> Iterator[str]:
-    """The product's own, gate by gate."""
+    """The GELU of the product, gate by gate."""
     gates = torch.cat([torch.linspace(-12, 12, 9601), torch.tensor([-1e30, -300, 300, 1e30])])
     found = gelu_of(gates)
     exact = F.gelu(gates.double())
@@ -359,7 +360,8 @@ def gelus() -> Iterator[str]:
 
 @check
 def flags_of_a_network() -> Iterator[str]:
-    """A broken row is broken at the end, whatever int8 made of it; the next call starts anew."""
+    """A broken row is flagged at the end even if int8 hides it. The next call starts without
+    flags."""
     flags, steps = torch.zeros(8), torch.ones(CHANNELS)
 
     class Network(torch.nn.Module):

@@ -1,6 +1,6 @@
-"""Maps of several sizes in one call: each kernel's result for a row is that for the map alone, and
-no row changes another. Like interpreted_kernels.py, a program of its own:
-`python -m tests.engines.pytorch.interpreted_slots`.
+"""Maps of several sizes in one call: each kernel's result for a row equals that for the map alone,
+and no row changes another. Like interpreted_kernels.py, this is a separate program: `python -m
+tests.engines.pytorch.interpreted_slots`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def maps(channels: int = CHANNELS, by: int = 1) -> list[Tensor]:
 
 
 def together(each: Sequence[Tensor], slot: int = SLOT) -> Tensor:
-    """The maps in slots, whose pads hold any finite numbers."""
+    """The maps in slots, with arbitrary finite numbers as padding."""
     whole = torch.randn(len(each), 1, slot, each[0].shape[1]).permute(0, 3, 1, 2)
     for row, x in zip(whole, each, strict=True):
         row[:, 0, : x[0, 0].numel()] = x[0].flatten(1)
@@ -48,7 +48,7 @@ def together(each: Sequence[Tensor], slot: int = SLOT) -> Tensor:
 
 
 def apart(x: Tensor, times: int = 1) -> list[Tensor]:
-    """Each row's map; `times`: its sides over those of the table."""
+    """Each row's map. `times`: the map's sides divided by the table's."""
     rows = []
     for row, (h, w) in zip(x, SIDES, strict=True):
         height, width = int(h * times), int(w * times)
@@ -125,7 +125,7 @@ def layer_of(number: torch.dtype, taps: tuple[int, ...] = (3, 3)) -> EightBit:
 
 @check
 def convolutions_in_slots() -> Iterator[str]:
-    """In tiles as on a GPU: small ones take minutes."""
+    """Tiles have the size of a GPU's, because small tiles take minutes."""
     with patch.object(triton_product, "SMALL", Tile(128, 64, 32, 4, 1)):
         for number, times, has_residual in (
             (torch.int8, 1, True),
@@ -170,7 +170,7 @@ def attention_in_slots() -> Iterator[str]:
 
     def attended(x: Tensor) -> Tensor:
         query, key, value = (t.to(number) for t in x.chunk(3, dim=-1))
-        # Lines of multiples of 16 bytes.
+        # Lines have multiples of 16 bytes.
         lines = F.pad(value.permute(2, 0, 1).float().contiguous(), (0, -x.shape[1] % 16))
         lines = lines.to(number)[..., : x.shape[1]]
         given = {"steps": steps, "number": torch.int8, "flags": torch.zeros(len(x))}

@@ -1,4 +1,4 @@
-"""Compares kernels with float64, and describes what differs."""
+"""Compares kernels with float64, and describes the differences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS, CHANNELS, HEIGHT, WIDTH = 3, 72, 5, 7
 """neither powers of two nor multiples of a block"""
 NAN, INFINITY = torch.nan, torch.inf
 MOST_OF_GELU, BEYOND_5 = 0.007, 2e-6
-"""relative error up to 5, and absolute error beyond it"""
+"""the largest relative error up to 5, and the largest absolute error beyond 5"""
 
 
 def check(function: Check) -> Check:
@@ -31,9 +31,9 @@ def check(function: Check) -> Check:
 
 
 def print_results() -> None:
-    """Run the checks, and print what is wrong by the name of the check, as JSON."""
+    """Run the checks, and print the errors by the name of the check, as JSON."""
     torch.manual_seed(0)
-    # NumPy's, of infinity times zero: that is what some checks are about.
+    # NumPy warns of infinity times zero, which some checks need.
     warnings.simplefilter("ignore", RuntimeWarning)
     print(json.dumps({name: list(run()) for name, run in CHECKS.items()}))
 
@@ -63,8 +63,9 @@ def rounded(x: Tensor, number: torch.dtype) -> Tensor:
 
 
 def differing(found: Tensor, expected: Tensor, what: object) -> Iterator[str]:
-    """Few values may differ: one in the middle of two goes either way, and the interpreter loses a
-    carry into E4M3's exponent. It also has no NaN in E4M3, which the compiled code must keep."""
+    """Few values may differ: a value halfway between two numbers goes to either, and the
+    interpreter loses a carry into E4M3's exponent. The interpreter's E4M3 also has no NaN, which
+    compiled code must keep."""
     most = 0.002 if found.dtype is torch.int8 else 0.05
     ours, theirs = found.float(), expected.float()
     wrong = float(((ours != theirs) & ~theirs.isnan()).float().mean())
@@ -83,7 +84,7 @@ def flags_wrong(
 def rounding_wrong(
     run: Callable[..., Tensor], scaled: Tensor, what: object, broken: set[int] | None = None
 ) -> Iterator[str]:
-    """`run` must round `scaled` to each number and flag the broken rows, in int8."""
+    """Check that `run` rounds `scaled` to each 8-bit type and, in int8, flags the broken rows."""
     for number in NUMBERS:
         flags = torch.zeros(ROWS)
         found = run(number=number, flags=flags)
@@ -112,7 +113,7 @@ def normed(x: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, silu: 
 
 
 def gated_wrong(found: Tensor, expected: Tensor, number: torch.dtype) -> Iterator[str]:
-    """No value may be further off than its neighbour among the numbers, and few may differ."""
+    """Few values may differ, each at most by one step of the type."""
     ours, theirs = found.double(), expected.double()
     step = 1.0 if number is torch.int8 else theirs.abs().clamp(min=2.0**-6) / 8
     far = float(((ours - theirs).abs() > step * 1.001).double().mean())
@@ -133,7 +134,7 @@ def attended(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
 
 
 def gelu_of(gates: Tensor) -> Tensor:
-    """The gated product's GELU."""
+    """The GELU of the gated product."""
     found = torch.empty_like(gates)
     _gelus[(1,)](gates, found, len(gates), SIZE=triton.next_power_of_2(len(gates)))
     return found

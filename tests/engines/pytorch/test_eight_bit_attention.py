@@ -1,4 +1,4 @@
-"""Attention in 8 bits: where it runs, what it costs, and that what is no number shows."""
+"""Attention in 8 bits: where it runs, its error, and that a NaN shows."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.engines.eight_bit_layers import E4M3, eight_bit_layer
 from tests.engines.meta_launches import launches_of
 
 MOST_ERROR = 0.06
-"""of attention in E4M3 against floats, relative L2, with scores as wide as 1"""
+"""the relative L2 error of attention in E4M3 against floats, with scores of deviation 1"""
 LAYERS = 70
-"""of attention among pixels in SDXL"""
+"""the layers of SDXL with attention among pixels"""
 
 
 def in_floats(layers: list[EightBit], stored: Tensor, heads: int) -> Tensor:
-    """Attention alone in floats, between the same layers in 8 bits."""
+    """Attention in floats, between the same layers in 8 bits."""
     made = [each.product(stored, torch.float32).double() for each in layers]
     split = [each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in made]
     return F.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
@@ -63,7 +63,7 @@ def test_what_is_no_number_shows_in_its_row_alone(number: torch.dtype) -> None:
 
 
 def block_of(width: int, heads: int) -> Any:
-    """diffusers', as SDXL has them."""
+    """A transformer block of diffusers, as in SDXL."""
     from diffusers.models.attention import BasicTransformerBlock
 
     made: Any = BasicTransformerBlock(width, heads, width // heads, cross_attention_dim=32)
@@ -98,7 +98,8 @@ def test_it_runs_where_all_around_it_is_in_8_bits_and_no_kernel_was_named(
 
 
 def test_every_size_has_attention_in_8_bits() -> None:
-    """Also where the tokens are no multiple of 16: 31 × 31 at the lowest level of 992 pixels."""
+    """Also with a number of tokens that 16 does not divide: 31 × 31 at the lowest level of 992
+    pixels."""
     for side in (1024, 992, 1000):
         names = [each.name for each in launches_of("unet_deep", "fp8", 2, side)]
         assert names.count("_attention") == LAYERS, side

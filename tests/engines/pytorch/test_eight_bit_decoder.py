@@ -1,5 +1,6 @@
-"""The decoder in 8 bits: near the exact picture, each picture for itself, and what is no number
-shows."""
+"""The decoder in 8 bits: it is near the exact picture, pictures do not change each other, and a NaN
+shows.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +92,7 @@ def test_it_comes_with_8_bits_and_an_option_leaves_it_out(mini: Pipeline, tmp_pa
 
     def run() -> None:
         for each in layers:
-            # Maxima alone are wanted.
+            # Only maxima are needed.
             for hook in each._forward_pre_hooks.values():
                 hook(each, (torch.ones(1),))
 
@@ -111,7 +112,7 @@ def test_it_comes_with_8_bits_and_an_option_leaves_it_out(mini: Pipeline, tmp_pa
 
 @pytest.mark.parametrize("tokens", [5, 16, 37])
 def test_a_wide_head_attends_by_products(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
-    """In pieces that do not divide the tokens; a NaN among the keys shows in its row alone."""
+    """The pieces do not divide the tokens. A NaN among the keys shows in its row alone."""
     monkeypatch.setattr(fast_vae, "QUERIES", 16)
     query, key, value = torch.randn(3, 2, tokens, 24)
     expected = F.scaled_dot_product_attention(query.double(), key.double(), value.double())

@@ -1,4 +1,4 @@
-"""The UNet rearranged for a GPU, and in 8 bits, computes on a CPU what it computed before."""
+"""On a CPU, the UNet rearranged for a GPU, also in 8 bits, computes the same as before."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from training.mini.layouts import MAPS
 
 LEAST_ERROR = 2e-5
 MOST_ERROR = {"fp8": 0.06, "int8": 0.03}
-"""of the UNet's output, relative to its norm, at any step of a real picture"""
+"""the error of the UNet's output relative to its norm, at any step of a real picture"""
 MOST_LATENTS_ERROR = {"fp8": 0.25, "int8": 0.2}
 PICTURE = GenerationParams("a red circle on a blue background", seed=3, steps=8, cache_interval=2)
 
@@ -72,7 +72,7 @@ def numbers(
     mini: Pipeline,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[str, Path]]:
-    """The embedded model's, from the calls of one picture."""
+    """The embedded model's 8-bit numbers, from the calls of one picture."""
     path = tmp_path_factory.mktemp("numbers") / f"{request.param}.safetensors"
     calls = recorded(mini)
     network = networks_of("unet", unet)["unet_deep"]
@@ -83,7 +83,7 @@ def numbers(
 
 
 def recorded(pipeline: Pipeline) -> list[tuple[dict[str, Tensor], Tensor]]:
-    """What the deep UNet is given, and answers, at every step of the picture."""
+    """The inputs and the output of the deep UNet at every step of a picture."""
     from eval.gpu.proof import recorded as calls_of
 
     calls = calls_of(pipeline, PICTURE)
@@ -126,9 +126,9 @@ def test_self_attention_is_one_product_and_cross_attention_knows_its_turn(unet: 
 
 
 def test_rearranging_holds_no_weight_twice(numbers: tuple[str, Path], unet: nn.Module) -> None:
-    """In floats and in 8 bits: what is joined is not kept beside it. A gated product has two
-    numbers of its own for each channel, which are no weights; an upsampler has its quarters
-    besides, as sides may be stretched."""
+    """In floats and in 8 bits, the parts of joined layers are not kept. A gated product adds two
+    numbers for each channel, which are not weights. An upsampler also keeps its quarters, because
+    sides may be stretched."""
     for ours in (copy.deepcopy(unet), in_eight_bits(unet, numbers[1])):
         before = held_bytes(ours)
         rearrange(ours)
@@ -136,7 +136,8 @@ def test_rearranging_holds_no_weight_twice(numbers: tuple[str, Path], unet: nn.M
 
 
 def test_8_bit_upsamplers_are_quarters_where_sides_are_doubles() -> None:
-    """A map of 62 × 62 latents has sides of 31 and 16: the last is not doubled, but stretched."""
+    """A map of 62 × 62 latents has sides of 31 and 16, so its last side is stretched, not
+    doubled."""
     pytest.importorskip("triton", reason="Triton comes for Linux alone")
     from tests.engines.meta_launches import launches_of
 
@@ -172,7 +173,7 @@ def test_8_bit_layers_are_the_recipes(numbers: tuple[str, Path], unet: nn.Module
 def test_8_bits_here_are_what_the_exports_reference_computes(
     numbers: tuple[str, Path], unet: nn.Module, inputs: dict[str, Tensor], tmp_path: Path
 ) -> None:
-    """Of the layers that graphs have in 8 bits."""
+    """This compares the layers that graphs have in 8 bits."""
     number, path = numbers[0], tmp_path / "of_graphs.safetensors"
     recipe, tensors = RECIPES[number], load_file(numbers[1])
     in_graphs = {k: t for k, t in tensors.items() if recipe.rule_for(layer_of(k)).is_quantised}
@@ -182,7 +183,7 @@ def test_8_bits_here_are_what_the_exports_reference_computes(
     rearrange(ours)
     fake_quantise(theirs, path)
     measured = relative(deep(ours, inputs)[0], deep(theirs, inputs)[0])
-    # A value in the middle of two steps may fall to either side.
+    # A value halfway between two steps may go to either.
     assert measured <= 0.01, f"{number}: {measured:.4f}, at most 0.01"
 
 
@@ -206,7 +207,7 @@ def test_each_further_layer_is_what_its_numbers_stand_for(
 
 
 def test_a_sum_of_tokens_is_part_of_our_own_product() -> None:
-    """PyTorch's own, in FP8, leaves it to the next norm."""
+    """PyTorch's FP8 product leaves the sum to the next norm."""
     from engines.pytorch.launches import noted
     from tests.engines.meta_launches import begun, engines_of
 
@@ -246,7 +247,7 @@ def test_8_bits_stay_near_float32_at_every_step(numbers: tuple[str, Path], mini:
 def test_a_controlnet_beside_8_bits_is_in_e4m3_and_near_itself(
     numbers: tuple[str, Path], mini: Pipeline
 ) -> None:
-    """Its layers are those that the UNet has in 8 bits, its residuals as near as the UNet's
+    """The net has the UNet's layers in 8 bits, and its residuals are as near as the UNet's
     noise."""
     number, path = numbers
     net = read_control(CONTROLNETS / "edges", mini.checkpoint).network()

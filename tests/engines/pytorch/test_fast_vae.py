@@ -1,4 +1,4 @@
-"""The decoder as a GPU runs it: the same picture, from recordings, rounded where it was made."""
+"""The decoder as on a GPU: the same picture, from recordings, rounded on the device."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_only_a_vae_in_halves_is_fitted_to_them(
 
 @dataclass
 class Launching:
-    """An engine that, while the device captures, is noted and not run."""
+    """An engine that a capturing device records and does not run."""
 
     device: FakeDevice
     engine: FakeEngine = field(default_factory=lambda: FakeEngine(SPEC))
@@ -95,7 +95,7 @@ class Launching:
 
 
 def test_a_recorded_decoder_answers_for_the_latents_it_is_given() -> None:
-    """Whatever their addresses: they are new tensors for each picture."""
+    """Each picture's latents are new tensors at other addresses."""
     device = FakeDevice()
     engine = RecordedEngine(Launching(device), device)
     for seed in range(4):
@@ -134,7 +134,7 @@ def test_pixels_rounded_on_the_device_are_the_same_bytes(dtype: torch.dtype) -> 
 
 
 def test_an_asynchronous_device_hands_over_pixels_and_says_what_is_broken() -> None:
-    """On a double: its tensors lie on the CPU and are taken for a GPU's."""
+    """The device is a double: tensors on the CPU count as a GPU's."""
 
     class Elsewhere(str):
         type = "elsewhere"

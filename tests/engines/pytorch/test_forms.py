@@ -1,4 +1,5 @@
-"""The forms of our kernels are a closed list that covers every size, and are compiled ahead."""
+"""The forms of our kernels are a closed list that covers every size, and they are compiled ahead.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +113,7 @@ def test_every_size_bucket_and_prompt_has_its_forms_in_the_list(closed: set[Form
 
 @pytest.mark.slow
 def test_slots_have_their_forms_in_the_list(closed: set[Form]) -> None:
-    """Whatever their size; the official sizes share one."""
+    """This holds for slots of any size; the official sizes share one slot."""
     sizes = ((832, 1216), (512, 512), (768, 768), (1536, 1536), (1920, 1088))
     for size, rows in zip(sizes, (16, 1, 6, 2, 10), strict=True):
         for name in UNETS:
@@ -165,7 +166,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launch:
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names a GPU that is not here; nothing is launched on it."""
+    """Name another GPU, on which nothing is launched."""
     named: Any = SimpleNamespace(
         get_current_device=lambda: 0,
         get_current_stream=lambda _: 0,
@@ -176,7 +177,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_a_kernel_has_the_same_key_in_every_process() -> None:
-    """Whichever is asked for first."""
+    """The order of the launches does not matter."""
     code = (
         "import sys\nfrom triton import JITFunction\n"
         "from engines.pytorch import triton_kernels, triton_product\n"
@@ -201,7 +202,7 @@ def test_a_launch_finds_what_was_compiled_ahead(small: Launch) -> None:
     assert is_cached(form, TARGET)
     assert compiled_forms() == before + 1
     small.kernel.device_caches.clear()
-    # All that a launch does before it starts the kernel.
+    # Everything that a launch does before it starts the kernel.
     small.kernel.warmup(*small.arguments, grid=small.grid, **FUSION, **small.constants)
     assert compiled_forms() == before + 1, "the launch compiled another form"
 

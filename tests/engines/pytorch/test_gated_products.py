@@ -1,4 +1,4 @@
-"""The feed-forward's GEGLU in the product before it: where it is launched, and what it is given."""
+"""The feed-forward's GEGLU inside the product before it: its launches and their arguments."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_between_8_bit_layers_nothing_is_left_but_two_products(
 
 
 def test_without_a_memory_accelerator_or_8_bits_behind_it_gating_is_a_pass() -> None:
-    # The products are PyTorch's own.
+    # These products are PyTorch's.
     assert launched(feed_forward(), has_tma=False) == ["_gated"]
     assert launched(feed_forward(is_second_rounded=False)) == ["_gated"]
 

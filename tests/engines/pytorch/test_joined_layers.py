@@ -1,4 +1,4 @@
-"""Layers of the same input become one, which computes what they did."""
+"""Layers with the same input are joined to one layer with the same results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engines.pytorch.joined_layers import alike, joined
 from tests.engines.eight_bit_layers import E4M3, eight_bit_layer
 
 MOST_ERROR = {torch.int8: 0.01, E4M3: 0.04}
-"""of what a second rounding of the weights adds, relative L2"""
+"""the relative L2 error that a second rounding of the weights adds"""
 
 
 def relative(found: Tensor, expected: Tensor) -> float:
@@ -20,8 +20,8 @@ def relative(found: Tensor, expected: Tensor) -> float:
 
 
 def apart(number: torch.dtype) -> list[Any]:
-    """Of the same input, as SmoothQuant leaves them: steps a few percent apart, and one channel's
-    far."""
+    """Layers of the same input after SmoothQuant: their steps differ by a few percent, and in one
+    channel by far."""
     torch.manual_seed(0)
     layers: list[Any] = [eight_bit_layer(96, 32, number) for _ in range(3)]
     for layer in layers[1:]:

@@ -1,4 +1,4 @@
-"""Tiles fit their GPU, are measured while nobody waits, and are found again."""
+"""Tiles fit their GPU, are measured while no request waits, and are stored."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def never(run: Callable[[], None]) -> float:
 
 
 def quickest_is(best: Tile) -> tuple[Callable[[Tile], None], Callable[[Callable[[], None]], float]]:
-    """A run that notes its tile, and a clock that likes one."""
+    """A run that records its tile, and a clock on which the tile `best` is the fastest."""
     ran: list[Tile] = []
 
     def measure(run: Callable[[], None]) -> float:
@@ -70,7 +70,7 @@ def test_every_tile_fits_the_gpu() -> None:
 
 
 def test_where_sums_come_out_of_tensor_memory_fp8_has_no_tile_that_spills() -> None:
-    """Which do, tests/engines/test_kernels_compile.py sees."""
+    """tests/engines/test_kernels_compile.py finds the tiles that spill."""
     for kind in ((False, False), (True, False), (False, True)):
         for number, is_less in (("int8", False), ("float8_e4m3fn", not kind[0])):
             problem = TileProblem(number, 1, 640, 640, 4096, *kind)
@@ -80,7 +80,7 @@ def test_where_sums_come_out_of_tensor_memory_fp8_has_no_tile_that_spills() -> N
 
 
 def test_a_services_sizes_share_few_keys() -> None:
-    """Even row counts to 32 at three resolutions: each key costs a second while it warms up."""
+    """Even row counts to 32 at three resolutions. Each key costs a second of the warm-up."""
     sizes = [rows * side * side for rows in range(2, 33, 2) for side in (32, 64, 128)]
     keys = {TileProblem("int8", 9, 640, 640, count, False).key for count in sizes}
     assert len(keys) <= 4, keys
@@ -134,7 +134,8 @@ def test_where_nothing_can_be_kept_tiles_are_measured_all_the_same(
 def test_pytorchs_fp8_product_is_tried_as_it_will_be_used(
     is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A library that refuses tiny factors, or knows no slow sum, must not lose to ours for it."""
+    """A library that refuses tiny factors, or has no slow sum, must not lose to our product for
+    that."""
 
     def like_a_library(a: torch.Tensor, b: torch.Tensor, *_: object, **given: object) -> object:
         if is_refused or min(*a.shape, *b.shape) < 256 or not given["use_fast_accum"]:

@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="Triton comes for Linux alone")
 
 ROOT = Path(__file__).parents[3]
 PROGRAMS = {"interpreted_kernels": ("interpreted_attention",), "interpreted_slots": ()}
-"""and the files whose checks they run besides their own"""
+"""the programs, and the further files whose checks they run"""
 
 
 def names_of(program: str) -> list[str]:
@@ -27,7 +27,7 @@ def names_of(program: str) -> list[str]:
 
 @cache
 def results_of(program: str) -> dict[str, list[str]]:
-    """What is wrong by the name of the check."""
+    """The errors by the name of the check."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-m", f"tests.engines.pytorch.{program}"],

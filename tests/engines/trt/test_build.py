@@ -1,4 +1,4 @@
-"""A build publishes everything or nothing, and builds nothing twice."""
+"""A build publishes all plans or none, and builds no plan twice."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Site:
         return build(order_of(self.export, self.out, **changes), prove=prove)
 
     def rebuild(self, prove: Prove = lambda _: not_run(""), **changes: Any) -> list[str]:
-        """Build again; the plans that were built."""
+        """Build again and return the names of the built plans."""
         self.worker.built.clear()
         self.worker.fails_at = None
         self.build(prove, **changes)

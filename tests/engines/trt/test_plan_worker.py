@@ -1,4 +1,4 @@
-"""How a build is told: shares that only rise, and an end that is named."""
+"""A build's progress: rising shares, and a named end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def job(folder: Path) -> PlanJob:
 
 
 def interpreter(folder: Path, script: str) -> str:
-    """Takes Python's place as the command that runs the worker."""
+    """Write a script that replaces Python as the worker's command."""
     path = folder / "python"
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)

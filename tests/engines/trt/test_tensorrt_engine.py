@@ -35,7 +35,7 @@ class Bench:
         return new_tensors(self.engine.spec, rows, side, tokens)
 
     def run(self, tensors: Tensors) -> None:
-        """Call, and compare with the fake engine that the double computes with."""
+        """Call the engine, and compare with the fake engine behind the double."""
         inputs, outputs = tensors
         for output in outputs.values():
             output.fill_(torch.nan)
@@ -46,7 +46,7 @@ class Bench:
             assert torch.equal(found, expected[name]), name
 
     def counts(self) -> tuple[int, int, int]:
-        """Graphs captured, their replays, and execution contexts."""
+        """The numbers of captured graphs, of replays, and of execution contexts."""
         device = self.library.device
         return device.captures, device.replays, len(self.library.contexts)
 

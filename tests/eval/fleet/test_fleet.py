@@ -80,7 +80,7 @@ def test_clusters_on_several_cores_are_the_whole_fleet() -> None:
         assert cpu_s > 0
         total.add(out)
     assert total.gpu_s == pytest.approx(whole.gpu_s)
-    # Poisson's deviation of both
+    # Both numbers have Poisson's deviation.
     assert abs(total.arrived - whole.arrived) < 6 * (2 * whole.arrived) ** 0.5
 
 

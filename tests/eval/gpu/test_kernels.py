@@ -30,7 +30,7 @@ def recorded() -> list[tuple[str, KernelWork]]:
 
 
 def write(path: Path, names: list[str]) -> Path:
-    """Kernels of 3 µs with gaps of 1 µs."""
+    """Write a trace with kernels of 3 µs and gaps of 1 µs."""
     events = [
         {"cat": "kernel", "name": name, "ts": 4.0 * i, "dur": 3.0} for i, name in enumerate(names)
     ]

@@ -1,4 +1,4 @@
-"""Figures of streamed answers, and their limits."""
+"""Figures of streamed answers, and MLPerf's limits on them."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def streamed(first_s: float, token_s: float = 0.03, tokens: int = 4) -> Streamed
     ],
 )
 def test_both_limits_must_hold(answers: list[StreamedAnswer], holds: list[bool]) -> None:
-    """An answer of one token needs only the first limit."""
+    """An answer of one token must keep only the first limit."""
     assert [Figures(answers, 1.0).holds(limits) for limits in LIMITS.values()] == holds
 
 

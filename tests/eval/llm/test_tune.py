@@ -1,4 +1,5 @@
-"""The search for the best options: few trials, none twice, and a file that `sdxl serve` reads."""
+"""The search for the best options: few trials, none repeated, and a file that `sdxl serve` reads.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ CHOICES = {"max_batch_size": [4, 8, 16, 32], "max_num_tokens": [2048, 4096]}
 
 
 class Machine:
-    """A simulated machine: its tokens a second follow a formula, and it records the trials."""
+    """A simulated machine: a formula gives its tokens a second, and it records the trials."""
 
     def __init__(self, speed: Callable[[Options], float]) -> None:
         self.speed, self.tried = speed, list[Options]()
@@ -71,12 +72,12 @@ the language model does not load
 (ServeReplica:default:LlmReplica pid=3460) torch.OutOfMemoryError: CUDA out of memory.
 sdxl serve: sdxl-mini is loaded
 """
-"""the line that `sdxl serve` logs"""
+"""the log of `sdxl serve` when a model does not load"""
 
 
 class SimulatedService:
-    """Its rate is limited by the smaller of the replicas' rows and the clients. A model split over
-    n GPUs is n^0.7 times as fast, so splitting never pays."""
+    """Its rate is limited by the replicas' rows and by the clients. A model split over n GPUs is
+    n^0.7 times as fast, so splitting never pays."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         calls = ("first_llm", "concurrent_requests", "Client", "run_streams", "run_poisson")

@@ -1,4 +1,4 @@
-"""Bootstrap intervals: their width, their place, and that they are deterministic."""
+"""Bootstrap intervals have the right width and place, and are deterministic."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_interval_of_a_mean_has_the_normal_width() -> None:
 
 
 def test_the_interval_of_a_biased_score_contains_its_value() -> None:
-    """Like FID, whose resamples are all higher."""
+    """Resamples of FID, too, are all higher than its value."""
     bounds = interval(5.0, resample(lambda rows: 9.0 + mean(rows), len(VALUES), 200))
     assert bounds.low < 5.0 < bounds.high, bounds
 

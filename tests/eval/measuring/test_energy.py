@@ -1,4 +1,4 @@
-"""The energy of all GPUs, or none if one does not count."""
+"""The energy of all GPUs; none if a GPU does not count."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Refused(Exception):
 
 
 def nvml(millijoules: Sequence[int | None]) -> ModuleType:
-    """Stand for a driver with one GPU per figure; None is a GPU that does not count."""
+    """A stand-in for a driver with one GPU per figure. None is a GPU that does not count."""
     module = ModuleType("pynvml")
 
     def read(index: int) -> int:

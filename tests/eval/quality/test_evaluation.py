@@ -1,4 +1,4 @@
-"""An evaluation works in chunks, resumes, and refuses the folder of another one."""
+"""An evaluation works in chunks, resumes, and refuses the folder of another evaluation."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_the_git_blob_id_is_checked(url: str, tmp_path: Path) -> None:
 
 
 def test_the_built_in_sources_are_immutable() -> None:
-    """Each has a whole digest, and an address that names a commit or a release."""
+    """Each source has a full digest, and an address that names a commit or a release."""
     for file in read_sources(SOURCES):
         assert len(file.sha256) == KINDS["sha256"][1] or len(file.git_blob) == KINDS["git_blob"][1]
         assert re.search("/[0-9a-f]{40}/|/releases/download/", file.url), file.url

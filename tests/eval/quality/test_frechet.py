@@ -46,7 +46,7 @@ def test_the_distance_of_a_set_to_itself_is_zero() -> None:
 
 
 def test_known_gaussians_give_the_closed_form() -> None:
-    """Rows whitened to mean 0 and covariance 1 exactly, then moved and stretched by axis."""
+    """The rows have exactly mean 0 and covariance 1, and are then moved and stretched by axis."""
     raw = features(300, 4).double()
     centred = raw - raw.mean(0)
     root = torch.linalg.cholesky(centred.T @ centred / (len(raw) - 1))

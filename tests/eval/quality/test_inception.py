@@ -43,8 +43,8 @@ def test_a_picture_of_any_side_becomes_2048_features(network: Inception) -> None
 def test_features_equal_those_of_an_independent_implementation(
     network: Inception, tmp_path: Path
 ) -> None:
-    """torch-fidelity's network of the same weights. Its input is set to what the benchmark's
-    reference gives the network: torch-fidelity resizes and scales as TensorFlow 1 did."""
+    """Compare with torch-fidelity's network of the same weights. Its input is replaced by the
+    benchmark's, because torch-fidelity resizes and scales like TensorFlow 1."""
     if not INDEPENDENT.exists():
         assert not os.environ.get("CI_REQUIRES_TOOLS"), f"no torch-fidelity in {INDEPENDENT}"
         pytest.skip("torch-fidelity is not there; .ci/run says how to get it")
@@ -61,7 +61,8 @@ def test_features_equal_those_of_an_independent_implementation(
 
 
 def with_statistics(network: Inception) -> Inception:
-    """Set the statistics of its activations, as training does: else features vanish by layer."""
+    """Set the statistics of the activations, as training does. Otherwise features vanish layer by
+    layer."""
     for module in network.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             module.momentum = None

@@ -21,7 +21,7 @@ def test_the_gates_are_shares_of_the_reference_scores() -> None:
 
 
 def test_every_picture_starts_from_the_same_noise() -> None:
-    """The reference keeps one latent, drawn from a CPU generator of seed 0, for all samples."""
+    """The reference uses one latent for all samples, from a CPU generator of seed 0."""
     expected = torch.randn(1, 4, 128, 128, generator=torch.Generator("cpu").manual_seed(0))
     assert protocol.REQUEST.seed == 0
     assert torch.equal(NoiseSource(0, (4, 128, 128)).start(), expected[0])

@@ -97,8 +97,8 @@ def test_settings_that_this_machine_cannot_measure_are_refused(
 
 
 class Sweep:
-    """`run_sweep` on a simulated GPU: engines of `missing` do not load, pictures of `failing` fail,
-    and no picture is made."""
+    """`run_sweep` on a simulated GPU that makes no pictures. Engines of `missing` do not load, and
+    pictures of `failing` fail."""
 
     def __init__(self, patch: pytest.MonkeyPatch, out: Path, missing: str, failing: str) -> None:
         self.events: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""The reported memory of an image in flight is what the loop allocates for it."""
+"""The reported memory of an image in flight equals the loop's allocation for the image."""
 
 from __future__ import annotations
 

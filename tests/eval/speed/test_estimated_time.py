@@ -54,7 +54,7 @@ def test_work_equals_the_count_by_hand() -> None:
 
 
 def test_a_convolution_keeps_channels_last() -> None:
-    """Otherwise the next operator would begin with a copy that a GPU does not make."""
+    """Otherwise the next operator would begin with a copy, which a GPU does not make."""
     with torch.device("meta"):
         network, x = nn.Conv2d(8, 16, 3, padding=1).half(), torch.empty(3, 8, 5, 7).half()
     for layout, copies in ((torch.channels_last, 0), (torch.contiguous_format, 1)):
@@ -83,7 +83,7 @@ def test_a_kernel_takes_the_longer_of_arithmetic_and_memory() -> None:
 
 
 def test_no_rate_exceeds_its_measurement() -> None:
-    """At the depths and on the GPUs of the sources."""
+    """The rates are checked at the depths and on the GPUs of their sources."""
     for unit, is_ours, bits, depth, measured in (
         ("product", False, 16, 8192, 788),
         ("product", False, 8, 7168, 1550),

@@ -1,4 +1,4 @@
-"""Plans: their parameters, the search against every plan, and the prediction of errors."""
+"""Plans: their parameters, the search compared with all plans, and the prediction of errors."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_search_equals_trying_every_plan(seed: int) -> None:
     rng = np.random.default_rng(seed)
     steps, oldest = 9, int(rng.integers(2, 9))
     terms = [rng.random(min(step, oldest)).tolist() for step in range(steps)]
-    # After the end of guidance a step costs about half.
+    # Steps after the end of guidance cost about half.
     cheap = int(rng.integers(1, steps + 1))
     deep = [100 if n < cheap else 55 for n in range(steps)]
     shallow = [12 if n < cheap else 7 for n in range(steps)]

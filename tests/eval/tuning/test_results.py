@@ -1,4 +1,4 @@
-"""When a tuned plan pays, and which plan each quality gets."""
+"""When a tuned plan pays, and the choice of a plan for each quality."""
 
 from __future__ import annotations
 

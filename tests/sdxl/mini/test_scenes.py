@@ -1,4 +1,4 @@
-"""A scene is drawn as its caption says, and the same every time."""
+"""A scene is drawn as its caption says, and always in the same way."""
 
 from __future__ import annotations
 

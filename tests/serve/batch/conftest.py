@@ -1,4 +1,4 @@
-"""One Ray for the tests that need processes, and a finished job."""
+"""A Ray cluster for the tests that need processes, and a finished job."""
 
 from __future__ import annotations
 

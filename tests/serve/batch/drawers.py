@@ -1,4 +1,4 @@
-"""Renderers that draw at once, and jobs on them: in threads of this process, or on Ray."""
+"""Renderers that draw instantly, and jobs on them, in threads of this process or on Ray."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STOPS = "a prompt that stops its process"
 
 @dataclass
 class Drawer:
-    """A renderer. A picture depends on its order alone; `log` gets a line a picture."""
+    """A renderer. A picture depends on its order alone. `log` gets a line for each picture."""
 
     log: str = ""
     draw_s: float = 0.0
@@ -73,7 +73,7 @@ class Drawer:
             append_line(f"{self.log}.stopped", str(os.getpid()))
             os.kill(os.getpid(), signal.SIGSTOP)
         if prompt == HANGS:
-            # The whole process hangs, as in a call that never returns.
+            # The whole process hangs, as if a call never returned.
             time.sleep(10_000)
 
     def steps(self) -> int:
@@ -91,7 +91,7 @@ class Drawer:
 
 @dataclass
 class IdleWorker:
-    """A BatchWorker that has always just finished everything."""
+    """A BatchWorker without unfinished work."""
 
     name: str
 
@@ -113,7 +113,8 @@ class IdleWorker:
 def lost_workers(
     start: StartWorker, folder: Path, clock: Callable[[], float], stall_s: float = 120.0
 ) -> int:
-    """Drive two workers until the 51st look finds all shards packed; count the workers lost."""
+    """Drive two workers until all shards are packed, at the 51st check; return the number of lost
+    workers."""
     progress, beats = BatchProgress(0, 0.0), iter([False] * 50 + [True])
     driver = Driver(
         start,

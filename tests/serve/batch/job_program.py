@@ -1,4 +1,4 @@
-"""Run as a program: a job on renderers that draw, for a test to kill.
+"""Run as a program: a job on drawing renderers, for a test to kill.
 
 python -m tests.serve.batch.job_program POOL DRAW_S LOG SOURCE OUT [FLAG …]
 

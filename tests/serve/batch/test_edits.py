@@ -22,7 +22,7 @@ from tests.serve.batch.drawers import Drawer, dead_letters, jsonl, ledger_of, ma
 
 
 class Editor(Drawer):
-    """A drawer that can edit."""
+    """A drawer that also edits."""
 
     async def card(self) -> ModelCard:
         return ModelCard("sdxl-mini", Sizes(128, 64, 512), can_edit=True)
@@ -50,7 +50,7 @@ def mask_of_left_half(width: int, height: int) -> bytes:
 
 @pytest.mark.usefixtures("pasting")
 def test_rows_with_an_image_are_edits_beside_rows_of_text(tmp_path: Path) -> None:
-    """Size and unmasked pixels are the image's; its digest is in the ledger."""
+    """The size and the unmasked pixels are the image's. The image's digest is in the ledger."""
     (tmp_path / "in").mkdir()
     image = saved(Image.effect_noise((96, 160), 50).convert("RGB"))
     (tmp_path / "in" / "a.png").write_bytes(image)

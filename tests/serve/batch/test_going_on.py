@@ -1,4 +1,4 @@
-"""What a rerun checks of finished pictures, and which workers and older jobs it accepts."""
+"""A rerun's checks of finished pictures, and the workers and older jobs that it accepts."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from tests.serve.batch.drawers import (
 
 @pytest.fixture(autouse=True)
 def _no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker reads its first picture only."""
+    """A worker reads only its first picture."""
     monkeypatch.setattr("serve.batch.finished.SAMPLED", 0.0)
 
 
 def pictures_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list to which the name of each picture read from now on is added."""
+    """Return a list that collects the names of pictures that are read from now on."""
     names, get = [], FolderStore.get
 
     def record(self: FolderStore, name: str) -> bytes:
@@ -49,7 +49,7 @@ def pictures_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return get(self, name)
 
     monkeypatch.setattr(FolderStore, "get", record)
-    # The contact sheet always reads 24.
+    # The contact sheet always reads 24 pictures.
     monkeypatch.setattr("serve.batch.results.write_sheet", lambda store, images: [])
     return names
 
@@ -103,7 +103,7 @@ def test_each_of_two_pieces_checked_at_once_is_read_whole_after_its_damaged_samp
 def test_a_damaged_picture_outside_the_sample_is_reported_and_stops_no_job(
     flags: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """The contact sheet, which shows 24 pictures, finds it."""
+    """The contact sheet, which shows 24 pictures, finds the damage."""
     source, out = prompts(tmp_path, 16), tmp_path / "out"
     assert make(source, out, *SMALL, *flags) == 0
     last = sorted((out / "images").rglob("*.*"))[-1]
@@ -146,7 +146,7 @@ def test_a_job_of_the_first_version_is_resumed(tmp_path: Path) -> None:
 
 
 class Carded(Drawer):
-    """It has an engine of its own, and draws only when all its peers have begun."""
+    """It has its own engine, and draws only when all peers have begun."""
 
     def __init__(self, engine: dict[str, str], began: set[str], peers: int) -> None:
         super().__init__()

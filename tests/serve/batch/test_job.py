@@ -1,4 +1,4 @@
-"""A whole job on workers in this process: its output, what it refuses, and how it resumes."""
+"""A whole job on workers in this process: its output, its refusals, and its resumption."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ def damage(out: Path, name: str) -> None:
 
 
 def forget(out: Path, name: str) -> None:
-    """Remove a ledger line, as if a crash came right after the rename."""
+    """Remove a ledger line, as if the job crashed right after the rename."""
     path = out / "ledger" / f"{name[:6]}.jsonl"
     lines = [line for line in path.read_bytes().splitlines(True) if name.encode() not in line]
     path.write_bytes(b"".join(lines))
 
 
 def tear(out: Path, name: str) -> None:
-    """Write half a line, as if a crash came while it was written."""
+    """Write half a line, as if the job crashed while writing it."""
     forget(out, name)
     path = out / "ledger" / f"{name[:6]}.jsonl"
     path.write_bytes(path.read_bytes() + b'{"ordinal": 3, "id": "x", "file": "ima')
@@ -93,7 +93,7 @@ def test_only_a_picture_that_differs_from_the_ledger_is_made_again(
     disturb(copied / "out", sorted(before)[11])
     if disturb is not forget:
         assert command.main(["--verify", str(copied / "out")]) == 1
-    # Only reading detects damage that keeps the length.
+    # Damage that keeps the length shows only when the file is read.
     flags = ["--read-back"] if disturb is damage else []
     assert rerun(copied, *flags, load=partial(Drawer, str(log))) == 0
     assert len(lines_of(log)) == 1

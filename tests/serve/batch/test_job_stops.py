@@ -19,7 +19,7 @@ from tests.serve.batch.drawers import SMALL, Drawer, dead_letters, lines_of, mak
 
 
 def failing(number: int, fail_after: int) -> Callable[..., None]:
-    """Return a `write_atomic` that fails after so many pictures."""
+    """Return a `write_atomic` that fails after `fail_after` pictures."""
     taken, write = 0, write_atomic
 
     def put(path: Path, data: bytes, scratch: Path | None = None) -> None:

@@ -62,8 +62,8 @@ class Job:
             return subprocess.Popen(argv, cwd=ROOT, env=ENVIRONMENT, stdout=file, stderr=file)
 
     def kill_driver_after(self, pictures: int) -> None:
-        """Start, wait for so many more pictures, and kill the driver. Its children must end by
-        themselves, or do no harm."""
+        """Start, wait for this many more pictures, and kill the driver. Its children must end by
+        themselves or do no harm."""
         wanted, process = self.made + pictures, self.start()
         wait_until(lambda: self.made >= wanted or process.poll() is not None, PATIENCE_S)
         if process.poll() is None:
@@ -73,7 +73,7 @@ class Job:
         process.wait(PATIENCE_S)
 
     def check(self, process: subprocess.Popen[bytes], rows: int, allowed: int) -> None:
-        """Check that the job finishes, with the pictures of one that was not killed."""
+        """Check that the job finishes with the same pictures as a job that was not killed."""
         code = process.wait(PATIENCE_S)
         assert code == 0, (self.folder / "output").read_text()[-3000:]
         assert make(self.source, self.folder / "calm", *self.flags[:2]) == 0
@@ -101,7 +101,7 @@ def test_three_kills_of_the_driver_lose_nothing(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_at_any_moment_leaves_no_worker_behind(tmp_path: Path) -> None:
     source, chance, struck = prompts(tmp_path, 40), random.Random(11), 0
-    # Other tests may have left a worker that hangs.
+    # Other tests may leave a worker that hangs.
     before = set(threading.enumerate())
     for number in range(30):
         try:

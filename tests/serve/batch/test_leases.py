@@ -1,4 +1,4 @@
-"""Leases: after any failures each row ends once, and only bad rows are given up."""
+"""Leases: after any failures, each row ends once, and only bad rows are given up."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def shards(count: int, size: int) -> list[ShardPiece]:
 def test_each_row_ends_once_and_only_the_bad_are_given_up(
     bad: set[int], moments: list[str]
 ) -> None:
-    """A bad row fails its whole piece; workers also die and return half a piece at random."""
+    """A bad row fails its whole piece. Workers also die, or return half a piece, at random."""
     leases = Leases(iter(shards(4, 15)))
     done: Counter[int] = Counter()
     given_up: Counter[int] = Counter()

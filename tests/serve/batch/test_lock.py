@@ -234,7 +234,7 @@ def test_in_a_store_without_conditional_creation_the_earlier_of_two_runs_stops(
     with pytest.raises(InvalidParams, match=REFUSED):
         BucketLock(store).take()
     with monkeypatch.context() as patch:
-        # Both looked before either wrote.
+        # Both checked before either wrote.
         patch.setattr(second, "last", lambda: (0, None))
         patch.setattr(store, "create", store.put)
         second.take()

@@ -1,4 +1,5 @@
-"""A job whose host is lost or cut off. tests/serve/test_several_hosts.py has the real ones."""
+"""A job whose host is lost or cut off, simulated. tests/serve/test_several_hosts.py has real hosts.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ class SlowDisk(FolderStore):
 def test_a_worker_without_its_driver_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw_s: float, put_s: float
 ) -> None:
-    """The driver may have leased its rows to another, while a picture is drawn or on its way to a
-    slow disk."""
+    """The driver may have leased the rows to another worker, while a picture is drawn or written to
+    a slow disk."""
     monkeypatch.setattr(shard_worker, "UNHEARD_S", 0.1)
     monkeypatch.setattr(shard_worker, "BEAT_S", 0.05)
     store = SlowDisk(tmp_path, "run", put_s)
@@ -66,13 +67,13 @@ def test_a_worker_without_its_driver_writes_nothing(
 
 @dataclass
 class HalfCluster(IdleWorker):
-    """A cluster that lost a GPU: the second worker waits for one for ever."""
+    """A cluster that lost a GPU, for which the second worker waits for ever."""
 
     def ready(self) -> Future[ModelCard]:
         return super().ready() if self.name == "w0" else Future()
 
 
 def test_a_lost_gpu_does_not_end_a_job_that_others_do(tmp_path: Path) -> None:
-    """Each look at the clock is half of the time that a worker has to load."""
+    """Each reading of the clock advances it by half of a worker's time to load."""
     clock = (LOAD_S / 2 * i for i in itertools.count()).__next__
     assert lost_workers(HalfCluster, tmp_path, clock) > LOADS

@@ -1,4 +1,4 @@
-"""Changed files of a job are made again or named in one line, and stop nothing else."""
+"""Damaged files of a job are made again or named in one line, and do not stop the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers as processes: one that dies or hangs is replaced, and only bad rows are given up."""
+"""Workers as processes: a worker that dies or hangs is replaced, and only bad rows are given up."""
 
 from __future__ import annotations
 

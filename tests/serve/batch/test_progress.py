@@ -1,4 +1,4 @@
-"""A job's progress for a person, a scraper and `--status`."""
+"""A job's progress on the terminal, in metrics and by `--status`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `sdxl batch` refuses before it begins, and what it prints if interrupted there."""
+"""The refusals of `sdxl batch` before it begins, and its message if it is interrupted there."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_ctrl_c_prints_once_how_to_resume(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is pressed before the job has begun, and while workers load."""
+    """Ctrl-C comes before the job has begun, or while workers load."""
     monkeypatch.setattr(running, during, running.interrupt)
     with pytest.raises(KeyboardInterrupt):
         command.make(order_of(prompts(tmp_path, 2), tmp_path / "out"))

@@ -201,7 +201,7 @@ def test_a_service_gets_maps_as_data_urls() -> None:
 
 
 def test_a_job_makes_the_library_s_pictures(folder: Path, mini: Pipeline) -> None:
-    """A map of other proportions, and a name that is not listed, cost one row."""
+    """A map of other proportions, or an unknown name, costs one row."""
     (folder / "wide.png").write_bytes(saved(plain(128, 64)))
     random_control(1).save_pretrained(folder / "nets" / "edges")
     model = replace(mini, catalogue=Catalogue(control_folders=[folder / "nets"]))

@@ -30,13 +30,13 @@ def test_calls_of_the_network_are_full_across_shards(tmp_path: Path) -> None:
         prompts(tmp_path, 64), tmp_path / "out", "--shard-size", "8", "--steps", "4",
         "--cache-interval", "2", load=lambda: renderer,
     )  # fmt: skip
-    # Two rows an image under guidance, two images a call: 64 images are 32 calls a deep step.
+    # A guided image has two rows, and a call two images: 64 images are 32 calls a deep step.
     assert made == 0 and len(pictures(tmp_path / "out")) == 64
     assert len(calls) <= 2 * 32 * 1.1, f"{len(calls)} deep calls for 64 images, needed about 64"
 
 
 def grown_mib(folder: Path, rows: int) -> float:
-    """Return the growth of the driver's memory over an input of so many rows."""
+    """Return the growth of the driver's memory over an input of `rows` rows."""
     source = folder / f"{rows}.txt"
     with source.open("w") as file:
         file.writelines(f"a red circle number {i}\n" for i in range(rows))
@@ -62,7 +62,7 @@ def grown_mib(folder: Path, rows: int) -> float:
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_the_drivers_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
-    """Only the cache of the database of ids may grow."""
+    """Only the cache of the ids' database may grow."""
     grown_mib(tmp_path, 1000)
     small, large = (grown_mib(tmp_path, rows) for rows in (1_000_000, 10_000_000))
     print(f"1,000,000 rows: {small:.0f} MiB, 10,000,000 rows: {large:.0f} MiB")

@@ -145,7 +145,7 @@ def test_a_closed_ledger_file_refuses_lines_and_writes_into_no_other_file(tmp_pa
 def test_a_closed_ledger_in_a_bucket_refuses_lines_and_writes_no_part(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By then the lines of a cancelled batch are already counted."""
+    """The lines of a cancelled batch are already counted then."""
     monkeypatch.setattr(batch_store, "PART_S", 0.05)
     appender = ObjectStore(bucket).append("000000")
     appender.add(b"in time\n")

@@ -66,7 +66,7 @@ def test_long_ids_and_ids_of_dots_have_valid_names_in_a_tar(tmp_path: Path) -> N
 
 
 class DistantStore(FolderStore):
-    """Answers slowly. It counts the requests, and how many there are at a time."""
+    """Answers slowly, and counts the requests and the concurrent requests."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, "run")
@@ -115,7 +115,7 @@ def test_many_threads_make_a_tar_and_one_reads_it(tmp_path: Path) -> None:
 
 
 class SlowTars(FolderStore):
-    """Writes a tar only when all pictures are made, and records how many were made before."""
+    """Writes a tar only after all pictures are made, and records how many were made before."""
 
     def __init__(self, root: Path, log: Path, rows: int) -> None:
         super().__init__(root, "run")
@@ -142,7 +142,7 @@ def test_while_one_shard_is_packed_all_others_are_made(
 
 
 def test_idle_workers_are_not_replaced_while_the_last_shard_is_packed(tmp_path: Path) -> None:
-    """Each look at the clock is a minute after the last."""
+    """Each reading of the clock advances it by a minute."""
     clock = map(float, itertools.count(0, 60)).__next__
     assert lost_workers(IdleWorker, tmp_path, clock, stall_s=1.0) == 0
 

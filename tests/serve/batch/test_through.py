@@ -115,7 +115,7 @@ def test_a_row_that_the_service_refuses_is_a_dead_letter_with_its_message(tmp_pa
 
 
 def picture_from(answer: Callable[[httpx.Request], httpx.Response]) -> Done:
-    """Ask a service that gives these answers for a picture."""
+    """Request a picture from a service with these answers."""
 
     async def ask() -> Update:
         renderer = HttpRenderer("http://there", None, "sdxl-mini")
@@ -199,7 +199,7 @@ def test_low_priority_has_no_usual_deadline() -> None:
 
 
 async def low(worker: Worker, count: int) -> list[asyncio.Task[object]]:
-    """Send the worker so many orders of low priority."""
+    """Send `count` orders of low priority to the worker."""
     denoiser, tasks = worker._started().denoiser, list[asyncio.Task[object]]()
     for i in range(count):
         asked = order(seed=i, steps=1000, priority=Priority.BATCH)
@@ -225,13 +225,13 @@ def test_low_priority_leaves_a_place_in_the_queue() -> None:
         assert (await picture_of(worker, order(seed=9))).image
         await end(tasks)
 
-    # One of a thousand steps counts as fifty standard images.
+    # An image of a thousand steps counts as fifty standard images.
     with running(fake_pipeline(tick_s=0.005, buckets=(2,)), queue=60) as worker:
         asyncio.run(scenario(worker))
 
 
 def test_prompts_and_latents_of_low_priority_let_others_pass() -> None:
-    """Twenty orders of low priority come first; an interactive one overtakes them."""
+    """Twenty orders of low priority come first. An interactive order overtakes them."""
 
     async def scenario(worker: Worker) -> tuple[float, float]:
         batch = [

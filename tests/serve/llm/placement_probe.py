@@ -1,9 +1,10 @@
-"""Run as a program: both models on a cluster of made-up GPUs; prints who has which, as JSON.
+"""Run as a program: both models on a cluster of simulated GPUs; prints the GPUs of each model as
+JSON.
 
 python -m tests.serve.llm.placement_probe GPUS OPTIONS PORT [SECONDS]
 
-With SECONDS, pictures and chats are asked for at once for so long, and a replica of each kind is
-killed meanwhile.
+With SECONDS, pictures and chats are requested together for this time, and a replica of each kind is
+killed.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def wait_until_ready(url: str) -> None:
 
 
 def devices(name: str) -> list[str]:
-    """Return the devices of all replicas, once all run: one is enough for a model to be ready."""
+    """Return the devices of all replicas when all run. A model is ready with one replica."""
     handle = ray_serve.get_deployment_handle(name, "default")
     until = time.monotonic() + 300
     while True:

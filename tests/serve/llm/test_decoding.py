@@ -1,4 +1,4 @@
-"""Continuous batching: every generation equals the one made alone."""
+"""Continuous batching: every generation equals the same generation alone."""
 
 from __future__ import annotations
 

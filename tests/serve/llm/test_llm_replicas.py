@@ -1,4 +1,4 @@
-"""Language model replicas that die: the client reads one answer, each word of it once."""
+"""Language model replicas that die: the client reads one answer, and each word once."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ async def test_only_a_queue_asks_for_more_replicas(engine: Engine | None, busy: 
 
 
 async def test_it_warms_up_in_the_loop_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorRT-LLM keeps the event loop of its first request; its statistics would go to a loop
-    that has ended."""
+    """TensorRT-LLM keeps the event loop of its first request. Otherwise its statistics would go to
+    an ended loop."""
     loops: list[Any] = []
 
     class Warming:

@@ -1,4 +1,4 @@
-"""The embedded language model: small, loaded by plain transformers, true to its prompts."""
+"""The embedded language model is small, loads in plain transformers, and follows its prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both models on one simulated cluster of GPUs: which GPU each gets, and what a kill costs."""
+"""Both models on one simulated cluster of GPUs: the GPUs of each, and the cost of a kill."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tests.serve.probe_runs import report_by
 from tests.serve.services import ROOT, free_port
 
 PATHS = f"{ROOT}:{DOUBLE}"
-"""With it, replicas find the double as they would find TensorRT-LLM in its own interpreter."""
+"""the path on which replicas find the double, as they would find TensorRT-LLM in its own
+interpreter"""
 
 
 def probe(tmp_path: Path, gpus: int, *rest: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Requests to a speaker: each ends with its text or one Problem, and leaves nothing behind."""
+"""Requests to a speaker: each ends with its text or one Problem, and frees its rows."""
 
 from __future__ import annotations
 
@@ -121,7 +121,8 @@ async def test_its_gpus_are_not_those_for_images(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_two_hundred_clients_that_leave_leave_nothing_behind(speaker: Speaker) -> None:
-    """Every row of the embedded model's cache is free again, and generation works as before."""
+    """Afterwards every row of the embedded model's cache is free, and generation works as
+    before."""
 
     async def leave(number: int) -> None:
         asked = Ask((Message("user", "circle"),), Sampling(max_tokens=400, seed=number))

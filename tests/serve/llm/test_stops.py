@@ -22,7 +22,7 @@ def test_the_text_is_the_same_in_any_pieces(text: str, stops: list[str], cuts: l
         if not found.is_over:
             out.append(found.feed(text[i:j]))
     out.append(found.rest())
-    # Where one stop string ends earlier but begins later than another, the pieces do decide.
+    # If one stop string ends earlier but begins later than another, the pieces decide.
     first = "".join(out)
     assert text.startswith(first) and found.is_over == bool(ends)
     assert not any(stop in first for stop in stops)

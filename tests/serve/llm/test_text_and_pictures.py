@@ -40,7 +40,7 @@ def test_without_a_language_model_there_is_none(worker: Worker) -> None:
 
 
 class Broken:
-    """A TextBackend whose replica has died or does not load."""
+    """A TextBackend whose replica died or does not load."""
 
     def __init__(self, code: str) -> None:
         self.problem = Problem(503, "gone", None, code, 1.0)
@@ -115,7 +115,7 @@ def test_a_slow_model_leaves_the_prompt_unchanged(
     engine = FakeLlm(token_s=1.0)
     answer = asked_of(worker, fake_speaker(engine), GENERATE, body, expand_s=0.2).json()
     assert answer["data"][0]["revised_prompt"] == "circle" and engine.open == 0
-    # The exception of a timeout has no words of its own.
+    # The exception of a timeout has no message.
     assert "a prompt was not expanded: TimeoutError" in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""Chat and completions over REST with the official `openai` package, and what is refused."""
+"""Chat and completions over REST with the official `openai` package, and refusals."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Scene(BaseModel):
 def test_a_schema_of_lists_of_things_is_not_too_deep(ai: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ai.chat.completions.parse(model=MODEL, messages=CIRCLE, response_format=Scene)
-    # This backend has no grammars: that it says so, it has read it.
+    # This backend has no grammars. Its refusal shows that it has read the field.
     assert caught.value.param == "response_format"
 
 

@@ -169,7 +169,7 @@ def test_a_start_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, double: An
 
 
 async def test_the_cache_s_use_is_known_while_it_writes() -> None:
-    """TensorRT-LLM's statistics end only after the answer; occupancy must not wait for that."""
+    """TensorRT-LLM's statistics end only after the answer. The occupancy must not wait for them."""
     engine = engine_of()
     engine.llm.token_s = 0.2
     writing = asyncio.create_task(updates_of(speaker_of(engine), CIRCLE))

@@ -1,4 +1,4 @@
-"""Speakers on a fake engine, or on the embedded model, and the REST application over them."""
+"""Speakers on a fake engine or on the embedded model, and the REST application over them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CIRCLE = Ask((Message("user", "circle"),), Sampling(max_tokens=40, temperature=0
 
 
 class FakeLlm:
-    """An LlmEngine that generates the same words for every request, one a token."""
+    """An LlmEngine that generates the same words for every request, one for each token."""
 
     name = "fake"
 

@@ -1,4 +1,4 @@
-"""A real browser on the web page as people use it: on a desktop or a phone, light or dark.
+"""A real browser on the web page: on a desktop or a phone, light or dark.
 
 A request to another server, or an error that the page reports, fails the test.
 """
@@ -23,9 +23,9 @@ from tests.tools import tool
 
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
 WAIT_MS = 90_000
-"""The limit for anything to appear: tests check that it appears, not how fast."""
+"""the limit for anything to appear; tests do not check how fast it appears"""
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
-# Runs before the page: which pictures it really showed while the final one was being made.
+# Runs before the page, and records the pictures shown while the final one was being made.
 WATCH_PREVIEWS = """
 window.previews = [];
 document.addEventListener("load", ({ target }) => {
@@ -58,7 +58,7 @@ class View:
 
 VIEWS = [View(name, scheme) for name in ("desktop", "phone") for scheme in ("light", "dark")]
 EITHER_WIDTH = [VIEWS[0], VIEWS[3]]
-"""For tests that no colour scheme can change."""
+"""for tests that do not depend on the colour scheme"""
 
 
 @contextmanager
@@ -87,12 +87,12 @@ KEPT = """async () => {
     });
   }
 }"""
-"""Resolves when all earlier writes are on disk: a transaction waits for those before it."""
+"""Resolves when all earlier writes are on disk, because a transaction waits for earlier ones."""
 
 
 @dataclass
 class Visit:
-    """One person's browser, with nothing stored, on one page."""
+    """A browser on one page, with empty storage."""
 
     page: Page
     origin: str
@@ -103,17 +103,17 @@ class Visit:
     """words of errors that the test causes on purpose"""
 
     def wait_for_program(self) -> None:
-        """The program loads after the first paint; before that, clicks have no effect."""
+        """The program loads after the first paint. Until then, clicks have no effect."""
         expect(self.page.locator("#service", has_text="connecting")).to_have_count(0)
 
     def reload(self) -> None:
-        """A test reloads faster than the disk writes, which no person does, so it waits first."""
+        """Wait for the disk first, because a test reloads faster than a person."""
         self.page.evaluate(KEPT)
         self.page.reload()
         self.wait_for_program()
 
     def generate(self, prompt: str = "", pictures: int = 1, **settings: str) -> None:
-        """Generate with these values; without a prompt, with what is in the form."""
+        """Generate with these values; without a prompt, with the form's prompt."""
         if prompt:
             self.page.fill("#prompt", prompt)
         if settings:
@@ -159,7 +159,7 @@ class Visit:
         self.page.dispatch_event(on, "drop", {"dataTransfer": transfer})
 
     def download(self) -> bytes:
-        """Return the newest picture of the gallery, as the viewer downloads it."""
+        """Return the newest picture of the gallery, as downloaded from the viewer."""
         self.page.locator("#thumbs button").first.click()
         with self.page.expect_download() as coming:
             self.page.click("#download")

@@ -1,6 +1,7 @@
-"""One service for all tests that do not harm it: starting one takes longer than most of them. All
-tests in this folder are slow, and one process runs them (tests/hangs.py). On a phone, tests marked
-`phone` are slow and the others long: those depend on layout or touch."""
+"""One service for all tests that do not harm it, because its start takes longer than most tests.
+All tests in this folder are slow, and one process runs them (tests/hangs.py). On a phone, tests
+marked `phone`, which depend on layout or touch, are slow, and the others are long.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ def view(request: pytest.FixtureRequest) -> View:
 
 @pytest.fixture
 def web(browser: Browser, running: Service, view: View) -> Iterator[Visit]:
-    """The page, after it has found its service."""
+    """The page when it is connected to its service."""
     with visit(browser, running.url, view) as found:
         expect(found.page.locator("#service")).to_have_text("sdxl-mini")
         yield found
@@ -80,7 +81,7 @@ def web(browser: Browser, running: Service, view: View) -> Iterator[Visit]:
 def listed(
     browser: Browser, address: str, view: View, request: pytest.FixtureRequest
 ) -> Iterator[Visit]:
-    """The page of a module's own `address`, after it shows the list that the module names."""
+    """The page at the module's `address`, after it shows the list that the module names."""
     with visit(browser, address, view) as found:
         expect(found.page.get_by_label(request.module.LIST)).to_be_visible()
         yield found
@@ -88,7 +89,7 @@ def listed(
 
 @pytest.fixture
 def shots(tmp_path: Path) -> Path:
-    """The folder for screenshots of the page: docs/ if they are requested."""
+    """The folder for screenshots: the requested one, or a temporary folder."""
     return ROOT / SCREENSHOTS if SCREENSHOTS else tmp_path
 
 

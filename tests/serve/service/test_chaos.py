@@ -43,7 +43,7 @@ def running(tmp_path: Path) -> Iterator[Service]:
 class Load:
     statuses: Counter[int] = field(default_factory=Counter)
     answered_s: list[float] = field(default_factory=list)
-    """when pictures came"""
+    """times of pictures"""
     errors: list[str] = field(default_factory=list)
 
     def outage_s(self, after: float) -> float:
@@ -53,7 +53,7 @@ class Load:
 
 
 async def ask_until(url: str, until: float, load: Load) -> None:
-    """Each request has its own connection, as those of different clients have."""
+    """Each request has its own connection, like requests of different clients."""
     seed = 0
     while time.monotonic() < until:
         seed += 1
@@ -99,15 +99,15 @@ def test_no_request_fails_when_a_process_dies(running: Service, title: str) -> N
 def test_only_requests_inside_the_proxy_fail_when_it_dies(running: Service) -> None:
     load, killed_s = load_with_a_kill(running, "ProxyActor")
     failed = sum(n for status, n in load.statuses.items() if status != 200)
-    # While there is no proxy, nobody can connect; whoever was inside lost the connection.
+    # Without a proxy no client can connect, and requests inside it lose their connection.
     assert failed == 0 and set(load.errors) <= {"ConnectError", "RemoteProtocolError", "ReadError"}
     outage = load.outage_s(killed_s)
     assert outage <= 5, f"{outage:.1f} s without a picture, allowed 5"
 
 
 def test_a_thousand_requests_outlast_random_strikes(running: Service) -> None:
-    """Every ten seconds a replica, a front or the controller is killed or stopped, but only after
-    the last one was replaced: of two, one must be left."""
+    """Every ten seconds a replica, a front end or the controller is killed or stopped, but only
+    after the last one was replaced, so that one of two is left."""
     load, strikes = SteadyLoad(running.url, RATE), list[dict[str, object]]()
     chance = random.Random(11)
 
@@ -192,7 +192,7 @@ def test_five_hundred_cancelled_requests_keep_no_slot_and_no_memory(running: Ser
 
 
 def busiest(processes: list[psutil.Process]) -> psutil.Process:
-    """All processes are measured at once, since a picture takes half a second."""
+    """Measure all processes at once, because a picture takes half a second."""
     for process in processes:
         process.cpu_percent()
     time.sleep(0.1)

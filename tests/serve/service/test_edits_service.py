@@ -1,5 +1,6 @@
-"""Edits through the whole service, with fronts, replicas and Ray: unusable ones are refused, keep
-no memory and disturb nobody."""
+"""Edits through the whole service, with front ends, replicas and Ray: unusable edits are refused,
+keep no memory and do not disturb other clients.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ from tests.serve.test_edits import EDIT, PROMPT, hole, pixels, png
 MIB = 1 << 20
 ROUNDS, GROUPS = 4, 4
 MOST_KEPT_MIB, SOON_S = 100, 10.0
-"""Of all processes together: memory that allocators keep of a gigabyte of requests. Allocators take
-more at first; a leak grows with every group of rounds. A test of the front alone shows that no
-reference keeps it."""
+"""memory that allocators of all processes keep of a gigabyte of requests. They take more at first;
+a leak grows with every group of rounds. A test of the front end alone shows that no reference keeps
+it."""
 PAGES = 100
 Files = list[tuple[str, tuple[str, Any]]]
 
@@ -74,8 +75,8 @@ def send(http: httpx.Client, files: Files) -> httpx.Response:
 
 
 def send_in_parts(http: httpx.Client, size: int) -> int:
-    """It has no length, so that the service counts its bytes as they come. Return the status, or 0
-    where the service closed the connection before all was sent."""
+    """Send a body without a length, whose bytes the service must count. Return the status, or 0 if
+    the service closed the connection early."""
 
     def parts() -> Iterator[bytes]:
         yield b'--a\r\ncontent-disposition: form-data; name="image"; filename="a"\r\n\r\n'
@@ -90,7 +91,7 @@ def send_in_parts(http: httpx.Client, size: int) -> int:
 
 
 def held_mib(found: Service) -> float:
-    """Return the private memory: shared pages of Ray's object store are counted in every process
+    """Return the private memory, because shared pages of Ray's object store count in every process
     that touched them."""
     ours = [*found.named("ImageReplica"), *found.named("ImageIngress"), *found.named("ProxyActor")]
     held = [process.memory_info() for process in ours]
@@ -99,7 +100,7 @@ def held_mib(found: Service) -> float:
 
 @contextmanager
 def others_asking(url: str) -> Iterator[list[tuple[int, bytes]]]:
-    """Ask for one picture again and again; yield the statuses and files of the answers."""
+    """Request one picture repeatedly; yield the statuses and files of the answers."""
     is_over, came = threading.Event(), list[tuple[int, bytes]]()
 
     def ask() -> None:
@@ -129,7 +130,7 @@ def round_of_refusals(http: httpx.Client) -> None:
 
 
 def group_of_refusals(http: httpx.Client, running: Service, soon_mib: float) -> float:
-    """Return the memory held afterwards; the last bodies may still be on their way out."""
+    """Return the memory held afterwards, when the last bodies are freed."""
     for _ in range(ROUNDS):
         round_of_refusals(http)
     until = time.monotonic() + SOON_S
@@ -142,7 +143,7 @@ def test_refused_edits_keep_no_memory_and_disturb_no_others(
     running: Service, http: httpx.Client
 ) -> None:
     with others_asking(running.url) as came:
-        # What libraries load the first group shows.
+        # The first group includes what libraries load.
         held = [group_of_refusals(http, running, 0.0)]
         while len(held) <= GROUPS:
             held.append(group_of_refusals(http, running, held[-1] + MOST_KEPT_MIB))
@@ -153,7 +154,7 @@ def test_refused_edits_keep_no_memory_and_disturb_no_others(
     assert held[-1] - held[-2] <= MOST_KEPT_MIB, f"{summary} MiB: more after every {ROUNDS} rounds"
     assert came and {status for status, _ in came} == {200}
     assert len({file for _, file in came}) == 1, "a picture beside refusals is another one"
-    # Ray's controller has its own, where a busy machine lets its questions time out.
+    # Ray's controller logs its own lines if its questions time out on a busy machine.
     traces = [line for line in running.text.splitlines() if "Traceback" in line]
     assert all("ServeController" in line for line in traces), running.text
 

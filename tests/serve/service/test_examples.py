@@ -65,7 +65,7 @@ def test_the_notebook_shows_pictures_in_every_cell(running: Service, tmp_path: P
     environment = {
         **os.environ,
         "OPENAI_BASE_URL": f"{running.url}/v1",
-        # Its connection files and history belong to the test.
+        # The connection files and the history are in the test's folder.
         **dict.fromkeys(("HOME", "IPYTHONDIR", "JUPYTER_RUNTIME_DIR"), str(tmp_path)),
     }
     jupyter = Path(sys.executable).with_name("jupyter-execute")

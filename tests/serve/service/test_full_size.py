@@ -1,5 +1,6 @@
-"""The service at SDXL's own size: 1024², 3 MB a picture, by a double of its engines. Failures that
-only large pictures cause appear here."""
+"""The service at SDXL's own size (1024², 3 MB a picture) on a double of its engines, to find
+failures that only large pictures cause.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def http(full_size: Service) -> Iterator[httpx.Client]:
 
 
 def check(file: bytes, format: str = "PNG") -> None:
-    """Check that a picture is complete, has this size, and has as many bytes as real ones."""
+    """Check that a picture is complete and has the size and the bytes of a real one."""
     with Image.open(io.BytesIO(file)) as image:
         assert image.format == format and image.size == (SIDE, SIDE)
         image.load()

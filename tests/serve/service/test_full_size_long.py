@@ -1,5 +1,6 @@
-"""Jobs and benchmarks at SDXL's own size with thousands of pictures, on the double's engines and
-otherwise the real service."""
+"""Jobs and benchmarks at SDXL's own size with thousands of pictures, on the real service with the
+double's engines.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +96,8 @@ def test_an_accuracy_run_logs_pictures_that_are_read_again(
     assert log.stat().st_size > 64 * 2 * 3 * SIDE**2
     found = AccuracyLog(log, task_of(64)).pictures([0, 63])
     assert [picture.shape for picture in found] == [(SIDE, SIDE, 3)] * 2
-    # The benchmark begins every sample with the same noise, and the double paints no more.
+    # The benchmark begins every sample with the same noise, and the double's picture depends on it
+    # alone.
     assert (found[0] == found[1]).all() and np.ptp(found[0]) > 200
 
 

@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 RATE, SECONDS, STRIKE_S = 2.0, 24.0, 4.0
 GAP_S = 5.0
 REPLACED_S = 60.0
-"""Long enough for a busy machine: most of it is a replica's start."""
+"""long enough for a busy machine; most of it is a replica's start"""
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
@@ -35,7 +35,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture
 def running(shared: Service) -> Service:
-    """The one service, after it has recovered from the test before."""
+    """The shared service, after its recovery from the test before."""
     wait_until(lambda: is_whole(shared), REPLACED_S, 0.5)
     return shared
 
@@ -74,7 +74,7 @@ def test_a_stopped_process_costs_no_request_and_is_replaced(
 
 
 def test_a_stopped_proxy_is_replaced(running: Service) -> None:
-    """There is only one proxy: requests inside it lose their connection."""
+    """There is only one proxy, so requests inside it lose their connection."""
     (victim,) = running.named("ProxyActor")
     stop(victim)
     wait_until_replaced(running, "ProxyActor", victim, 1)

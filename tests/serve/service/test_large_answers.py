@@ -1,4 +1,4 @@
-"""The memory that large answers and uploads take in proxy, front and replica."""
+"""The memory that large answers and uploads take in the proxy, a front end and a replica."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.serve.services import Service, service
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 MOST_GROWN = {"ProxyActor": 3.0, "ImageIngress": 5.0}
-"""Allowed peaks of the processes that pass an answer on, in sizes of the answer. A front holds the
-pictures, their base64, and Ray's three copies of the waiting parts: pickled, in a message, in its
-buffer."""
+"""allowed peaks of the processes that pass on an answer, in sizes of the answer. A front end holds
+the pictures, their base64, and Ray's three copies of the waiting parts: pickled, in a message, in
+its buffer."""
 FULL: dict[str, Any] = {"prompt": "a", "n": 10, "steps": 2, "deadline_s": 100}
 ASKED: dict[str, dict[str, Any]] = {
     "JSON": FULL,
@@ -33,7 +33,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.timeout(1200)
 def test_ten_pictures_of_1024_squared_noise_pass_in_bounded_memory(tmp_path: Path) -> None:
-    """VmHWM of every process from before the request to after it."""
+    """This compares each process's VmHWM before and after the request."""
     folder = double.write(tmp_path / "sdxl", double.Settings(speed=100))
     flags = ("--model", str(folder), "--backend", double.BACKEND, "--llm", "none")
     with (
@@ -55,7 +55,8 @@ UPLOADS = 12
 
 
 def test_uploads_that_are_given_up_take_bounded_memory_and_give_it_back(tmp_path: Path) -> None:
-    """Four bodies of the largest size are held at once; proxy and front copy each at most twice."""
+    """Four bodies of the largest size are held at once. The proxy and the front end copy each at
+    most twice."""
     flags = ("--llm", "none", "--batches-dir", str(tmp_path / "batches"))
     with service(tmp_path, *flags) as found:
         peaks = Peaks(found)
@@ -75,7 +76,7 @@ def give_up_upload(url: str) -> None:
     with socket.create_connection(("127.0.0.1", httpx.URL(url).port or 0)) as connection:
         head = f"POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-length: {UPLOAD + 1}\r\n\r\n"
         connection.settimeout(2)
-        # A refused upload is closed; one that is held gets no answer.
+        # A refused upload is closed; a held one gets no answer.
         with suppress(OSError):
             connection.sendall(head.encode() + bytes(UPLOAD))
             connection.recv(1)
@@ -92,7 +93,7 @@ def received(http: httpx.Client, asked: dict[str, Any], pause_s: float) -> int:
 
 
 class Peaks:
-    """The most memory that processes of a service have held since this object was made."""
+    """The peak memory of a service's processes since this object was made."""
 
     def __init__(self, found: Service) -> None:
         names = ("ProxyActor", "ImageIngress", "ImageReplica")
@@ -102,7 +103,7 @@ class Peaks:
         self.before = {name: held(folder, "VmRSS") for name, folder in self.folders.items()}
 
     def grown(self) -> dict[str, float]:
-        """Return MB by process."""
+        """Return the growth in MB by process."""
         return {n: held(f, "VmHWM") - self.before[n] for n, f in self.folders.items()}
 
 

@@ -79,7 +79,7 @@ def test_two_large_edits_leave_room_and_keep_promises_to_other_clients(tmp_path:
         print([answer.text[:200] for answer in answers])
         assert [answer.status_code for answer in answers] == [200, 200]
         assert all(len(answer.json()["data"]) == 10 for answer in answers)
-        # 429 is a refusal at once; 408 would be a promise that was broken.
+        # 429 is an immediate refusal; 408 would be a missed ETA.
         assert codes <= {200, 429} and 200 in codes, codes
         assert grown["ImageIngress"] + grown["ImageReplica"] <= MOST_GROWN_MB, grown
 

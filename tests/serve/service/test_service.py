@@ -1,4 +1,5 @@
-"""The whole service, as `sdxl serve` starts it and as it ends: Ray, proxy, front and replica."""
+"""The whole service from the start of `sdxl serve` to its end: Ray, proxy, front end and replica.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def test_every_process_listens_on_loopback_alone(running: Service) -> None:
-    """One gRPC port of each replica is an exception: Ray fixes it (docs/operations.md)."""
+    """One gRPC port of each replica is an exception, because Ray fixes its address
+    (docs/operations.md)."""
     exposed = [
         process.pid
         for process in running.processes()
@@ -97,7 +99,7 @@ def test_errors_keep_their_envelope_behind_the_proxy(
 def test_headers_that_the_proxy_trusts_do_no_harm(
     running: Service, http: httpx.Client, header: dict[str, str]
 ) -> None:
-    """The answer repeats an id as it came; the edge configuration strips it."""
+    """The answer repeats the id unchanged. The edge configuration strips it."""
     coded = {name: value.encode() for name, value in header.items()}
     answer = http.get("/healthz", headers=coded)  # type: ignore[arg-type]
     assert answer.status_code == 200 and "<b>" not in running.text
@@ -155,7 +157,7 @@ def test_schemathesis_finds_nothing(running: Service, examples: int) -> None:
 
 @pytest.fixture(scope="module")
 def ending(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service that has made no examples yet, and that the last of its two tests ends."""
+    """A service without examples; the last of its two tests ends it."""
     flags = ("--shutdown-s", str(GRACE_S), "--max-deadline-s", str(GRACE_S), "--llm", "none")
     with service(tmp_path_factory.mktemp("ending"), *flags) as found:
         yield found
@@ -172,8 +174,8 @@ def test_a_cancelled_request_does_not_stop_the_examples_of_others(ending: Servic
 
 @pytest.mark.timeout(1200)
 def test_sigterm_finishes_what_is_in_flight_and_leaves_no_process(ending: Service) -> None:
-    """The signal comes when a request is known to be in flight, and new ones come until it ends:
-    nothing depends on the machine's speed."""
+    """The signal comes when a request is in flight, and new requests come until it ends, so the
+    machine's speed does not matter."""
     children = ending.processes()
     with InFlight(ending.url) as asked:
         ending.process.send_signal(signal.SIGTERM)
@@ -237,9 +239,9 @@ class InFlight:
 
 
 def told_meanwhile(url: str, asked: InFlight) -> list[httpx.Response]:
-    """Return the answers to other requests while it was in flight: lists of models until one is
-    refused, then pictures. A refused connection is an error unless the last answer was out; after
-    that Ray's answers do not matter."""
+    """Return the answers to other requests while `asked` was in flight: lists of models until one
+    is refused, then pictures. A refused connection is an error before the last answer; later
+    answers of Ray do not matter."""
     answers: list[httpx.Response] = []
     while not asked.is_over:
         is_draining = bool(answers) and answers[-1].status_code == 503
@@ -281,6 +283,6 @@ def test_a_public_address_without_keys_is_refused_before_anything_starts() -> No
 
 def test_a_log_in_a_file_has_no_colours(running: Service) -> None:
     httpx.post(running.url + GENERATE, json={"prompt": "x", "n": 99}, timeout=30)
-    # Ray forwards lines of its other processes in its own time.
+    # Ray forwards lines of its other processes with a delay.
     wait_until(lambda: "ImageIngress" in running.text, 300)
     assert "\x1b" not in running.text

@@ -1,4 +1,5 @@
-"""README's animation of the page: a prompt is typed, its pictures form, DeepCache is compared."""
+"""README's animation of the page: a prompt is typed, its pictures form, and DeepCache is compared.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ from tests.serve.services import Service
 
 PROMPT = "a yellow star on a black background"
 SIZE = 920, 618
-"""of a page of 1280×860"""
+"""the size, scaled from a page of 1280×860"""
 MOST_BYTES = 1_000_000
-"""It is loaded by everybody who opens README."""
+"""Every reader of README loads the file."""
 
 
 @dataclass
@@ -28,7 +29,7 @@ class Film:
     lasting_ms: list[int] = field(default_factory=list)
 
     def take(self, lasting_ms: int) -> None:
-        """Take a frame of the page's top; if nothing changed, the last one lasts longer."""
+        """Take a frame of the page's top. If nothing changed, the last frame lasts longer."""
         self.page.evaluate("scrollTo(0, 0)")
         with Image.open(io.BytesIO(self.page.screenshot())) as image:
             frame = image.convert("RGB").resize(SIZE, Image.Resampling.LANCZOS)

@@ -1,4 +1,4 @@
-"""The web page's chat and its longer prompts, in a real browser over fakes."""
+"""The web page's chat and its longer prompts, in a real browser on fake engines."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Comparisons on the web page: any two settings in a grid; DeepCache off and on in one place, timed
-when both are warm."""
+"""Comparisons on the web page: any two settings in a grid, and DeepCache off and on in one place,
+timed when both are warm.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ COLD = (9.0, 1.0)
 
 
 def told_times(page: Page, seconds: Sequence[float]) -> list[dict[str, Any]]:
-    """Yield a service that reports these times for its pictures, and a list of its requests."""
+    """Let the service report these times for its pictures; return a list of its requests."""
     asked: list[dict[str, Any]] = []
 
     def answer(route: Route) -> None:
@@ -37,7 +38,7 @@ def told_times(page: Page, seconds: Sequence[float]) -> list[dict[str, Any]]:
             "type": "image_generation.completed",
             "image_index": 0,
             "b64_json": base64.b64encode(file).decode(),
-            # What it waited for others is not its own time.
+            # Waiting for other pictures does not count.
             "timings": {"total_s": seconds[len(asked)] + 3, "queue_s": 3},
         }
         asked.append(body)
@@ -49,7 +50,7 @@ def told_times(page: Page, seconds: Sequence[float]) -> list[dict[str, Any]]:
 
 
 def in_turn(off: Sequence[float], on: Sequence[float]) -> list[float]:
-    """Return the cold pair, and then the warm ones."""
+    """Return the cold pair, then the warm pairs."""
     return [*COLD, *(each for pair in zip(off, on, strict=True) for each in pair)]
 
 
@@ -85,7 +86,7 @@ def test_reported_times_come_from_warm_runs_only(
     expect(web.page.locator("#line")).to_have_text(f"The same seed, {expected}")
     assert [body["cache_interval"] for body in asked] == [1, 2] * (1 + RUNS)
     assert len({body["seed"] for body in asked}) == 1
-    # Previews take time of their own, and clients of the API have none.
+    # Previews take time, and clients of the API have none.
     assert [body["partial_images"] for body in asked] == [3] * 2 + [0] * 2 * RUNS
     expect(web.page.locator("#thumbs li")).to_have_count(2)
 
@@ -103,7 +104,7 @@ def test_both_pictures_lie_in_one_place_under_a_slider(web: Visit, shots: Path) 
     assert web.violations() == []
     if web.view.name == "desktop":
         web.page.locator("#stage").screenshot(path=shots / "web-compare.png")
-    # By keyboard as by hand.
+    # The keyboard does the same as the mouse.
     slider = wipe.get_by_label("Visible part of DeepCache off")
     slider.focus()
     web.page.keyboard.press("End")
@@ -130,7 +131,7 @@ def test_any_two_settings_make_a_grid_and_one_picture_of_it(web: Visit) -> None:
     page.fill("#prompt", PROMPT)
     page.get_by_role("button", name="Compare settings…").click()
     page.get_by_label("Columns").select_option("Steps")
-    # The numbers of the form first.
+    # First the form's numbers.
     values = page.locator("#values-0")
     expect(values).to_have_value("20")
     values.fill("4, 1001")

@@ -29,7 +29,7 @@ def photo(width: int = 168, height: int = 96) -> bytes:
 
 
 def made(web: Visit) -> dict[str, Any]:
-    """Return what the newest picture's metadata says."""
+    """Return the newest picture's metadata."""
     return read_parameters(web.download())
 
 
@@ -107,7 +107,7 @@ def test_a_source_outlives_a_reload_and_comes_back_with_its_result_s_settings(we
     file = photo()
     chosen = FilePayload(name="chosen.png", mimeType="image/png", buffer=file)
     web.page.set_input_files("#source-file", chosen)
-    # Said when it is on disk.
+    # The message appears when the picture is on disk.
     expect(web.page.locator("#announcer")).to_have_text("chosen.png is the source now.")
     web.reload()
     expect(web.page.locator("#source-name")).to_have_text("chosen.png")

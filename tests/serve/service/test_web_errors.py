@@ -1,4 +1,4 @@
-"""What the web page says when something goes wrong, in a real browser over fake engines."""
+"""The web page's error messages, in a real browser on fake engines."""
 
 from __future__ import annotations
 

@@ -35,7 +35,8 @@ SHIFTS = """() => new Promise((resolve) => {
   }).observe({ type: "layout-shift", buffered: true });
   setTimeout(() => resolve(moved), 200);
 })"""
-"""The parts of the view that moved, each times its way, as Chromium measures it; and of what."""
+"""The moved elements, and Chromium's layout shift: the moved share of the view times the
+distance."""
 MOST_SHIFT = 0.05
 """Web Vitals calls 0.1 good."""
 

@@ -72,7 +72,7 @@ def test_pictures_are_selected_downloaded_and_removed_together(three: Visit) -> 
     assert [read_parameters(file)["prompt"] for file in zipped(three).values()] == [*PROMPTS[::-1]]
     page.get_by_role("button", name="Select", exact=True).click()
     expect(page.get_by_role("button", name="Download zip")).to_be_disabled()
-    # By its box and by the picture itself.
+    # By the box and by the picture itself.
     page.get_by_label("Select: a red circle").check()
     page.locator("#thumbs button").first.click()
     expect(page.locator("#gallery-note")).to_have_text("2 selected")

@@ -1,4 +1,4 @@
-"""The page's list of LoRAs, on a model that has some and on one that has none."""
+"""The page's list of LoRAs, on a model with LoRAs and on one without."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add(web: Visit, name: str) -> None:
 def test_picked_loras_are_in_the_picture_and_come_back_with_it(listed: Visit) -> None:
     page = listed.page
     add(listed, "hollow")
-    # The weight is selected, so that a person types it at once.
+    # The weight is selected, so that typing replaces it.
     page.keyboard.type("0.75")
     add(listed, "outlined")
     add(listed, "few_steps")

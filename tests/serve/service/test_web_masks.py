@@ -1,4 +1,4 @@
-"""Masks painted on the web page, and how they look afterwards, in a real browser."""
+"""Masks painted on the web page, and their display afterwards, in a real browser."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ PHOTO = photo(SIDE, SIDE)
 
 
 def paint(web: Visit, start: tuple[float, float], end: tuple[float, float]) -> None:
-    """One stroke between two points, as shares of the picture: by mouse, on a phone by finger."""
+    """Paint a stroke between two points, given as shares of the picture: by mouse, on a phone by
+    finger."""
     box = web.page.locator("#painter-canvas").bounding_box()
     assert box
     points = [

@@ -39,7 +39,7 @@ SHOWN = (
 
 @pytest.fixture
 def slow(view: View, browser: Browser) -> Iterator[tuple[Visit, Worker]]:
-    """The page on a service with slow steps: a hundred of them last longer than a test."""
+    """The page on a service with slow steps; a hundred of them take longer than a test."""
     with listening(fake_pipeline(tick_s=0.1)) as (url, worker), visit(browser, url, view) as web:
         yield web, worker
 
@@ -154,7 +154,7 @@ def test_a_dropped_picture_gives_its_settings_and_is_rendered_again(
         "guidance_scale": 3.25,
         "scheduler": "dpmpp_2m_karras",
         "cache_interval": 4,
-        # More digits than a number in a browser can hold.
+        # The seed has more digits than a browser's number can hold.
         "seed": 2**60 + 1,
     }
     (data,) = http.post(GENERATE, json=asked).json()["data"]
@@ -217,7 +217,7 @@ def test_the_keyboard_alone_is_enough(browser: Browser, running: Service) -> Non
         expect(web.page.locator("#stage .wipe")).to_be_visible()
 
 
-# The browser's database answers later than the service.
+# The browser's database is slower than the service.
 SLOW_DATABASE = """
 const { set } = Object.getOwnPropertyDescriptor(IDBRequest.prototype, "onsuccess");
 Object.defineProperty(IDBRequest.prototype, "onsuccess", {

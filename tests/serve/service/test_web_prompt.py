@@ -1,5 +1,6 @@
-"""What the web page says about a prompt before and after sending it, and its first examples, which
-the embedded model made."""
+"""The web page's notes on a prompt before and after sending it, and its first examples, made by the
+embedded model.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def test_tokens_are_counted_where_they_near_the_service_s_limit(page: Visit) -> 
     expect(length(page)).to_be_in_viewport()
     page.page.fill("#prompt", PROMPT)
     expect(length(page)).to_have_text("")
-    # Not a character more is asked for while nobody types.
+    # No request is sent while nobody types.
     asked = [url for url in page.asked if url.endswith(PROMPTS)]
     page.page.wait_for_timeout(1000)
     assert [url for url in page.asked if url.endswith(PROMPTS)] == asked
@@ -59,7 +60,7 @@ def test_tokens_are_counted_when_typing_pauses(browser: Browser) -> None:
         web.page.clock.install()
         web.reload()
         expect(web.page.locator("#service")).to_have_text("sdxl-mini")
-        # Typing takes no time, however slow the machine is.
+        # Typing takes no time, even on a slow machine.
         web.page.clock.pause_at(web.page.evaluate("Date.now()") + 1000)
         before = sum(url.endswith(PROMPTS) for url in web.asked)
         web.page.locator("#prompt").press_sequentially("red " * 10)
@@ -218,7 +219,7 @@ def test_noise_has_no_seams(browser: Browser) -> None:
           document.body.append(place);
         }""")
         place = web.page.locator("#noise")
-        # Painted once it has been loaded.
+        # It is painted after it is loaded.
         wait_until(lambda: np.ptp(pixels(place.screenshot())) > 0)
         noise = pixels(place.screenshot())
     for axis in (0, 1):

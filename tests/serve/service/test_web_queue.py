@@ -1,4 +1,4 @@
-"""The web page's queue, what survives a reload, and easily overlooked details."""
+"""The web page's queue, its state after a reload, and easily overlooked details."""
 
 from __future__ import annotations
 
@@ -188,12 +188,12 @@ def test_a_message_while_generate_is_pressed_does_not_move_the_button(
 ) -> None:
     answer = opened_without(slow.page, slow.page.url, path)
     slow.wait_for_program()
-    # Where nothing holds the examples up, they are there before.
+    # Without a delay the examples appear before.
     expect(slow.page.locator("#examples .chip")).to_have_count(int("examples" not in path))
     slow.page.locator("#prompt").fill(prompt)
     slow.page.locator("#generate").hover()
     slow.page.mouse.down()
-    # Long enough to be asked for, and to be shown.
+    # Long enough to be requested and shown.
     slow.page.wait_for_timeout(500)
     answer()
     slow.page.wait_for_timeout(500)

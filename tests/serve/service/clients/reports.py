@@ -1,5 +1,5 @@
-"""Run a client's calls in a process with that client and none of this project's packages, and
-report the results. It depends on no client.
+"""Run a client's calls in a process with that client and without this project's packages, and
+report the results. This module imports no client.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Report = dict[str, Any]
 
 
 def report(calls: Mapping[str, Call]) -> None:
-    """Print the report as a line of JSON, after anything that the client prints."""
+    """Print the report as a line of JSON, after the client's output."""
     print(flush=True)
     print(json.dumps({name: outcome(call) for name, call in calls.items()}))
 
@@ -32,7 +32,7 @@ def outcome(call: Call) -> Any:
 
 
 def report_of(module: str, packages: Path, url: str, folder: Path) -> Report:
-    """Only `packages` is on the path: without -S the project's own packages would follow."""
+    """Only `packages` is on the path. Without -S the project's packages would follow."""
     command = [
         sys.executable,
         "-S",
@@ -41,7 +41,7 @@ def report_of(module: str, packages: Path, url: str, folder: Path) -> Report:
         url,
         str(folder),
     ]
-    # No list of models is fetched.
+    # Do not fetch a list of models.
     quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "PYTHONPATH": str(packages)}
     return last_line(command, ROOT, {**environment, **quiet})

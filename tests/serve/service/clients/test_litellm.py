@@ -1,5 +1,5 @@
-"""LiteLLM, unchanged: the library against a whole service, and examples/litellm.yaml as a proxy in
-front of it, asked by OpenAI's client. LiteLLM passes no streams of pictures on.
+"""LiteLLM, unchanged: the library against a whole service, and OpenAI's client through
+examples/litellm.yaml as a proxy. LiteLLM does not pass on streams of pictures.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def report(running: Service, packages: Path, pictures: Path) -> Report:
 def proxy(
     running: Service, packages: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[openai.OpenAI]:
-    """The example as it stands, but for the service's port."""
+    """The unchanged example, except for the service's port."""
     folder, port = tmp_path_factory.mktemp("proxy"), free_port()
     config = EXAMPLE.read_text().replace("http://127.0.0.1:8000", running.url)
     (folder / "litellm.yaml").write_text(config)
@@ -117,7 +117,7 @@ def test_the_proxy_lists_both_models(proxy: openai.OpenAI) -> None:
 
 
 def test_the_proxy_s_picture_is_the_service_s(proxy: openai.OpenAI, running: Service) -> None:
-    """This also holds for a client that sends fields unknown to LiteLLM, as Open WebUI does."""
+    """This also holds for fields that LiteLLM does not know, which Open WebUI sends."""
     asked: dict[str, Any] = {
         "prompt": PROMPT,
         "size": "128x128",

@@ -16,7 +16,7 @@ from tests.tools import install_python
 
 VERSION = "2.54.0"
 ALONE = (f"openai=={VERSION}", "distro==1.9.0")
-"""What is installed without its dependencies, since those are here."""
+"""packages to install without their dependencies, which are already installed"""
 FILES = (
     "tests/serve/test_openai_client.py",
     "tests/serve/test_batch_api.py",

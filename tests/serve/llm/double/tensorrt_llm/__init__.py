@@ -1,6 +1,6 @@
-"""Stands for TensorRT-LLM where it cannot be installed: its recorded names, and nothing else.
+"""Replaces TensorRT-LLM where it cannot be installed. It has the recorded names and nothing else.
 
-A name, argument or field that trtllm_api.json does not hold raises, as it would on a GPU machine.
+A name, argument or field that is not in trtllm_api.json raises, as on a GPU machine.
 Put this folder's parent on the path and `import tensorrt_llm` finds it.
 """
 
@@ -16,13 +16,13 @@ from serve.llm import trtllm_api
 
 RECORD = trtllm_api.record()
 WORDS = ("a", " red", " circle", " with", " caf", "\ufffd", "é", " on", " blue")
-"""One for each token; the sixth is half a character, which the next one completes."""
+"""a word for each token; the sixth is half a character, which the next one completes"""
 START_VARIABLE = "TRTLLM_DOUBLE_START_S"
 STEP_S = 0.01
 
 
 def recorded(name: str, fields: Any) -> type:
-    """Return a class with these recorded fields, which refuses any other."""
+    """Return a class with these recorded fields. It refuses other fields."""
 
     def __init__(self: Any, **given: Any) -> None:
         for key in given:
@@ -41,7 +41,7 @@ CompletionOutput = recorded("CompletionOutput", RECORD["CompletionOutput"])
 
 
 class RequestOutput:
-    """Only what the record lists: its properties, its methods, and asynchronous iteration."""
+    """It has only the recorded properties and methods, and asynchronous iteration."""
 
     def __init__(self, llm: LLM, ids: list[int], params: Any) -> None:
         self.request_id, self.prompt, self.prompt_token_ids = id(self), None, ids
@@ -97,7 +97,7 @@ class RequestOutput:
 
 
 class LLM:
-    """The arguments are checked against the record; the generated text is always the same."""
+    """Checks the arguments against the record, and always generates the same text."""
 
     before_start: Callable[[], None] = staticmethod(lambda: None)
 
@@ -136,12 +136,12 @@ class LLM:
         return request
 
     def get_stats_async(self, timeout: float | None = 2) -> AsyncIterator[dict[str, Any]]:
-        """Like the real one: later versions block while they ask their workers."""
+        """Later versions of the real method block while they ask their workers."""
         self.before_stats()
         return self._stats(timeout)
 
     async def _stats(self, timeout: float | None) -> AsyncIterator[dict[str, Any]]:
-        """Yield a statistic for every step, and end only when none has come for a while."""
+        """Yield a statistic for every step, and end after a while without one."""
         clock = asyncio.get_running_loop().time
         until_s = clock() + (timeout or 0)
         while self.given.get("enable_iter_perf_stats") and clock() < until_s:
