@@ -63,8 +63,7 @@ def small_refiner(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Return a function that runs a command and checks that it fails with this code and one
-    line."""
+    """Return a function that runs a command, which must fail with this code and one line."""
 
     def run(*argv: str, code: int = cli.BAD_REQUEST) -> str:
         assert cli.main(argv) == code

@@ -1,6 +1,4 @@
-"""The Dockerfile as data: its instructions in order, with joined continuation lines and no
-comments.
-"""
+"""The Dockerfile as data: its instructions in order, continuation lines joined, comments gone."""
 
 from __future__ import annotations
 

@@ -65,8 +65,7 @@ class InGroups(LoadScopeScheduling):
         return next((place for place in SHARING if file.startswith(place)), file)
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """Remove the test that ended its process from the queue; the base class would run it again
-        for ever."""
+        """Drop the test that ended its process; the base class would run it again for ever."""
         units: dict[str, dict[str, bool]] = self.assigned_work[node]
         pending = ((scope, test) for scope, tests in units.items() for test in tests)
         scope, crashed = next(((s, t) for s, t in pending if not units[s][t]), ("", None))

@@ -38,8 +38,7 @@ from sdxl.arguments import Parser, add_option, number, whole
 from sdxl.fleet import ASKED, Loads, homes
 
 CLUSTER, FRONT_RATE, FEWEST_FRONTS = 250, 250.0, 2
-"""A cluster's most replicas, a front end's most requests a second, a cluster's fewest front ends
-(docs/operations.md)"""
+"""limits of a cluster's replicas, a front end's requests a second, a cluster's front ends"""
 WARM_S = 60.0
 PICTURES, LONGEST_S = 20_000, 600.0
 SECTIONS = ("check", "routers", "scale", "events", "models", "autoscaling", "decision")

@@ -27,7 +27,7 @@ PRECISION, ROWS = "fp8", 16
 SIDE, SCALE = 128, 8
 """side of a standard picture in latents; pixels per latent"""
 LORA_SHARE, NET_SHARE = 1.04, 0.73
-"""estimated times of a call with LoRAs and of a ControlNet's call, as shares of a plain deep call
+"""estimated time of a call with LoRAs, and of a ControlNet's call, over a deep call's
 (docs/log.md)"""
 LORA = Variant("lora", 2)
 """a LoRA of rank 32"""

@@ -1,6 +1,4 @@
-"""A cluster whose number of replicas follows the load, by the rule and with the delays of
-serve/fleet/autoscaling.py.
-"""
+"""A cluster whose replicas follow the load by the rule and delays of serve/fleet/autoscaling.py."""
 
 from __future__ import annotations
 

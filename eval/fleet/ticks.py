@@ -95,8 +95,7 @@ class TickReplica:
         return now, ended
 
     def _seconds(self, group: Group) -> float:
-        """Seconds of a call and its ControlNets' calls. An unmeasured kind of call is estimated
-        once."""
+        """Seconds of a call and its ControlNets' calls. An unmeasured call is estimated once."""
         costs = self.gpu.costs
         for call in (*group.nets, group):
             key = CostKey(call.call, call.bucket)

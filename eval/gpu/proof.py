@@ -36,8 +36,7 @@ LEAST_PSNR_DB = 40.0
 
 
 def agreement(bench: Bench) -> Figures:
-    """The relative L2 error to float32 of every step's noise, on the same inputs, and of the final
-    latents."""
+    """Relative L2 to float32 of every step's noise, on the same inputs, and of the latents."""
     torch.backends.cudnn.allow_tf32 = False
     for model in dict.fromkeys(("mini", bench.setting.model)):
         reference = bench.pipeline("fp32", model)
@@ -152,8 +151,7 @@ def _profiled(bench: Bench, pipeline: Pipeline, interval: int, trace: Path) -> d
 
 
 def _read(profiler: Any) -> dict[str, Any]:
-    """The host's waits (one at the end is the profiler's) and launches, and the device's time by
-    kernel."""
+    """The host's waits (the last is the profiler's) and launches, and the time by kernel."""
     averages = profiler.key_averages()
     calls = Counter({e.key: e.count for e in averages if e.key.startswith("cu")})
     by_time = sorted(averages, key=lambda e: e.self_device_time_total, reverse=True)

@@ -106,8 +106,7 @@ def search(run: Try, splits: Sequence[Options], choices: Mapping[str, Sequence[i
 
 
 class Trials:
-    """Trials saved in a file; `run` makes the missing ones. A trial that failed in an earlier run
-    is repeated."""
+    """Trials saved in a file; `run` makes those that are missing or failed in an earlier run."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], run: Try) -> None:
         self.path, self.settings, self.run = path, dict(settings), run

@@ -200,8 +200,7 @@ def measure(
     folder: Path,
     references: Sequence[Path] = (),
 ) -> dict[str, Any]:
-    """Run LoadGen; return its summary and the energy used. Raise if the runs in `references` have
-    other settings."""
+    """Run LoadGen with the settings of `references`; return its summary and the energy."""
     from eval.measuring.system_description import describe_system
     from eval.mlperf.compliance import check_same
     from eval.mlperf.loadgen import ScenarioRun

@@ -128,8 +128,7 @@ def in_process_at_once(pipeline: Pipeline, request: GenerationParams) -> int:
 
 
 class OverHttp(Arrivals):
-    """A service over HTTP. A request refused for lack of room is repeated; its latency counts from
-    the first try."""
+    """A service over HTTP. A refused request is repeated; its latency includes all tries."""
 
     def __init__(self, url: str, requests: Sequence[GenerationParams], complete: Complete) -> None:
         super().__init__(requests, complete)

@@ -32,8 +32,7 @@ from sdxl.images import Pixels
 from sdxl.params import InvalidParams
 
 CHUNK = 32
-"""the fewest pictures in a chunk: several full batches of any engine, so that chunks cost no
-speed"""
+"""the fewest pictures in a chunk: several full batches, so that chunks cost no speed"""
 CALLS_A_CHUNK = 4
 """A chunk has several times the pictures in flight, because fewer are in flight at its end."""
 FACTS = "evaluation.json"

@@ -65,8 +65,7 @@ class FrechetDistance:
         self.trace = float(reference.covariance.trace())
 
     def of_reference(self, count: int) -> float:
-        """The mean distance of `count` pictures of the reference's distribution. It falls as the
-        count grows."""
+        """The mean distance of `count` pictures of the reference's distribution."""
         generator = torch.Generator().manual_seed(0)
         shape, mean = (count, len(self.root)), self.reference.mean
         drawn = (

@@ -114,8 +114,7 @@ def change_interval(name: str, tried: Tried, exact: Tried) -> Interval:
 def front(
     tried: Sequence[Tried], loss: Callable[[Change], float] = lambda change: change.loss
 ) -> list[Tried]:
-    """The settings that no other beats in both speed and loss, fastest first. `tried[0]` is
-    exact."""
+    """The settings that no other beats in speed and loss, fastest first. `tried[0]` is exact."""
     losses = {each.setting: loss(change(each, tried[0])) for each in tried}
     best: list[Tried] = []
     for each in sorted(tried, key=lambda t: (-t.speed, losses[t.setting])):

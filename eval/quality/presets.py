@@ -61,8 +61,7 @@ def store_presets(
     *,
     is_beside_model: bool,
 ) -> list[Path]:
-    """Write the presets and return the files. They hold the weights' digest, so other weights
-    refuse them."""
+    """Write the presets, with the weights' digest, so that other weights refuse them."""
     data = presets.as_file(chosen, measured, model_digest(checkpoint))
     folders = [out, *([checkpoint.folder] if is_beside_model else [])]
     files = [folder / presets.FILE for folder in folders]

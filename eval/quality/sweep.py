@@ -118,8 +118,7 @@ def check_setting(setting: QualitySetting) -> None:
 def drop_unloadable(
     settings: Sequence[QualitySetting], load: Callable[[str, Cut], Engines]
 ) -> list[QualitySetting]:
-    """Remove the 8-bit settings whose engines the GPU cannot load. On a CPU each setting makes its
-    export later."""
+    """Remove the 8-bit settings whose engines the GPU cannot load. A CPU's are made later."""
     precisions = dict.fromkeys(setting.precision for setting in settings)
     missing = set()
     for precision in precisions if torch.cuda.is_available() else ():

@@ -60,8 +60,7 @@ class KernelRate:
 
 @dataclass(frozen=True)
 class EstimatedGpu:
-    """`share`: the arithmetic as a share of an H200's; `bandwidth`: bytes/s read and written by a
-    copy."""
+    """`share` of an H200's arithmetic; `bandwidth`: bytes/s read and written by a copy."""
 
     name: str
     share: float

@@ -208,8 +208,7 @@ def _peak(name: str, given: list[str]) -> int:
 
 
 def peak_bytes(setting: BenchSetting, options: argparse.Namespace) -> int:
-    """The peak memory of this process: it loads one variant and runs a deep and a shallow step of
-    the largest batch."""
+    """The peak memory of this process for a deep and a shallow step of the largest batch."""
     # Subtract the parent process, which holds every variant on the same GPU.
     others = gpu_bytes()
     paint = load_one(replace(setting, steps=2), options.memory_of, options.ours)

@@ -226,8 +226,7 @@ class StepCosts:
 
 
 def measure_costs(pipeline: Pipeline, request: GenerationParams, images: int) -> StepCosts:
-    """Seconds of each kind of step, from the loop's measured calls with `images` copies of the
-    request in flight."""
+    """Seconds of each kind of step, with `images` copies of the request in flight."""
     request = replace(
         request,
         steps=MEASURED.steps,

@@ -231,8 +231,7 @@ class TuningResult:
 
     @cached_property
     def chosen(self) -> dict[str, CheckedPlan]:
-        """By quality. Only plans of the exact model's precision: a preset cannot choose the
-        engines."""
+        """Plans of the exact model's precision, because a preset cannot choose the engines."""
         precision = self.exact.plan.sampling.precision
         eligible = [each for each in self.checked if each.plan.sampling.precision == precision]
         return choose(eligible, self.exact, self.frechet, self.budgets_s)

@@ -1,5 +1,4 @@
-"""`auto` chooses the fastest backend that can serve the model, and reports why the others cannot.
-"""
+"""`auto` chooses the fastest backend that can serve the model, and reports why others cannot."""
 
 from __future__ import annotations
 

@@ -137,9 +137,8 @@ def test_a_net_that_reads_blue_first_equals_diffusers(tmp_path: Path) -> None:
 
 
 def control_lora(seed: int = 0) -> tuple[Tensors, Tensors]:
-    """Return a Control-LoRA's tensors, and the weights of the equivalent net. As in Stability AI's
-    files, weights are stored as matrices and everything else whole; the second level has no
-    matrices."""
+    """Return a Control-LoRA's tensors, and the equivalent net's weights. As in Stability AI's
+    files, weights have matrices, everything else is whole, and the second level has no matrices."""
     generator = torch.Generator().manual_seed(seed)
     own, unet = tensors_of(random_control(seed)), mini_unet().state_dict()
     made: Tensors = {}

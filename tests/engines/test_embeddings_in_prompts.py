@@ -65,8 +65,7 @@ def pipeline(backend: str, folder: Path, *, is_deterministic: bool = False) -> P
 
 @pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
 def test_an_embedding_is_as_the_words_whose_vectors_it_has(backend: str, folder: Path) -> None:
-    """In both prompts, weighted, in a later chunk, and beside requests with other embeddings and
-    LoRAs."""
+    """In both prompts, weighted, in a later chunk, and beside requests with others and LoRAs."""
     made = pipeline(backend, folder)
     asked = [replace(PICTURE, prompt=prompt) for prompt in ALIKE]
     asked += [replace(PICTURE, prompt="a red circle", negative_prompt="night")]

@@ -102,8 +102,7 @@ def test_products_compile_for_hopper(cache: Path) -> None:
 
 
 def assert_gates_take_what_the_paper_says(products: list[dict[str, Any]]) -> None:
-    """Compare the gated product's instructions with the plain product's, in the usual tile of
-    both."""
+    """Compare the instructions with a plain product's, in the usual tile of both."""
     plain = {
         f["number"]: f["behind_sums"]
         for f in products
@@ -143,8 +142,7 @@ def test_every_form_compiles(
 
 @pytest.fixture(scope="module")
 def triton_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The path of each version. The older one is in its own folder, which comes before the
-    environment's."""
+    """The path of each version; the older one's folder comes before the environment's."""
     folder = tmp_path_factory.mktemp("triton")
     wanted = ["--no-deps", "--target", str(folder), f"triton=={OF_TORCH_2_11}"]
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *wanted], check=True)

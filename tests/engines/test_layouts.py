@@ -19,8 +19,7 @@ from eval.speed.meta_networks import PRECISIONS, decoder, latents_of
 from tests.engines.meta_launches import begun, engines_of
 
 LATENT = {FULL_SIZE: 128, "mini": 20}
-"""the latents' side; for the embedded model one that differs from every number of heads or
-tokens"""
+"""the latents' side; the embedded model's differs from every number of heads or tokens"""
 
 
 class Layouts(TorchDispatchMode):

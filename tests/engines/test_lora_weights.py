@@ -1,5 +1,4 @@
-"""LoRA files of every layout are read for SDXL's real layers; other files are refused in one line.
-"""
+"""LoRA files of every layout are read for SDXL's layers; other files are refused in one line."""
 
 from __future__ import annotations
 

@@ -132,8 +132,7 @@ def test_loras_of_transformers_share_plain_shallow_calls(rides: bool, tmp_path: 
 def test_pictures_are_those_of_diffusers(
     backend: str, weights: dict[str, float], tmp_path: Path
 ) -> None:
-    """diffusers uses `load_lora_weights` and `set_adapters`. The files adapt the text encoders,
-    too."""
+    """With `load_lora_weights` and `set_adapters`. The files also adapt the text encoders."""
     plain = pipeline(backend)
     pipe: Any = StableDiffusionXLPipeline.from_pretrained(
         str(plain.checkpoint.folder), torch_dtype=torch.float32, add_watermarker=False
@@ -238,8 +237,7 @@ def test_the_rearranged_unet_adds_the_same() -> None:
 
 
 MOST_DISTANCE = {"int8": 0.1, "fp8": 0.12}
-"""the distance of latents with a LoRA in 8 bits; measured 0.06 and 0.07, without a LoRA 0.02 and
-0.04"""
+"""the distance of latents with a LoRA in 8 bits; measured 0.06 and 0.07, without 0.02 and 0.04"""
 
 
 @pytest.mark.parametrize("number", list(RECIPES))

@@ -1,5 +1,4 @@
-"""ONNX Runtime computes the same as PyTorch, into given tensors, without diffusers or transformers.
-"""
+"""ONNX Runtime computes the same as PyTorch, into given tensors, without diffusers."""
 
 from __future__ import annotations
 

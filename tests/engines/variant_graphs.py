@@ -1,5 +1,4 @@
-"""Inputs for the embedded model's graphs of variants, and their comparison with PyTorch's networks.
-"""
+"""Inputs of the embedded model's graphs of variants, and comparisons with PyTorch's networks."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ AXES |= level_axes(17, 23)
 
 
 def drawn(*tensors: TensorSpec) -> dict[str, Tensor]:
-    """Random inputs. The first row has image prompts of four and 16 tokens, the second row has
-    none."""
+    """Random inputs. The first row has image prompts of 4 and 16 tokens, the second none."""
     generator = torch.Generator().manual_seed(0)
     made = {t.name: torch.randn(t.shape(AXES), generator=generator) for t in tensors}
     for name, tensor in made.items():

@@ -56,8 +56,7 @@ def test_a_path_that_is_not_a_folder_is_refused_before_heavy_imports(
 
 @pytest.fixture
 def files(tmp_path: Path) -> Callable[..., list[str]]:
-    """Return a function that gives the flags of the benchmark's task; a test can replace one of the
-    valid files."""
+    """Return a function that gives the benchmark's flags; a test can replace a valid file."""
 
     def flags(**changed: Path | None) -> list[str]:
         (tmp_path / "captions.tsv").write_text(TSV)

@@ -71,8 +71,7 @@ def tiny_exports(
 
 @pytest.fixture(scope="session")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
-    """Return a function that exports the embedded model unchecked. It takes minutes, so only long
-    tests use it."""
+    """Return a function that exports the embedded model, unchecked, in minutes: for long tests."""
     root = tmp_path_factory.mktemp("mini")
 
     @cache

@@ -35,8 +35,7 @@ WIDTH = {"FID": 0.03, "CLIP": 0.005}
 
 
 Measured = dict[str, dict[str, float]]
-"""the exact model's scores, and the scores of int8 at interval 2 (fast) as shares of the exact
-scores"""
+"""the exact model's scores, and those of int8 at interval 2 (fast) as shares of the exact"""
 
 
 @dataclass(frozen=True)

@@ -79,8 +79,7 @@ def test_a_channel_that_seldom_fired_is_not_cut_off_when_it_does(
 
 @pytest.mark.parametrize("layer", [FIRST, SECOND])
 def test_one_channel_far_above_the_others_does_not_coarsen_them(layer: str, tmp_path: Path) -> None:
-    """This is the purpose of smoothing: with one limit for all channels, the others would round to
-    zero."""
+    """Smoothing prevents it: with one limit for all channels the others would round to zero."""
     seen = torch.randn(256, CHANNELS, generator=torch.Generator().manual_seed(1))
     seen[:, 0] *= 100.0
     later = seen.roll(1, 0)

@@ -1,6 +1,4 @@
-"""The check accepts the right model, refuses another model, and prints measured and required
-values.
-"""
+"""The check accepts the right model, refuses others, and prints measured and required values."""
 
 from __future__ import annotations
 
@@ -79,8 +77,7 @@ def test_another_models_weights_are_refused(
 
 @pytest.mark.slow
 def test_an_8_bit_graph_may_differ_as_its_rounding_differs_from_itself(exports: Exports) -> None:
-    """It may not differ by more. The embedded model's rounding hardly differs, so the bound
-    stays."""
+    """It may not differ by more. The embedded model's rounding hardly does."""
     folder, mini = exports("int8"), find("mini")
     checked = _Run(folder, ExportSpec(mini, "int8", folder.folder), subject_of(mini))
     names = [tensor.name for tensor in folder.graphs["unet_deep"].spec.outputs]
@@ -106,8 +103,8 @@ def test_fewer_bits_have_wider_bounds() -> None:
 
 @pytest.mark.slow
 def test_pytorchs_own_8_bits_have_findings_of_their_own(exports: Exports, tmp_path: Path) -> None:
-    """No graph uses the numbers of the further layers, so graphs are right even if these numbers
-    are wrong."""
+    """No graph uses the numbers of the further layers, so they do not change the check of
+    graphs."""
     mini = find("mini")
     folder = ExportFolder.read(shutil.copytree(exports("int8").folder, tmp_path / "int8"))
     in_torch = in_8_bits_in_torch(folder, mini)

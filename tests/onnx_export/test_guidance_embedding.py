@@ -1,6 +1,4 @@
-"""A checkpoint that reads guidance as an embedding makes the same pictures on ONNX Runtime as in
-PyTorch.
-"""
+"""A checkpoint that reads guidance as an embedding is the same on ONNX Runtime as in PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint made for inpainting makes the same pictures on ONNX Runtime as in PyTorch."""
+"""A checkpoint made for inpainting is the same on ONNX Runtime as in PyTorch."""
 
 from __future__ import annotations
 

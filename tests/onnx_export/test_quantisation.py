@@ -118,8 +118,7 @@ def test_calibration_sees_the_first_steps_of_every_prompt(tiny: Checkpoint) -> N
 
 
 def test_calibration_follows_the_plan_that_is_served(tiny: Checkpoint) -> None:
-    """Layers of Deep alone are called at deep steps; layers that Shallow also has are called at all
-    steps."""
+    """Layers of Deep alone are called at deep steps, layers of Shallow at all steps."""
     parts = {name: tiny.part(name) for name in ADAPTED}
     clock, seen = StepClock(), dict[str, list[int]]()
     for name in ("mid_block.resnets.0.conv1", "up_blocks.2.resnets.1.conv2"):
@@ -322,8 +321,7 @@ def test_any_other_model_has_500_prompts_of_our_own(tiny: Checkpoint) -> None:
 
 
 def test_mlperfs_own_list_is_read(tiny: Checkpoint, tmp_path: Path) -> None:
-    """The list holds ids of COCO's captions, or is the table that COCO's tools make from the
-    ids."""
+    """The list has ids of COCO's captions, or is the table that COCO's tools make of them."""
     ids, table, annotations = (tmp_path / name for name in ("ids.txt", "captions.tsv", "coco.json"))
     ids.write_text("655\n282\n")
     table.write_text("id\tcaption\n655\ta dog\n282\ta cat\n")

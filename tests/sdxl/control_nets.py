@@ -1,5 +1,4 @@
-"""ControlNets with random weights for the embedded model's UNet, and diffusers' results with them.
-"""
+"""ControlNets with random weights for the embedded model's UNet, and diffusers' results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A replica's admission and policy in simulated time: the real decisions, and calls that only take
+"""A replica's admission and policy in simulated time: real decisions, and calls that only take
 time.
 """
 

@@ -1,6 +1,4 @@
-"""Our edges equal OpenCV's. OpenCV is not a dependency: the results of `cv2.Canny` of 5.0.0 are
-below.
-"""
+"""Our edges equal OpenCV's: the results of `cv2.Canny` of OpenCV 5.0.0 are below."""
 
 from __future__ import annotations
 
@@ -31,8 +29,7 @@ EXPECTED = {
     (1, 40, 0, 20, 60): (3, "40e66390819e8198"),
     (40, 1, 3, 20, 60): (6, "9dda44d4b5026872"),
 }
-"""the number of edge pixels and the edges' digest, by height, width, channels and both
-thresholds"""
+"""the number of edge pixels and their digest, by height, width, channels and thresholds"""
 
 
 def digest(edges: Pixels) -> str:

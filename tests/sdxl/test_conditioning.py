@@ -28,8 +28,7 @@ LONG = "the red ring on the star, " * 20
 
 @dataclass
 class EncoderEngine:
-    """A transformers text encoder behind the Engine protocol. It records the chunks of each
-    call."""
+    """A transformers text encoder as an Engine. It records the chunks of each call."""
 
     model: Any
     spec: ModelSpec

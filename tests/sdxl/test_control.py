@@ -50,8 +50,7 @@ SHAPES = [(16, 16), (17, 23)]
 
 @cache
 def copied_unet() -> Any:
-    """Copy the UNet, because our networks change its processors and diffusers needs them
-    unchanged."""
+    """Copy the UNet, because our networks change its processors."""
     return copy.deepcopy(mini_unet())
 
 
@@ -170,8 +169,7 @@ def test_modes_of_the_webui_are_tables_of_strengths() -> None:
 
 @pytest.mark.parametrize("strengths", [[0.6], [0.6, 1.2], [1.0, 0.5, 0.25]])
 def test_a_union_equals_diffusers(strengths: list[float]) -> None:
-    """Each row equals diffusers' result for the row alone: in diffusers, rows of a call change each
-    other."""
+    """Each row equals diffusers' result for it alone: in diffusers rows change each other."""
     net, t = random_union(), random_tensors(ROWS, 16, 16, hints=len(strengths))
     if len(strengths) == 3:
         t["hint_types"][:, 2] = t["hint_types"][:, 0]

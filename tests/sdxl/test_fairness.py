@@ -102,8 +102,7 @@ def test_a_large_request_is_not_starved_by_many_small_ones() -> None:
 
 
 def test_later_requests_do_not_break_a_promise() -> None:
-    """The later requests are a batch without a deadline, a flood, and one new client after
-    another."""
+    """Later come a batch without a deadline, a flood, and one new client after another."""
     world = World([Device(8, queue=12)])
     Caller(world, "night", connections=4, priority=Priority.BATCH, deadline_s=math.inf)
     Caller(world, "flood", connections=4, n=10, steps=30, deadline_s=8.0)

@@ -17,8 +17,7 @@ from sdxl.networks.vae import VaeDecoder, VaeEncoder
 
 MOST = torch.finfo(torch.float16).max
 LOUD = 2.0**13
-"""the factor on the embedded model's sums: they reach hundreds of thousands, as in a VAE that
-overflows"""
+"""multiplies the embedded model's sums, to hundreds of thousands as in a VAE that overflows"""
 
 
 @pytest.fixture(scope="module")

@@ -250,8 +250,7 @@ def test_what_is_finished_was_waited_for() -> None:
 
 
 def test_costs_are_the_seconds_of_the_device_in_usual_calls() -> None:
-    """The first two calls of a network prepare and record, so they do not count; nor does the
-    host's time."""
+    """A network's first two calls, which prepare and record, and the host's time do not count."""
     flight, calls = loop(), Counter[str]()
 
     class TimedFence(PassedFence):

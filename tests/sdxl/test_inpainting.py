@@ -116,8 +116,7 @@ def test_inpainting_equals_diffusers(
 def test_without_a_mask_everything_is_masked(
     model: Pipeline, pipe: Any, size: tuple[int, int]
 ) -> None:
-    """The pictures are one from text, which diffusers inpaints at full strength, and one from
-    another picture."""
+    """Pictures from text, which diffusers inpaints at full strength, and from another picture."""
     from_text = replace(params_of("euler", size, 1.0, steps=5), strength=None)
     compare(model, pipe, from_text, edit(params_of("dpmpp_2m", size, 0.6, steps=5)))
 

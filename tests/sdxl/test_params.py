@@ -1,6 +1,4 @@
-"""Every field of a request is checked once. The error names the field, the value and the allowed
-values.
-"""
+"""Every field of a request is checked once; the error names field, value and allowed values."""
 
 from __future__ import annotations
 

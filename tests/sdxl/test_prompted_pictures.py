@@ -80,8 +80,7 @@ def asked(*prompts: ImagePrompt, **fields: Any) -> WithPictures:
 
 
 def their_pipe(base: Any, folder: Path, names: Sequence[str], kind: str = "", **more: Any) -> Any:
-    """diffusers' pipeline with these adapters, on a copy of the UNet, because loading changes
-    it."""
+    """diffusers' pipeline with these adapters, on a copy of the UNet, which loading changes."""
     parts = {**base.components, "unet": copy.deepcopy(base.unet), **more}
     parts["feature_extractor"] = CLIPImageProcessorPil(
         size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}

@@ -1,5 +1,4 @@
-"""The stage: a call's addresses do not depend on its images, and only changed tensors are copied.
-"""
+"""The stage: a call's addresses do not depend on its images; only changed tensors are copied."""
 
 from __future__ import annotations
 
@@ -134,8 +133,7 @@ def test_loops_that_share_a_stage_give_the_pictures_of_each_alone() -> None:
 
 
 def test_rows_of_one_image_lie_beside_those_of_others() -> None:
-    """The order is positive rows, negative rows, copies of row 0. A picture's bytes depend on
-    it."""
+    """A picture's bytes depend on the order: positive rows, negative rows, copies of row 0."""
     flight = loop()
     for guidance in (5.0, 0.0, 3.0):
         flight.submit(request(guidance=guidance))

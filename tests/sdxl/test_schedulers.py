@@ -66,8 +66,7 @@ def assert_close(found: torch.Tensor, needed: torch.Tensor, x: torch.Tensor, wha
 
 
 def exactness(name: str) -> float:
-    """Return the tolerance for timesteps: diffusers computes the timesteps of given levels in
-    float32."""
+    """Return the tolerance for timesteps, which diffusers computes in float32 for given levels."""
     return 1e-4 if name == "euler_ays" else 0.0
 
 

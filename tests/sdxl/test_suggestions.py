@@ -1,6 +1,4 @@
-"""The nearest names in refusals, the usual flags in --help, and other programs' names of
-parameters.
-"""
+"""The nearest names in refusals; the usual flags in --help; other programs' parameters."""
 
 from __future__ import annotations
 

@@ -45,8 +45,7 @@ def pipes(diffusers_mini: Any) -> Any:
 
 @torch.inference_mode()
 def theirs(pipes: Any, params: GenerationParams) -> Tensor:
-    """Each pipeline draws new noise. diffusers gets latents, because it would sample where we take
-    the mean."""
+    """Each pipeline draws new noise. diffusers gets latents, because it samples our mean."""
     first, second = pipes
     is_latent = params.upscaler == "latent"
     width, height = params.result_size
@@ -108,8 +107,7 @@ def test_four_kinds_in_flight_together_equal_those_made_alone(mini: Pipeline) ->
 
 
 def test_an_edit_is_upscaled_as_a_picture_from_text_is(mini: Pipeline) -> None:
-    """An edit with its own strength has two legs. Without a strength its image begins at the larger
-    size."""
+    """An edit with a strength has two legs; without one its image begins at the larger size."""
     plain = edit(params_of("euler", (128, 128), 0.5))
     both = replace(plain, params=replace(plain.params, upscale=1.5))
     (result,) = mini.generate([both])

@@ -43,8 +43,7 @@ QUICK = ("euler", "euler_a", "dpmpp_2m")
 
 
 FEW = ("lcm", "tcd")
-"""schedulers for models distilled to few steps; with many steps of LCM the smallest difference
-grows"""
+"""for models distilled to few steps; with many steps of LCM the smallest difference grows"""
 KINDS = ("euler_a", "dpmpp_2m", "lcm")
 """schedulers that draw noise in each step, that keep the last result, and that are for few steps"""
 

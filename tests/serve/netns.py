@@ -170,8 +170,7 @@ def hosts(folder: Path, count: int) -> Iterator[list[Host]]:
 
 
 def namespace(*command: str) -> tuple[subprocess.Popen[bytes], int]:
-    """Start the command. Return it and the process in the new namespaces, which ends with its
-    input."""
+    """Start the command; return it and the process in the namespaces, which ends with its input."""
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
     if process.stdout.readline() != b"up\n":

@@ -1,6 +1,4 @@
-"""Run the probe programs, which start their own Ray clusters and print their observations as a line
-of JSON.
-"""
+"""Run the probe programs, which start Ray clusters and print observations as a line of JSON."""
 
 from __future__ import annotations
 

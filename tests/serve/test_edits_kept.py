@@ -22,8 +22,7 @@ MIB = 1 << 20
 MOST, LARGE = 4 * MIB, 3 * MIB
 REQUESTS, SOON_S = 3, 5.0
 KEPT = MIB // 2
-"""bytes that a request may leave in logs, metrics and caches; each request sends or unpacks six
-times as many"""
+"""bytes that a request may leave in logs, metrics and caches; it sends or unpacks six times that"""
 FORM = {"content-type": "multipart/form-data; boundary=a"}
 Body = bytes | list[bytes]
 

@@ -23,8 +23,7 @@ ASKED: list[Message] = [{"type": "http.request", "body": b"a"}, {"type": "http.d
 
 
 class Fronts:
-    """Each request goes to the next front end, as with Ray's router. The last one gets all
-    others."""
+    """Each request goes to the next front end, as with Ray's router; the last one stays."""
 
     def __init__(self, *fronts: Front) -> None:
         self.fronts, self.asked = list(fronts), list[tuple[bytes, bytes]]()

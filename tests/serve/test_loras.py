@@ -1,5 +1,4 @@
-"""LoRAs of requests on every interface, over a worker on fakes: the applied LoRAs and their rows.
-"""
+"""LoRAs of requests on every interface, over a worker on fakes: which are applied, and where."""
 
 from __future__ import annotations
 

@@ -151,8 +151,7 @@ def test_a_preview_comes_at_most_every_fifth_of_a_second(watch: Watch, clock: Cl
 def test_a_slow_terminal_gets_fewer_pictures(
     monkeypatch: pytest.MonkeyPatch, watch: Watch, clock: Clock
 ) -> None:
-    """A picture takes half a second to draw. Two seconds and a tenth of the time may be spent on
-    pictures."""
+    """A picture takes half a second. Two seconds and a tenth of the time may go to pictures."""
 
     def write(self: Terminal, data: bytes) -> None:
         clock.now_s += 0.5 * (len(data) > 100)

@@ -1,5 +1,5 @@
-"""`sdxl serve` under load while models are loaded and unloaded 50 times: no request is lost, and no
-memory leaks.
+"""`sdxl serve` under load while models are loaded and unloaded 50 times: no request or memory is
+lost.
 """
 
 from __future__ import annotations

@@ -34,8 +34,7 @@ def render(found: Service, body: dict[str, object]) -> bytes:
 
 
 def alone_and_in_company(found: Service) -> tuple[bytes, list[bytes]]:
-    """Make the picture alone, and ten times among seven others, which are more than one replica
-    takes."""
+    """Make the picture alone, and ten times among seven others: more than one replica takes."""
     alone = render(found, ASKED)
     bodies = [ASKED, *OTHERS] + [ASKED] * 9
     with ThreadPoolExecutor(len(bodies)) as pool:

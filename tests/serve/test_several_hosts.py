@@ -184,8 +184,8 @@ def is_answered(host: Host, kind: dict[str, Any]) -> bool:
 
 
 def carriers(head: Host, *workers: Host) -> list[Host]:
-    """The workers with a replica of the language model. A replica on the head is killed, so that
-    Ray starts it elsewhere."""
+    """The workers with a replica of the language model. One on the head is killed until it
+    moves."""
     for process in head.named(LLM):
         process.kill()
     return [host for host in workers if host.named(LLM)]

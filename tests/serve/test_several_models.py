@@ -1,6 +1,4 @@
-"""Several image models behind one service: the request's `model` chooses, and the answer names the
-picture's model.
-"""
+"""Several image models behind one service: requests choose a model, and answers name it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""`sdxl serve` with two models whose weights differ: each makes its own pictures, and killing one
-does not affect the other.
-"""
+"""`sdxl serve` with two models of different weights: killing one does not affect the other."""
 
 from __future__ import annotations
 

@@ -23,8 +23,7 @@ SMALL, LARGE = ((("latent_h", side), ("latent_w", side)) for side in (64, 128))
 
 @pytest.mark.parametrize("network", ["clip_g", "unet_deep", "unet_shallow", "vae_decoder"])
 def test_an_order_inside_a_call_that_never_returns_is_given_back(network: str) -> None:
-    """The replica with the hanging engine returns the order, so that another replica can make
-    it."""
+    """The replica whose engine hangs returns the order, for another replica to make."""
     pipeline, may_end = fake_pipeline(), threading.Event()
 
     async def scenario(replica: ImageReplica) -> Problem:
@@ -76,8 +75,7 @@ def test_a_call_is_judged_by_its_own_kind() -> None:
 
 
 def test_a_size_that_is_new_on_a_slow_machine_may_take_its_time() -> None:
-    """On a processor a call of SDXL's own size takes minutes, and no earlier durations are
-    known."""
+    """On a processor a call of SDXL's own size takes minutes, and nothing was timed before."""
     now = 0.0
     denoiser = Denoiser(InFlight(fake_engines(), lambda: now, Limits((1, 2), 2)))
     known, new = (Group(CallKey("unet_deep", size), (), 2) for size in (SMALL, LARGE))

@@ -183,8 +183,7 @@ def test_impossible_upscaling_is_refused_before_any_work(
 
 
 def test_an_existing_picture_is_upscaled_by_an_edit(worker: Worker) -> None:
-    """The edit takes one leg at the larger size, or two with its own strength. With a mask it is
-    refused."""
+    """It takes one leg at the larger size, or two with a strength. With a mask it is refused."""
     fields = {"prompt": PROMPT, "steps": "5", "seed": "7", "upscale": "2", "cache_interval": "2"}
     answer = send(worker, {"image": png(96, 64)}, fields)
     stored = read_parameters(picture_in(answer))

@@ -1,6 +1,4 @@
-"""sd-webui-controlnet's units and routes, called by webuiapi's unchanged client and like other
-programs.
-"""
+"""sd-webui-controlnet's units and routes, by webuiapi's unchanged client and other programs."""
 
 from __future__ import annotations
 

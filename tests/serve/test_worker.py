@@ -1,5 +1,4 @@
-"""The worker on fake engines: every order has one outcome, and threads do not disturb each other.
-"""
+"""The worker on fake engines: every order has one outcome; threads do not disturb each other."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The LoRAs in the repository have the effects that they are named after, in exports and other
-libraries.
-"""
+"""The LoRAs in the repository have the effects of their names, in exports and other libraries."""
 
 from __future__ import annotations
 

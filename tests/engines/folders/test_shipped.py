@@ -1,5 +1,4 @@
-"""The embedded model's graphs and weights come together in one folder, whichever process is first.
-"""
+"""The embedded model's graphs and weights are joined in one folder by the first process."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ SOURCE = "unet/model.safetensors"
 
 @pytest.fixture
 def shipped(tmp_path: Path) -> tuple[Path, Path]:
-    """Graphs in one folder, as in the repository, and their weights in another folder's
-    checkpoint."""
+    """Graphs in one folder, as in the repository; their weights in a checkpoint elsewhere."""
     graphs, checkpoint = tmp_path / "graphs", tmp_path / "checkpoint"
     export = write_export(graphs)
     (checkpoint / SOURCE).parent.mkdir(parents=True)

@@ -1,5 +1,4 @@
-"""Built plans are compared with the model in every profile and over whole pictures, and their costs
-are measured.
+"""Built plans are compared with the model, in every profile and over whole pictures, and timed.
 
 ONNX Runtime stands in for TensorRT: it computes the real graphs, but not with a GPU's rounding and
 times.

@@ -206,8 +206,7 @@ def products() -> Iterator[str]:
 
 @check
 def products_by_descriptors() -> Iterator[str]:
-    """A convolution of a map with a border made by a kernel, with several pictures and odd
-    sizes."""
+    """A convolution of a map whose border a kernel made, with several pictures and odd sizes."""
     inside, out, steps = 80, 41, torch.ones(80)
     for number, residual in itertools.product(NUMBERS, (False, True)):
         x = whole(ROWS, inside, HEIGHT, WIDTH).to(memory_format=torch.channels_last)
@@ -360,8 +359,7 @@ def gelus() -> Iterator[str]:
 
 @check
 def flags_of_a_network() -> Iterator[str]:
-    """A broken row is flagged at the end even if int8 hides it. The next call starts without
-    flags."""
+    """A broken row is flagged at the end even if int8 hides it. The next call has no flags."""
     flags, steps = torch.zeros(8), torch.ones(CHANNELS)
 
     class Network(torch.nn.Module):

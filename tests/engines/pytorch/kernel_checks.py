@@ -63,9 +63,8 @@ def rounded(x: Tensor, number: torch.dtype) -> Tensor:
 
 
 def differing(found: Tensor, expected: Tensor, what: object) -> Iterator[str]:
-    """Few values may differ: a value halfway between two numbers goes to either, and the
-    interpreter loses a carry into E4M3's exponent. The interpreter's E4M3 also has no NaN, which
-    compiled code must keep."""
+    """Few values may differ: halfway values go either way, and the interpreter loses a carry into
+    E4M3's exponent. Its E4M3 also has no NaN, which compiled code must keep."""
     most = 0.002 if found.dtype is torch.int8 else 0.05
     ours, theirs = found.float(), expected.float()
     wrong = float(((ours != theirs) & ~theirs.isnan()).float().mean())

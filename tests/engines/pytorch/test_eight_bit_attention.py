@@ -98,8 +98,7 @@ def test_it_runs_where_all_around_it_is_in_8_bits_and_no_kernel_was_named(
 
 
 def test_every_size_has_attention_in_8_bits() -> None:
-    """Also with a number of tokens that 16 does not divide: 31 × 31 at the lowest level of 992
-    pixels."""
+    """Also if 16 does not divide the tokens: 31 × 31 at the lowest level of 992 pixels."""
     for side in (1024, 992, 1000):
         names = [each.name for each in launches_of("unet_deep", "fp8", 2, side)]
         assert names.count("_attention") == LAYERS, side

@@ -1,6 +1,4 @@
-"""The decoder in 8 bits: it is near the exact picture, pictures do not change each other, and a NaN
-shows.
-"""
+"""The decoder in 8 bits: near the exact picture, independent of other pictures, and a NaN shows."""
 
 from __future__ import annotations
 

@@ -136,8 +136,7 @@ def test_rearranging_holds_no_weight_twice(numbers: tuple[str, Path], unet: nn.M
 
 
 def test_8_bit_upsamplers_are_quarters_where_sides_are_doubles() -> None:
-    """A map of 62 × 62 latents has sides of 31 and 16, so its last side is stretched, not
-    doubled."""
+    """A map of 62 × 62 latents has sides of 31 and 16: the last is stretched, not doubled."""
     pytest.importorskip("triton", reason="Triton comes for Linux alone")
     from tests.engines.meta_launches import launches_of
 
@@ -247,8 +246,7 @@ def test_8_bits_stay_near_float32_at_every_step(numbers: tuple[str, Path], mini:
 def test_a_controlnet_beside_8_bits_is_in_e4m3_and_near_itself(
     numbers: tuple[str, Path], mini: Pipeline
 ) -> None:
-    """The net has the UNet's layers in 8 bits, and its residuals are as near as the UNet's
-    noise."""
+    """The net's 8-bit layers are the UNet's; its residuals are as near as the UNet's noise."""
     number, path = numbers
     net = read_control(CONTROLNETS / "edges", mini.checkpoint).network()
     ours, unet = copy.deepcopy(net), mini.checkpoint.part("unet")

@@ -1,5 +1,4 @@
-"""The forms of our kernels are a closed list that covers every size, and they are compiled ahead.
-"""
+"""The forms of our kernels are a closed list that covers every size. They are compiled ahead."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ def relative(found: Tensor, expected: Tensor) -> float:
 
 
 def apart(number: torch.dtype) -> list[Any]:
-    """Layers of the same input after SmoothQuant: their steps differ by a few percent, and in one
-    channel by far."""
+    """Layers of the same input after SmoothQuant: steps differ by a few percent, in one channel
+    more."""
     torch.manual_seed(0)
     layers: list[Any] = [eight_bit_layer(96, 32, number) for _ in range(3)]
     for layer in layers[1:]:

@@ -134,8 +134,7 @@ def test_where_nothing_can_be_kept_tiles_are_measured_all_the_same(
 def test_pytorchs_fp8_product_is_tried_as_it_will_be_used(
     is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A library that refuses tiny factors, or has no slow sum, must not lose to our product for
-    that."""
+    """A library that refuses tiny factors, or has no slow sum, must not lose for that."""
 
     def like_a_library(a: torch.Tensor, b: torch.Tensor, *_: object, **given: object) -> object:
         if is_refused or min(*a.shape, *b.shape) < 256 or not given["use_fast_accum"]:

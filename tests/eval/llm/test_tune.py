@@ -1,5 +1,4 @@
-"""The search for the best options: few trials, none repeated, and a file that `sdxl serve` reads.
-"""
+"""The search for the best options: few trials, none twice, and a file that `sdxl serve` reads."""
 
 from __future__ import annotations
 

@@ -19,8 +19,7 @@ from eval.measuring.ceilings import Ceilings
 ROOT = Path(__file__).parents[3]
 TERA = 1e12
 CACHED = 2 * 128 * 128 * (9 + 1) * 960 * 320 / 1e12
-"""the first convolution of the last up block and its shortcut, for a row: the deep step caches
-them"""
+"""a row's first convolution and shortcut of the last up block, which the deep step caches"""
 PUBLISHED = {"unet_deep": 2 * 6.761, "unet_shallow": 2 * (0.326 - CACHED), "vae_decoder": 10.47}
 """TFLOP at 1024×1024, two rows, one picture (MLPerf's reference model, counted by its layers)"""
 

@@ -79,8 +79,7 @@ def test_the_probed_rate_is_that_of_all_replicas(
 def test_the_target_rate_is_the_scenarios_share_of_the_probed_rate(
     flags: list[str], expected: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Offline gets more than the probed rate, so that its samples last long enough; Server gets
-    less."""
+    """Offline gets more than the probed rate, so that its samples last; Server gets less."""
     monkeypatch.setattr(command, "system_of", answering(None))
     run = "eval.mlperf.loadgen.ScenarioRun.start"
     monkeypatch.setattr(run, lambda *_: Summary("Offline", True, 1.0, "images/s"))

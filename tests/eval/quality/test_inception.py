@@ -61,8 +61,7 @@ def test_features_equal_those_of_an_independent_implementation(
 
 
 def with_statistics(network: Inception) -> Inception:
-    """Set the statistics of the activations, as training does. Otherwise features vanish layer by
-    layer."""
+    """Set the activations' statistics, as training does; otherwise features vanish by layer."""
     for module in network.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             module.momentum = None

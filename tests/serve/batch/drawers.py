@@ -113,8 +113,7 @@ class IdleWorker:
 def lost_workers(
     start: StartWorker, folder: Path, clock: Callable[[], float], stall_s: float = 120.0
 ) -> int:
-    """Drive two workers until all shards are packed, at the 51st check; return the number of lost
-    workers."""
+    """Drive two workers until the 51st check finds all shards packed; count the lost workers."""
     progress, beats = BatchProgress(0, 0.0), iter([False] * 50 + [True])
     driver = Driver(
         start,

@@ -62,8 +62,7 @@ class Job:
             return subprocess.Popen(argv, cwd=ROOT, env=ENVIRONMENT, stdout=file, stderr=file)
 
     def kill_driver_after(self, pictures: int) -> None:
-        """Start, wait for this many more pictures, and kill the driver. Its children must end by
-        themselves or do no harm."""
+        """Start, wait for this many pictures, and kill the driver. Its children must do no harm."""
         wanted, process = self.made + pictures, self.start()
         wait_until(lambda: self.made >= wanted or process.poll() is not None, PATIENCE_S)
         if process.poll() is None:

@@ -1,5 +1,4 @@
-"""A job whose host is lost or cut off, simulated. tests/serve/test_several_hosts.py has real hosts.
-"""
+"""A job with a simulated lost or cut-off host; tests/serve/test_several_hosts.py has real ones."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ class SlowDisk(FolderStore):
 def test_a_worker_without_its_driver_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw_s: float, put_s: float
 ) -> None:
-    """The driver may have leased the rows to another worker, while a picture is drawn or written to
-    a slow disk."""
+    """The driver may lease the rows to another worker while a picture is drawn or written."""
     monkeypatch.setattr(shard_worker, "UNHEARD_S", 0.1)
     monkeypatch.setattr(shard_worker, "BEAT_S", 0.05)
     store = SlowDisk(tmp_path, "run", put_s)

@@ -1,5 +1,4 @@
-"""Run as a program: both models on a cluster of simulated GPUs; prints the GPUs of each model as
-JSON.
+"""Run as a program: both models on a cluster of simulated GPUs; prints each model's GPUs as JSON.
 
 python -m tests.serve.llm.placement_probe GPUS OPTIONS PORT [SECONDS]
 

@@ -14,8 +14,7 @@ from tests.serve.llm.texts import CHAT
 from tests.serve.services import service
 
 CLIENTS, CHOICES, WITHIN_S = 4, 8, 240.0
-"""Each answer takes a twentieth of a second, so a few clients with one choice each make no
-queue."""
+"""An answer takes a twentieth of a second, so a few clients with one choice make no queue."""
 
 
 def writing(url: str) -> set[str]:

@@ -119,8 +119,7 @@ async def test_only_a_queue_asks_for_more_replicas(engine: Engine | None, busy: 
 
 
 async def test_it_warms_up_in_the_loop_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorRT-LLM keeps the event loop of its first request. Otherwise its statistics would go to
-    an ended loop."""
+    """TensorRT-LLM keeps the event loop of its first request for its statistics."""
     loops: list[Any] = []
 
     class Warming:

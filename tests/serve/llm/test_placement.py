@@ -18,8 +18,7 @@ from tests.serve.probe_runs import report_by
 from tests.serve.services import ROOT, free_port
 
 PATHS = f"{ROOT}:{DOUBLE}"
-"""the path on which replicas find the double, as they would find TensorRT-LLM in its own
-interpreter"""
+"""the path on which replicas find the double, like TensorRT-LLM in its interpreter"""
 
 
 def probe(tmp_path: Path, gpus: int, *rest: str) -> dict[str, Any]:

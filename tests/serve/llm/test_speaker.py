@@ -121,8 +121,7 @@ async def test_its_gpus_are_not_those_for_images(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_two_hundred_clients_that_leave_leave_nothing_behind(speaker: Speaker) -> None:
-    """Afterwards every row of the embedded model's cache is free, and generation works as
-    before."""
+    """Afterwards every row of the cache is free, and generation works as before."""
 
     async def leave(number: int) -> None:
         asked = Ask((Message("user", "circle"),), Sampling(max_tokens=400, seed=number))

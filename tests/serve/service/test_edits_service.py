@@ -91,8 +91,7 @@ def send_in_parts(http: httpx.Client, size: int) -> int:
 
 
 def held_mib(found: Service) -> float:
-    """Return the private memory, because shared pages of Ray's object store count in every process
-    that touched them."""
+    """Return the private memory: shared pages of Ray's object store count in every process."""
     ours = [*found.named("ImageReplica"), *found.named("ImageIngress"), *found.named("ProxyActor")]
     held = [process.memory_info() for process in ours]
     return sum(each.rss - each.shared for each in held) / MIB

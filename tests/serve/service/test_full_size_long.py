@@ -1,6 +1,4 @@
-"""Jobs and benchmarks at SDXL's own size with thousands of pictures, on the real service with the
-double's engines.
-"""
+"""Jobs and benchmarks at SDXL's own size with thousands of pictures, on the double's engines."""
 
 from __future__ import annotations
 

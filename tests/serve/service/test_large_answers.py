@@ -55,8 +55,7 @@ UPLOADS = 12
 
 
 def test_uploads_that_are_given_up_take_bounded_memory_and_give_it_back(tmp_path: Path) -> None:
-    """Four bodies of the largest size are held at once. The proxy and the front end copy each at
-    most twice."""
+    """Four bodies of the largest size are held; proxy and front end copy each at most twice."""
     flags = ("--llm", "none", "--batches-dir", str(tmp_path / "batches"))
     with service(tmp_path, *flags) as found:
         peaks = Peaks(found)

@@ -1,5 +1,4 @@
-"""The whole service from the start of `sdxl serve` to its end: Ray, proxy, front end and replica.
-"""
+"""The whole service from the start of `sdxl serve` to its end: Ray, proxy, front end, replica."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def test_every_process_listens_on_loopback_alone(running: Service) -> None:
-    """One gRPC port of each replica is an exception, because Ray fixes its address
-    (docs/operations.md)."""
+    """Except for one gRPC port of each replica, which Ray fixes (docs/operations.md)."""
     exposed = [
         process.pid
         for process in running.processes()

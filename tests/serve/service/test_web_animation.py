@@ -1,5 +1,4 @@
-"""README's animation of the page: a prompt is typed, its pictures form, and DeepCache is compared.
-"""
+"""README's animation of the page: a prompt is typed, its pictures form, DeepCache is compared."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Comparisons on the web page: any two settings in a grid, and DeepCache off and on in one place,
-timed when both are warm.
-"""
+"""Comparisons on the web page: two settings in a grid; DeepCache off and on, timed when warm."""
 
 from __future__ import annotations
 

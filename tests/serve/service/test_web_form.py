@@ -35,8 +35,7 @@ SHIFTS = """() => new Promise((resolve) => {
   }).observe({ type: "layout-shift", buffered: true });
   setTimeout(() => resolve(moved), 200);
 })"""
-"""The moved elements, and Chromium's layout shift: the moved share of the view times the
-distance."""
+"""The moved elements, and Chromium's layout shift: moved share of the view times distance."""
 MOST_SHIFT = 0.05
 """Web Vitals calls 0.1 good."""
 

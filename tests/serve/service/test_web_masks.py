@@ -26,8 +26,7 @@ PHOTO = photo(SIDE, SIDE)
 
 
 def paint(web: Visit, start: tuple[float, float], end: tuple[float, float]) -> None:
-    """Paint a stroke between two points, given as shares of the picture: by mouse, on a phone by
-    finger."""
+    """Paint a stroke between two points, as shares of the picture: by mouse or finger."""
     box = web.page.locator("#painter-canvas").bounding_box()
     assert box
     points = [

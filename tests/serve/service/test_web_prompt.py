@@ -1,6 +1,4 @@
-"""The web page's notes on a prompt before and after sending it, and its first examples, made by the
-embedded model.
-"""
+"""The web page's notes on a prompt before and after sending it, and its first examples."""
 
 from __future__ import annotations
 
