@@ -42,9 +42,9 @@ class TickReplica:
     )
 
     def admission(self, now: float, delay_s: float = 0.0) -> Admission:
-        here = (*self.flights.values(), *(flight for _, flight in self.coming.values()))
+        flights = (*self.flights.values(), *(flight for _, flight in self.coming.values()))
         costs = self.gpu.costs
-        return Admission(here, self.gpu.limits, costs, now, costs.encode_s + delay_s)
+        return Admission(flights, self.gpu.limits, costs, now, costs.encode_s + delay_s)
 
     def admit(self, flight: Flight, file: int, now: float) -> float:
         """Accept a picture and return when it joins the loop, or raise Refused."""

@@ -207,8 +207,8 @@ def warm_loop(bench: Bench) -> InFlight:
     if bench.loop is None:
         pipeline = bench.pipeline(bench.served)
         loop = pipeline.in_flight(Costs())
-        here = warmup.Rooms(*3 * (lambda work: work(),))
-        warmup.measure(pipeline, here, loop.costs)
+        rooms = warmup.Rooms(*3 * (lambda work: work(),))
+        warmup.measure(pipeline, rooms, loop.costs)
         loop.limits = warmup.knee(pipeline, loop.costs, QUEUE)
         bench.loop, bench.warm_costs = loop, Costs(dict(loop.costs.ticks))
     return bench.loop

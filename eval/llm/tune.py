@@ -90,18 +90,18 @@ def list_splits(gpus: int) -> Iterator[Options]:
 
 def search(run: Try, splits: Sequence[Options], choices: Mapping[str, Sequence[int]]) -> Options:
     """The best options over all splits. In each, every choice is raised from its smallest value."""
-    best, most = Options(), -1.0
+    best, best_speed = Options(), -1.0
     for split in splits:
         options = split | {name: values[0] for name, values in choices.items()}
         speed = run(options).tokens_per_s
         for name, values in choices.items():
             for value in values[1:]:
-                more = run(options | {name: value}).tokens_per_s
-                if more <= speed * GAIN:
+                raised = run(options | {name: value}).tokens_per_s
+                if raised <= speed * GAIN:
                     break
-                options, speed = options | {name: value}, more
-        if speed > most:
-            best, most = options, speed
+                options, speed = options | {name: value}, raised
+        if speed > best_speed:
+            best, best_speed = options, speed
     return best
 
 

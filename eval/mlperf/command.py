@@ -260,13 +260,13 @@ def system_of(
 
     pipeline = load_pipeline(options, options.precision, is_deterministic=options.deterministic)
     expected = probe(pipeline.generate, requests, in_process_at_once(pipeline, requests[0]))
-    here = InProcess(pipeline, requests, complete)
+    system = InProcess(pipeline, requests, complete)
     facts = {"over": "process", "model": options.model, "deterministic": options.deterministic}
     facts |= {"engines": dict(pipeline.engines.description)}
     try:
-        yield SystemUnderTest(here, facts, expected, open_meter())
+        yield SystemUnderTest(system, facts, expected, open_meter())
     finally:
-        here.close()
+        system.close()
 
 
 @contextmanager

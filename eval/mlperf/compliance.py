@@ -56,10 +56,10 @@ def test04(performance: Path, audited: Path) -> ComplianceResult:
 
 def check_same(audited: Path, reference: Path) -> None:
     """Raise unless both runs have the same settings and the same system."""
-    here, there = read_facts(audited), read_facts(reference)
-    for name in here | there:
-        if here.get(name) != there.get(name):
-            needed = f"must hold a run with {name} {here.get(name)!r}, not {there.get(name)!r}"
+    facts, others = read_facts(audited), read_facts(reference)
+    for name in facts | others:
+        if facts.get(name) != others.get(name):
+            needed = f"must hold a run with {name} {facts.get(name)!r}, not {others.get(name)!r}"
             raise InvalidParams("out", str(reference), needed)
 
 

@@ -94,12 +94,12 @@ def full_size() -> str:
     return str(FULL_SIZE)
 
 
-def measure(setting: BenchSetting, options: argparse.Namespace, given: list[str]) -> Report:
+def measure(setting: BenchSetting, options: argparse.Namespace, argv: list[str]) -> Report:
     until_s = time.perf_counter() + options.time_budget
     loaded = load_all(setting, options.ours, has_compile=not options.no_compile)
     # A compiled variant uses as much memory as the eager one, and compiling takes minutes.
     weighed = {} if options.no_memory else loaded.paints.keys() - {COMPILED, COMPILED_CACHED}
-    memory = {name: _peak(name, given) for name in loaded.paints if name in weighed}
+    memory = {name: _peak(name, argv) for name in loaded.paints if name in weighed}
     report: Report = {
         "system": describe_system(),
         "model": setting.model,
@@ -201,8 +201,8 @@ def _metered(run: Run, joules: list[float], counter: Callable[[], float] | None)
     return measured
 
 
-def _peak(name: str, given: list[str]) -> int:
-    command = [sys.executable, "-m", "sdxl.cli", "bench", "peers", *given, "--memory-of", name]
+def _peak(name: str, argv: list[str]) -> int:
+    command = [sys.executable, "-m", "sdxl.cli", "bench", "peers", *argv, "--memory-of", name]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return int(output.split()[-1])
 
@@ -240,7 +240,7 @@ def table(report: Report) -> str:
         lines += [f"    {name:<36} {n / 2**20:.0f}" for name, n in report["peak_bytes"].items()]
     for batch, figures in report["batches"].items():
         lines.append(f"\nbatch {batch}, {report['steps']} steps: median (least to most)")
-        for what, rows in figures.items():
-            lines.append(f"  {what}")
+        for title, rows in figures.items():
+            lines.append(f"  {title}")
             lines += [f"    {name:<36} {spread:.3f}" for name, spread in rows.items()]
     return "\n".join(lines)

@@ -72,9 +72,9 @@ def build_parser() -> Parser:
     text = "all combinations are tried; the first values are the exact model's"
     ways = parser.add_argument_group("samplings", text)
     add = partial(add_option, ways)
-    add("--precision", ["fp32"], "of the engines", dest="precisions")
-    add("--scheduler", ["euler"], "of the steps", "NAME", dest="schedulers")
-    add("--steps", [20], "of a picture", dest="step_counts")
+    add("--precision", ["fp32"], "precisions of the engines", dest="precisions")
+    add("--scheduler", ["euler"], "schedulers", "NAME", dest="schedulers")
+    add("--steps", [20], "steps of a picture", dest="step_counts")
     add("--guided-until", [1.0], "share of the steps, from the first, that is guided", "SHARE")
     ways.add_argument("--guidance", type=number, default=argparse.SUPPRESS, metavar="X")
     add_benchmark_files(parser)

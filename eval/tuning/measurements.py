@@ -131,11 +131,11 @@ class ErrorProbe:
         differences = []
         for features in reversed(self.kept):
             noise = torch.empty_like(outputs[NOISE])
-            given = {
+            shallow_inputs = {
                 t.name: inputs[t.name] if t.name in inputs else features[t.name][:rows].contiguous()
                 for t in self.shallow.spec.inputs
             }
-            self.shallow(given, {NOISE: noise})
+            self.shallow(shallow_inputs, {NOISE: noise})
             differences.append(float((self._guided(noise) - expected).square().mean()))
         self.errors.append(differences)
         self.kept.append({name: t.clone() for name, t in outputs.items() if name != NOISE})

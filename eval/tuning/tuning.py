@@ -52,9 +52,13 @@ class Tuning:
 
     @cached_property
     def samplings(self) -> list[SamplingSpec]:
-        given = self.options
-        every = product(given.precisions, given.step_counts, given.guided_until, given.schedulers)
-        return [SamplingSpec(name, steps, share, kind) for kind, steps, share, name in every]
+        values = self.options
+        return [
+            SamplingSpec(scheduler, steps, share, precision)
+            for precision, steps, share, scheduler in product(
+                values.precisions, values.step_counts, values.guided_until, values.schedulers
+            )
+        ]
 
     def run(self) -> TuningResult | None:
         """Return None if time is up before a plan is checked."""
@@ -147,8 +151,8 @@ class Tuning:
     @cached_property
     def _check(self) -> PlanCheck:
         from_, task = self.options.prompts, self.task
-        rest = replace(task, captions=task.captions[from_:], requests=task.requests[from_:])
-        return PlanCheck(rest, self.folder / "checks", self.samplings[0])
+        unused = replace(task, captions=task.captions[from_:], requests=task.requests[from_:])
+        return PlanCheck(unused, self.folder / "checks", self.samplings[0])
 
     @cached_property
     def _budgets_s(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Ctrl-C at random moments: the command ends soon, says so, and leaves no process or broken file."""
+"""Ctrl-C at random moments: the command ends soon, says so, leaves no process or broken file."""
 
 from __future__ import annotations
 
