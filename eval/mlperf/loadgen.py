@@ -68,7 +68,12 @@ class ScenarioRun:
             settings.performance_sample_count_override, self.captions
         )
         if self.is_short:
-            self._shorten(settings)
+            queries = {
+                "Offline": self.captions,
+                "Server": SERVER_QUERIES,
+                "SingleStream": STREAM_QUERIES,
+            }
+            settings.min_query_count, settings.min_duration_ms = queries[self.scenario], 0
         if self.audit == "TEST01":
             settings.accuracy_log_sampling_target = TEST01_SAMPLES
             settings.accuracy_log_rng_seed = TEST01_SEED
@@ -76,11 +81,6 @@ class ScenarioRun:
             settings.performance_issue_same = True
             settings.performance_issue_same_index = min(TEST04_INDEX, self.captions - 1)
         return settings
-
-    def _shorten(self, settings: Any) -> None:
-        least = {"Offline": self.captions, "Server": SERVER_QUERIES, "SingleStream": STREAM_QUERIES}
-        settings.min_query_count = least[self.scenario]
-        settings.min_duration_ms = 0
 
     def start(self, system: System) -> Summary:
         """Run LoadGen, which writes its logs to the folder."""

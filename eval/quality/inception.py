@@ -136,8 +136,6 @@ def block_e(inputs: int, pool: Callable[[Tensor], Tensor]) -> InceptionBlock:
 class Inception(nn.Module):
     """uint8 [n, 3, h, w] → float32 [n, 2048]."""
 
-    num_features = INCEPTION_WIDTH
-
     def __init__(self) -> None:
         super().__init__()
         self.Conv2d_1a_3x3 = Conv(3, 32, 3, stride=2)

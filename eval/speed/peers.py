@@ -50,7 +50,8 @@ Report = dict[str, Any]
 def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
     options.ours = options.ours or list(OURS["cuda" if torch.cuda.is_available() else "cpu"])
-    setting = setting_of(options)
+    model = options.model or (full_size() if torch.cuda.is_available() else "mini")
+    setting = BenchSetting(model, options.side, options.steps)
     if options.memory_of:
         print(peak_bytes(setting, options))
         return 0
@@ -78,11 +79,6 @@ def build_parser() -> Parser:
     add("--json", False, "print the figures as one JSON object", dest="is_json")
     add("--memory-of", None, argparse.SUPPRESS)
     return parser
-
-
-def setting_of(options: argparse.Namespace) -> BenchSetting:
-    model = options.model or ("mini" if not torch.cuda.is_available() else full_size())
-    return BenchSetting(model, options.side, options.steps)
 
 
 def full_size() -> str:
