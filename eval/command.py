@@ -30,7 +30,7 @@ LOADED = ("backend", "precision", "engines", "takes_unchecked")
 SWEPT = ("steps", "scheduler", "cache_interval", "deep_steps", "guidance_interval")
 """flags of a picture that each setting of a sweep replaces"""
 FEWEST = 2
-"""pictures that a covariance needs"""
+"""the fewest pictures for a covariance"""
 LABELS = {"psnr": "PSNR, dB", "ssim": "SSIM", "distance": "feature distance"}
 
 

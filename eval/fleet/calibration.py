@@ -39,7 +39,7 @@ class Pace:
         rng, shares = np.random.default_rng(3), np.array([kind.share for kind in kinds])
         drawn = rng.choice(len(kinds), PICTURES, p=shares / shares.sum())
         took_s = closed_loop(gpu, [kinds[i] for i in drawn], usual)[1]
-        work = factors(kinds, drawn, took_s)
+        work = fit_times(kinds, drawn, took_s)
         work /= shares @ work / shares.sum()
         counts = sorted({1, 2, 3, usual, most})
         times = [
@@ -73,7 +73,7 @@ def closed_loop(
     return now, took_s
 
 
-def factors(kinds: list[PictureKind], drawn: Any, took_s: list[float]) -> Any:
+def fit_times(kinds: list[PictureKind], drawn: Any, took_s: list[float]) -> Any:
     """The time of each kind: the product of the costs of its size, plan, LoRA and ControlNet."""
     flights = [kind.flight for kind in kinds]
     named = [

@@ -42,7 +42,7 @@ def agreement(bench: Bench) -> Figures:
         reference = bench.pipeline("fp32", model)
         params = bench.usual if model != "mini" or bench.is_dry else GenerationParams(PROMPTS[0])
         params = reference.resolve(replace(params, seed=0))
-        calls = recorded(reference, params)
+        calls = unet_calls(reference, params)
         (expected,) = reference.generate([params])
         assert expected.latents is not None, expected.error
         for precision in dict.fromkeys((*bench.precisions, "bf16")):
@@ -56,7 +56,7 @@ def agreement(bench: Bench) -> Figures:
             yield f"{model}, {precision}", {"by_step": steps, "final_latents": latents}
 
 
-def recorded(pipeline: Pipeline, params: GenerationParams) -> list[EngineCall]:
+def unet_calls(pipeline: Pipeline, params: GenerationParams) -> list[EngineCall]:
     """Every UNet call of a picture, in order."""
     # A replayed recording would skip the listeners.
     plain = replace(pipeline.engines, run_recorded=Engines.run_recorded)

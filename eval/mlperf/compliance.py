@@ -14,7 +14,7 @@ import numpy as np
 
 from eval.measuring.psnr import psnr_db
 from eval.mlperf.loadgen import Summary
-from eval.quality.accuracy_log import FILE, logged, pictures_of
+from eval.quality.accuracy_log import FILE, read_pictures, read_samples
 from sdxl.params import InvalidParams
 
 SPEED_TOLERANCE = 0.10
@@ -30,8 +30,8 @@ class ComplianceResult:
 
 def test01(accuracy: Path, performance: Path, audited: Path) -> ComplianceResult:
     """`accuracy`, `performance` and `audited` are folders of runs."""
-    pictures = list(logged(audited / FILE))
-    expected = pictures_of(accuracy / FILE, {index for index, _ in pictures})
+    pictures = list(read_samples(audited / FILE))
+    expected = read_pictures(accuracy / FILE, {index for index, _ in pictures})
     pairs = [(picture, expected.get(index, b"")) for index, picture in pictures]
     same = sum(a == b for a, b in pairs)
     worst = min((_psnr(a, b) for a, b in pairs), default=0.0)

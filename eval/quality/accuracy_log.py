@@ -53,7 +53,7 @@ class AccuracyLog:
         return np.frombuffer(data, np.uint8).reshape(side, side, 3).copy()
 
 
-def logged(path: Path) -> Iterator[tuple[int, bytes]]:
+def read_samples(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the index and bytes of each sample. An index may occur more than once."""
     with path.open("rb") as file:
         for line in file:
@@ -62,7 +62,7 @@ def logged(path: Path) -> Iterator[tuple[int, bytes]]:
                 yield entry["qsl_idx"], bytes.fromhex(entry["data"])
 
 
-def pictures_of(path: Path, indices: Set[int]) -> dict[int, bytes]:
+def read_pictures(path: Path, indices: Set[int]) -> dict[int, bytes]:
     """The bytes of those samples of `indices` that the log has."""
     places = _places(path)
     with path.open("rb") as file:

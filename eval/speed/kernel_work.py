@@ -83,8 +83,8 @@ class Recorder(TorchDispatchMode):
         if func is not ATTEND and func._can_decompose():
             with self:
                 return func.decompose(*args, **(kwargs or {}))
-        out = attended(*args[:2]) if func is ATTEND else func(*args, **(kwargs or {}))
-        if func is CONVOLVE and any(is_last(each) for each in args[:2]):
+        out = attention_output(*args[:2]) if func is ATTEND else func(*args, **(kwargs or {}))
+        if func is CONVOLVE and any(is_channels_last(each) for each in args[:2]):
             # cuDNN keeps channels-last. The meta device does not, so copies would follow.
             out = out.contiguous(memory_format=torch.channels_last)
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
@@ -103,12 +103,12 @@ class Recorder(TorchDispatchMode):
         return out
 
 
-def attended(query: Tensor, key: Tensor) -> Tensor:
+def attention_output(query: Tensor, key: Tensor) -> Tensor:
     """An attention's output in the layout of GPU kernels: the heads of a token are contiguous."""
     return torch.empty_like(query.transpose(1, 2).contiguous()).transpose(1, 2)
 
 
-def is_last(value: Tensor) -> bool:
+def is_channels_last(value: Tensor) -> bool:
     return value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
 
 

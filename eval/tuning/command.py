@@ -20,7 +20,7 @@ from sdxl.presets import MEASURED
 
 BUDGETS = (0.35, 0.5, 0.75)
 FEWEST = 2
-"""pictures that a covariance needs"""
+"""the fewest pictures for a covariance"""
 FEWEST_STEPS = 4
 
 

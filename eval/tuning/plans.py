@@ -156,11 +156,11 @@ def search(terms: Terms, deep: Sequence[int], shallow: Sequence[int]) -> list[Wa
     """All unbeaten plans, the cheapest first. `deep` and `shallow` are the costs of each step."""
     ways = {0: [Way(deep[0], 0.0, (0,))]}
     for step in range(1, len(deep)):
-        ways = _continued(ways, step, terms[step], deep[step], shallow[step])
+        ways = _lengthen(ways, step, terms[step], deep[step], shallow[step])
     return unbeaten(way for each in ways.values() for way in each)
 
 
-def _continued(
+def _lengthen(
     ways: dict[int, list[Way]], step: int, terms: Sequence[float], deep: int, shallow: int
 ) -> dict[int, list[Way]]:
     """The beginnings of plans, one step longer, by the age of the features after this step."""

@@ -196,7 +196,7 @@ def test_rows_with_and_without_loras_may_share_calls() -> None:
 
 @pytest.fixture(scope="module")
 def eight_bit(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pipeline]:
-    from eval.gpu.proof import recorded
+    from eval.gpu.proof import unet_calls
 
     plain = pipeline("torch")
 
@@ -205,7 +205,7 @@ def eight_bit(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pipel
         path = tmp_path_factory.mktemp("numbers") / f"{number}.safetensors"
         unet = plain.checkpoint.part("unet")
         network = networks_of("unet", unet)["unet_deep"]
-        calls = [c.inputs for c in recorded(plain, PICTURE) if c.network == "unet_deep"]
+        calls = [c.inputs for c in unet_calls(plain, PICTURE) if c.network == "unet_deep"]
         write_numbers(unet, RECIPES[number], lambda: [network(*c.values()) for c in calls], path)
         engines = load_torch(
             plain.checkpoint,

@@ -84,9 +84,9 @@ def numbers(
 
 def recorded(pipeline: Pipeline) -> list[tuple[dict[str, Tensor], Tensor]]:
     """The inputs and the output of the deep UNet at every step of a picture."""
-    from eval.gpu.proof import recorded as calls_of
+    from eval.gpu.proof import unet_calls
 
-    calls = calls_of(pipeline, PICTURE)
+    calls = unet_calls(pipeline, PICTURE)
     deep = [call for call in calls if call.network == "unet_deep"]
     return [(dict(call.inputs), call.outputs["noise"]) for call in deep]
 
@@ -225,13 +225,13 @@ def layer_of(key: str) -> str:
 
 def test_8_bits_stay_near_float32_at_every_step(numbers: tuple[str, Path], mini: Pipeline) -> None:
     from engines.parity.calls import call_errors
-    from eval.gpu.proof import recorded as calls_of
+    from eval.gpu.proof import unet_calls
 
     number, path = numbers
     engines = load_torch(
         mini.checkpoint, device="cpu", precision=number, numbers=[path], options=TorchOptions()
     )
-    errors = call_errors(engines, calls_of(mini, PICTURE))
+    errors = call_errors(engines, unet_calls(mini, PICTURE))
     print(f"{number}: the UNet's relative L2 by step", [f"{e:.4f}" for e in errors])
     assert max(errors) <= MOST_ERROR[number], f"{max(errors):.4f}, at most {MOST_ERROR[number]}"
     (found,) = Pipeline(mini.checkpoint, engines).generate([PICTURE])

@@ -17,7 +17,7 @@ from eval.measuring.timing import wall_s
 from eval.mlperf import compliance
 from eval.mlperf.loadgen import ScenarioRun, Summary, System, complete
 from eval.mlperf.systems import InProcess, OverHttp
-from eval.quality.accuracy_log import FILE, AccuracyLog, logged
+from eval.quality.accuracy_log import FILE, AccuracyLog, read_samples
 from eval.quality.sources import request_picture
 from eval.quality.task import QualityTask
 from sdxl import cli
@@ -119,7 +119,7 @@ def test_a_full_run_has_the_benchmarks_settings() -> None:
 def test_test01_compares_pictures(pipeline: Pipeline, runs: Path, tmp_path: Path) -> None:
     with in_process(pipeline) as system:
         start(system, tmp_path / "audit", "Offline", audit="TEST01")
-    pictures = dict(logged(tmp_path / "audit" / FILE))
+    pictures = dict(read_samples(tmp_path / "audit" / FILE))
     assert pictures, "performance mode logs some of the pictures"
     verdict = compliance.test01(runs / "accuracy", runs / "Offline", tmp_path / "audit")
     assert "PSNR at least inf" in verdict.text, verdict.text
