@@ -19,13 +19,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from onnx_export.random_weights import SDXL_1_0
 from onnx_export.recipes import RECIPES
 from sdxl.checkpoint import NETWORK_FOLDERS, find
+from sdxl.engine import torch_dtype
 from sdxl.networks.parts import networks_of
 from sdxl.specs import CHUNK, Architecture, Cut, ModelSpec, image_axes, network_specs
 
 FULL_SIZE = "sdxl-1.0"
 """the name of the full-size model without weights"""
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-WIDTH = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8}
 
 Configs = Mapping[str, Mapping[str, Any]]
 
@@ -115,7 +115,7 @@ def _work(network: nn.Module, spec: ModelSpec, axes: Mapping[str, int], precisio
     ]
     with FlopCounterMode(display=False) as counter, torch.no_grad(), _called(network) as called:
         network(*inputs)
-    tensors = sum(WIDTH[t.dtype] * prod(t.shape(axes)) for t in spec.tensors)
+    tensors = sum(torch_dtype(t).itemsize * prod(t.shape(axes)) for t in spec.tensors)
     weights = _weight_bytes(called, spec, precision)
     return CallWork(float(counter.get_total_flops()), weights, float(tensors))
 
@@ -143,7 +143,7 @@ def _called(network: nn.Module) -> Iterator[dict[str, nn.Module]]:
 
 def _weight_bytes(layers: Mapping[str, nn.Module], spec: ModelSpec, precision: str) -> float:
     """The bytes of the weights. A weight that the recipe quantises has one byte."""
-    usual = WIDTH[spec.outputs[0].dtype]
+    usual = torch_dtype(spec.outputs[0]).itemsize
     total = float(usual * sum(p.numel() for each in layers.values() for p in each.parameters()))
     if precision not in RECIPES or not spec.name.startswith("unet"):
         return total

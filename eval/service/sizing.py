@@ -11,13 +11,13 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from eval.service.client import KEY_VARIABLE, metrics_page
 from sdxl.arguments import Parser, add_option
 from sdxl.specs import CHUNK, SDXL_1_0, Architecture, TensorSpec, network_specs
 
-BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8}
 GUIDED = 2
 """rows of an image with guidance"""
 MB = 1e6
@@ -30,7 +30,7 @@ def image_bytes(arch: Architecture, side: int, dtype: str) -> dict[str, int]:
     specs = network_specs(arch, dtype)
     deep, text = specs["unet_deep"], specs["unet_prompt"].outputs
     cache = deep.outputs[1:]
-    latents = 2 * arch.latent_channels * latent * latent * BYTES["float32"]
+    latents = 2 * arch.latent_channels * latent * latent * 4
     return {
         "DeepCache's features": total(cache, axes),
         "keys, values of text": total(text, axes),
@@ -39,7 +39,7 @@ def image_bytes(arch: Architecture, side: int, dtype: str) -> dict[str, int]:
 
 
 def total(tensors: Sequence[TensorSpec], axes: dict[str, int]) -> int:
-    return sum(math.prod(t.shape(axes)) * BYTES[t.dtype] for t in tensors)
+    return sum(math.prod(t.shape(axes)) * np.dtype(t.dtype).itemsize for t in tensors)
 
 
 def tick_costs(page: str) -> dict[tuple[str, int], float]:
