@@ -218,7 +218,7 @@ def test_attention_in_8_bits_is_that_of_the_cpu(number: torch.dtype, tokens: int
         pytest.skip("needs a GPU with a tensor memory accelerator")
     torch.manual_seed(0)
     projections = [eight_bit_layer(128, 128, number) for _ in range(3)]
-    # Attention's means over many tokens are small: at most a few steps of 1/25.
+    # Attention's means over many tokens are small: the usual steps of 1/25 are too coarse.
     reader = eight_bit_layer(128, 128, number, most=1.0)
     stored = projections[0].stored(torch.randn(2, tokens, 128))
     expected = attend_in_e4m3(joined(projections[:2]), projections[2], stored, 2, reader)

@@ -62,7 +62,7 @@ def is_last(value: Tensor) -> bool:
 
 
 def turned(layouts: Layouts) -> dict[str, int]:
-    """The counts by operator. Assert first that operators ran."""
+    """The counts by operator, after a check that operators ran."""
     assert any("conv" in name for name in layouts.operators), layouts.operators
     return dict(layouts.mixed)
 

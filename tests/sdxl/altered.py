@@ -20,7 +20,7 @@ def write_altered(
 ) -> Path:
     """`facts` are added to the UNet's configuration. `change` gets the weights by name."""
     shutil.copytree(MINI, folder)
-    # The presets and digests are of other weights.
+    # The presets belong to other weights.
     (folder / "presets.json").unlink()
     config = folder / "unet" / "config.json"
     whole = json.loads(config.read_text(encoding="utf-8")) | facts

@@ -39,7 +39,7 @@ def test_a_promise_includes_both_legs_and_the_work_between_them() -> None:
 
 
 def test_pictures_are_pasted_one_after_another() -> None:
-    """The pictures are written into a larger image, after the pictures without further steps."""
+    """A finished picture is pasted into a larger image after earlier finished pictures."""
     costs = replace(COSTS, paste_s=2.0, pasting_s=7.0)
     flights = [replace(ONE, id=0, pasted=3.0), replace(ONE, id=1, pasted=3.0), replace(ONE, id=2)]
     ready = project(flights, LIMITS, costs, 0.0)

@@ -106,7 +106,7 @@ def test_a_request_survives_a_round_trip(params: GenerationParams) -> None:
         ({}, 2),
         ({"steps": 4, "cache_interval": 2}, 2),
         ({"steps": 4, "strength": 1.0}, 1),
-        # Two pictures of twenty are as close in time as all of them.
+        # The two steps taken of twenty are as close together as all twenty.
         ({"steps": 20, "strength": 0.1}, 2),
         ({"steps": 20, "upscale": 2.0, "upscale_strength": 0.1}, 2),
         ({"steps": 4, "upscale": 2.0, "upscale_steps": 20}, 1),

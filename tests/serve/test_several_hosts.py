@@ -184,8 +184,7 @@ def is_answered(host: Host, kind: dict[str, Any]) -> bool:
 
 
 def carriers(head: Host, *workers: Host) -> list[Host]:
-    """The workers with a replica of the language model. One on the head is killed until it
-    moves."""
+    """The workers with a replica of the language model. One on the head is killed, to restart."""
     for process in head.named(LLM):
         process.kill()
     return [host for host in workers if host.named(LLM)]

@@ -155,7 +155,7 @@ def test_schemathesis_finds_nothing(running: Service, examples: int) -> None:
 
 @pytest.fixture(scope="module")
 def ending(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service without examples; the last of its two tests ends it."""
+    """A service without examples yet; the last of its two tests ends it."""
     flags = ("--shutdown-s", str(GRACE_S), "--max-deadline-s", str(GRACE_S), "--llm", "none")
     with service(tmp_path_factory.mktemp("ending"), *flags) as found:
         yield found
