@@ -70,9 +70,10 @@ def run(arguments: list[str]) -> int:
         case [name, *rest] if name in COMMANDS:
             print_slow_work(name)
             return command(name)(rest)
-        case [name, *_]:
+        case _:
             from sdxl.suggestions import did_you_mean
 
+            name = arguments[0]
             allowed = f"must be one of {', '.join(COMMANDS)}, or --help"
             raise UnknownCommand(f"command {allowed}, got {name!r}{did_you_mean(name, COMMANDS)}")
 

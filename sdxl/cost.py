@@ -301,10 +301,7 @@ def _stride(
     """Return the seconds of the next tick and the steps that each image takes. With `is_long`, sum
     over all ticks until one image needs less room."""
     at, ends = [f.step for f in running], [f.step + f.steady_ticks for f in running]
-    facts = [
-        ((f.axes, f.variant, (*f.windows, *f.image_windows)), f.plan, f.plan.to_deep)
-        for f in running
-    ]
+    facts = [((f.axes, f.variant, _windows(f)), f.plan, f.plan.to_deep) for f in running]
     seconds = 0.0
     while True:
         pattern = tuple(
@@ -318,6 +315,10 @@ def _stride(
         at = [step + taken for step, taken in zip(at, steps, strict=True)]
         if not is_long or any(step == end for step, end in zip(at, ends, strict=True)):
             return seconds, [step - f.step for f, step in zip(running, at, strict=True)]
+
+
+def _windows(flight: Flight) -> Sequence[Window | ImageWindow]:
+    return (*flight.windows, *flight.image_windows)
 
 
 def _covering(windows: Sequence[Window | ImageWindow], step: int, steps: int) -> tuple[bool, ...]:

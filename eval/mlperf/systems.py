@@ -116,7 +116,7 @@ class InProcess(Arrivals):
         try:
             if isinstance(event, Failed):
                 raise event.cause
-            return to_pixels(self.pipeline.decode(event.latents)).tobytes()
+            return to_pixels(self.pipeline.image_decoder.image(event.latents)).tobytes()
         except Exception as error:
             self.error = error
             return b""
