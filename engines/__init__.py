@@ -15,24 +15,25 @@ if TYPE_CHECKING:
 
 BACKENDS = ("auto", *FLAVOURS, "onnxruntime", "torch")
 ASKED_PRECISIONS = ("fp32", "fp16", "bf16", "int8", "fp8")
-PRECISION = f"{', '.join(ASKED_PRECISIONS)} (the backend's own choice unless given)"
-"""the help of flags for it; only PyTorch has bf16"""
+# Help texts of flags. Only PyTorch has bf16.
+PRECISION = f"{', '.join(ASKED_PRECISIONS)} (default: the backend's choice)"
 FOLDER = "use this folder of sdxl export or sdxl build instead of searching SDXL_HOME"
-"""the help of flags for `load`'s folder"""
-LORAS = "folder of LoRAs; those in `loras` beside the model and in SDXL_HOME are found without it"
-CONTROLNETS = "folder of ControlNets; those in `controlnets` beside the model and in SDXL_HOME too"
-IP_ADAPTERS = (
-    "folder of IP-Adapters, with their image_encoder; those in `ip_adapters` beside the model and "
-    "in SDXL_HOME too"
+LORAS = "folder of LoRAs, searched besides `loras` beside the model and in SDXL_HOME"
+CONTROLNETS = (
+    "folder of ControlNets, searched besides `controlnets` beside the model and in SDXL_HOME"
 )
-"""the help of flags for them"""
+IP_ADAPTERS = (
+    "folder of IP-Adapters and their image_encoder, searched besides `ip_adapters` beside the "
+    "model and in SDXL_HOME"
+)
 REFINER = "SDXL refiner that requests may name: mini, a folder, a safetensors file or a hub id"
 
 
 def catalogue_of(
     model: str, folder: Path, loras: str = "", controlnets: str = "", ip_adapters: str = ""
 ) -> Catalogue:
-    """Return what requests of a model may name. `folder` is the model's."""
+    """Return the files that requests of a model may name. `folder` is the model's; the others are
+    searched too."""
     from sdxl.catalogue import Catalogue
     from sdxl.model_names import folders_of
 
@@ -44,7 +45,7 @@ def catalogue_of(
 
 
 def check_backend(name: str) -> None:
-    """Refuse an unknown backend. A function of another package, MODULE:FUNCTION, is one."""
+    """Refuse an unknown backend. MODULE:FUNCTION names a backend of another package."""
     from sdxl.params import InvalidParams
 
     if name not in BACKENDS and ":" not in name:
@@ -66,11 +67,13 @@ def load(
     ip_adapters: str = "",
     refiner: str | None = None,
 ) -> Pipeline:
-    """Load a model on the named backend, or on the fastest one here. Its engines' description says
-    which that is and, under `passed_over`, why faster ones cannot run. `folder` of `sdxl export` or
-    `sdxl build` replaces the search. Unchecked engines are refused unless `takes_unchecked`.
-    `loras`, `controlnets` and `ip_adapters` are one more folder of each; `refiner` is a model that
-    requests may name as theirs. For backends of other packages see choice.plugged_in."""
+    """Load a model on the named backend, or on the fastest one here.
+
+    The engines' description names the backend and, under `passed_over`, why faster ones cannot run.
+    A backend MODULE:FUNCTION of another package gets an EngineRequest and returns Engines. `folder`
+    of `sdxl export` or `sdxl build` replaces the search. Unchecked engines are refused unless
+    `takes_unchecked`. `loras`, `controlnets` and `ip_adapters` are further folders to search;
+    `refiner` is a model that requests may name as their refiner."""
     from engines.choice import EngineRequest, choose_engines, load_refiner
     from sdxl.checkpoint import find
     from sdxl.engine import no_slot
@@ -82,13 +85,13 @@ def load(
         raise InvalidParams.unknown("precision", precision, ASKED_PRECISIONS)
     checkpoint = find(model)
     catalogue = catalogue_of(model, checkpoint.folder, loras, controlnets, ip_adapters)
-    asked = EngineRequest(
+    request = EngineRequest(
         model, checkpoint, device, precision, torch_options, folder, takes_unchecked
     )
-    engines = choose_engines(asked, backend)
+    engines = choose_engines(request, backend)
     pipeline = Pipeline(checkpoint, engines, catalogue, is_deterministic)
     if not refiner:
         return pipeline
-    # The refiner's maps have no slots, and the latents stay as they lie.
+    # The refiner's engines have no slots, so the latents must not be in slots either.
     engines = replace(engines, slot_of=no_slot)
     return replace(pipeline, engines=engines, refiner=load_refiner(refiner, engines))

@@ -1,14 +1,14 @@
 """Chooses the backend that serves a model on this machine.
 
-`auto` tries them from the fastest on; each loads engines or raises an error that says in one line
-what it lacks.
+`auto` tries the fastest backend first. A backend loads engines, or raises an error that says in one
+line what is missing.
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -43,52 +43,59 @@ UNAVAILABLE = (BackendFailed, BackendMissing, EngineError, ExportError, InvalidP
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """What a caller wants; None leaves it to the backend."""
+    """What to load. The backend chooses values that are None."""
 
     model: str
     checkpoint: Checkpoint
     device: str | None = None
     precision: str | None = None
     torch_options: str = ""
-    """for PyTorch; see torch_options.py"""
+    """PyTorch's options; see torch_options.py"""
     folder: str = ""
-    """of `sdxl export` or `sdxl build`, instead of a search"""
+    """folder of `sdxl export` or `sdxl build` to use instead of searching"""
     takes_unchecked: bool = False
-    """whether engines that were not compared with the model may run"""
+    """Engines that were not compared with the model may run."""
 
     @property
     def is_for_cpu(self) -> bool:
         return self.device is not None and self.device.startswith("cpu")
 
 
-def choose_engines(asked: EngineRequest, backend: str) -> Engines:
-    if asked.folder and not any((Path(asked.folder) / mark).exists() for mark in (MANIFEST, FILE)):
+def choose_engines(request: EngineRequest, backend: str) -> Engines:
+    if request.folder and not any(
+        (Path(request.folder) / mark).exists() for mark in (MANIFEST, FILE)
+    ):
         needed = "must be a folder of `sdxl export` or `sdxl build`"
-        raise InvalidParams("engines", asked.folder, needed)
+        raise InvalidParams("engines", request.folder, needed)
     if ":" in backend:
-        return plugged_in(backend)(asked)
+        # A backend of another package, which `auto` never chooses.
+        return function_named("backend", backend)(request)
+    loaders = _loaders()
     if backend != "auto":
-        return dict(_loaders())[backend](asked)
+        return loaders[backend](request)
+    if not request.is_for_cpu and local_target() is not None:
+        # With a GPU, PyTorch is faster than ONNX Runtime, which runs on the CPU.
+        loaders["onnxruntime"] = loaders.pop("onnxruntime")
     passed_over: dict[str, str] = {}
-    for name, load in _by_speed(asked):
+    for name, load in loaders.items():
         try:
-            engines = load(asked)
+            engines = load(request)
         except UNAVAILABLE as error:
             passed_over[name] = str(error)
             continue
-        said = {"backend": name, **engines.description, "passed_over": passed_over}
-        if not asked.is_for_cpu and (reasons := why_slower(said)):
-            log.warning("%s runs on %s, not on TensorRT: %s", asked.model, name, reasons)
+        description = {"backend": name, **engines.description, "passed_over": passed_over}
+        if not request.is_for_cpu and (reasons := why_slower(description)):
+            log.warning("%s runs on %s, not on TensorRT: %s", request.model, name, reasons)
         else:
             others = f" ({'; '.join(passed_over.values())})" if passed_over else ""
-            log.info("%s runs on %s%s", asked.model, name, others)
-        return replace(engines, description=said)
-    raise BackendMissing(f"no backend here serves {asked.model} as asked: {_listed(passed_over)}")
+            log.info("%s runs on %s%s", request.model, name, others)
+        return replace(engines, description=description)
+    raise BackendMissing(f"no backend here serves {request.model} as asked: {_listed(passed_over)}")
 
 
 def why_slower(description: Mapping[str, Any]) -> str:
-    """Why TensorRT does not run on this machine's GPU; empty if it runs, was not asked for, or
-    there is no GPU."""
+    """Return why TensorRT does not run on this machine's GPU. Empty if it runs, if another backend
+    was named, or if there is no GPU."""
     passed_over = description.get("passed_over") or {}
     is_slower = passed_over and description.get("backend") not in FLAVOURS
     return _listed(passed_over) if is_slower and local_target() is not None else ""
@@ -98,113 +105,99 @@ def _listed(reasons: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
 
 
-def plugged_in(name: str) -> Callable[[EngineRequest], Engines]:
-    """Import a backend of another package, which `auto` never chooses. The function loads the
-    engines of a request."""
-    return function_named("backend", name)
-
-
 def function_named(field: str, name: str) -> Callable[..., Any]:
     """Import the function `package.module:function`, the value of a field."""
-    module, _, function = name.partition(":")
+    module, _, attribute = name.partition(":")
     try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+        function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         needed = f"must be package.module:function ({error})"
         raise InvalidParams(field, name, needed) from error
-    return found
+    return function
 
 
-def _loaders() -> Iterator[tuple[str, Callable[[EngineRequest], Engines]]]:
-    """Yield every backend, the fastest first."""
-    for name, flavour in FLAVOURS.items():
-        yield name, partial(_tensorrt, flavour=flavour)
-    yield "onnxruntime", _onnxruntime
-    yield "torch", _torch
+def _loaders() -> dict[str, Callable[[EngineRequest], Engines]]:
+    """Return each backend's loader, the fastest on a CPU first."""
+    tensorrt = {name: partial(_load_tensorrt, flavour=each) for name, each in FLAVOURS.items()}
+    return {**tensorrt, "onnxruntime": _load_onnxruntime, "torch": _load_torch}
 
 
-def _by_speed(asked: EngineRequest) -> Iterator[tuple[str, Callable[[EngineRequest], Engines]]]:
-    """The same, but with a GPU, PyTorch comes before ONNX Runtime."""
-    loaders = list(_loaders())
-    has_gpu = not asked.is_for_cpu and local_target() is not None
-    return iter(loaders if not has_gpu else [*loaders[:-2], loaders[-1], loaders[-2]])
-
-
-def _tensorrt(asked: EngineRequest, flavour: Flavour) -> Engines:
+def _load_tensorrt(request: EngineRequest, flavour: Flavour) -> Engines:
     from engines.trt.tensorrt_loading import load_tensorrt
 
-    _check_exported(asked.precision)
-    if asked.device not in (None, "cpu", "cuda", "cuda:0"):
+    _check_exported(request.precision)
+    if request.device not in (None, "cpu", "cuda", "cuda:0"):
         needed = f"cannot select a GPU for {flavour.name}: set CUDA_VISIBLE_DEVICES"
-        raise InvalidParams("device", asked.device, needed)
-    target = None if asked.is_for_cpu else local_target()
+        raise InvalidParams("device", request.device, needed)
+    target = None if request.is_for_cpu else local_target()
     if target is None:
         raise BackendMissing(f"{flavour.name} needs an NVIDIA GPU, found none here")
-    digest = model_digest(asked.checkpoint)
-    root = Path(asked.folder) if asked.folder else plans_root()
-    found = best_for(
-        root,
+    digest = model_digest(request.checkpoint)
+    folder = best_for(
+        Path(request.folder) if request.folder else plans_root(),
         flavour,
         target,
         digest,
-        asked.precision,
-        takes_loras=bool(asked.folder),
-        takes_unchecked=asked.takes_unchecked,
+        request.precision,
+        takes_loras=bool(request.folder),
+        takes_unchecked=request.takes_unchecked,
     )
-    if isinstance(found, str):
-        precision = asked.precision or target.precision
+    if isinstance(folder, str):
+        precision = request.precision or target.precision
         raise BackendMissing(
-            f"{flavour.name} has no engines to run: {found}; run sdxl export --model "
-            f"{asked.model} --precision {precision}, then sdxl build --backend {flavour.name}"
+            f"{flavour.name} has no engines to run: {folder}; run sdxl export --model "
+            f"{request.model} --precision {precision}, then sdxl build --backend {flavour.name}"
         )
-    engines = load_tensorrt(found, flavour)
-    own = asked.checkpoint, engines["unet_deep"].spec.outputs[0].dtype, engines.device
+    engines = load_tensorrt(folder, flavour)
+    dtype = engines["unet_deep"].spec.outputs[0].dtype
     if f"unet_deep+{CONTROL}" in engines.by_name:
         from engines.pytorch.torch_engine import control_shelf
 
-        engines = replace(engines, controls=control_shelf(*own))
+        controls = control_shelf(request.checkpoint, dtype, engines.device)
+        engines = replace(engines, controls=controls)
     if f"unet_deep+{IMAGE}" in engines.by_name:
         from engines.image_shelf import image_shelf
 
-        engines = replace(engines, image_prompts=image_shelf(*own))
+        images = image_shelf(request.checkpoint, dtype, engines.device)
+        engines = replace(engines, image_prompts=images)
     return engines
 
 
-def _onnxruntime(asked: EngineRequest) -> Engines:
+def _load_onnxruntime(request: EngineRequest) -> Engines:
     from engines.image_shelf import image_shelf
     from engines.net_shelf import Make, NetShelf, room_on
     from engines.onnxruntime_engine import load_onnxruntime
 
-    if asked.device is not None and not asked.is_for_cpu:
-        raise InvalidParams("device", asked.device, "must be cpu for the backend onnxruntime")
-    export = find_export(asked)
+    if request.device is not None and not request.is_for_cpu:
+        raise InvalidParams("device", request.device, "must be cpu for the backend onnxruntime")
+    export = _find_export(request)
     engines = load_onnxruntime(export)
 
     def load(file: ControlFile) -> Make[ControlNet]:
-        # Imported late: plain pictures need neither diffusers nor `onnx`.
+        # Imported late: pictures without ControlNets need neither diffusers nor `onnx`.
         from engines.onnx_controls import load_control
 
-        loaded = load_control(export, file)
-        return partial(ControlNet, engines=loaded, types=file.architecture.types)
+        networks = load_control(export, file)
+        return partial(ControlNet, engines=networks, types=file.architecture.types)
 
     dtype = engines["unet_deep"].spec.outputs[0].dtype
-    shelf = NetShelf(asked.checkpoint, read_control, load, *room_on(engines.device, dtype))
-    images = image_shelf(asked.checkpoint, dtype, engines.device)
+    shelf = NetShelf(request.checkpoint, read_control, load, *room_on(engines.device, dtype))
+    images = image_shelf(request.checkpoint, dtype, engines.device)
     return replace(engines, controls=shelf, image_prompts=images)
 
 
 def load_refiner(model: str, beside: Engines) -> Refiner:
-    """Load a refiner in PyTorch, as exact as the model's engines: it has no export. The loop's
-    stream, which is the model's, runs its calls, unrecorded and without slots."""
+    """Load a refiner in PyTorch, in the precision of the model's engines `beside` it. A refiner has
+    no export. The loop's stream runs its calls, unrecorded and without slots."""
     from engines.pytorch.torch_engine import PRECISIONS, load_torch
     from engines.pytorch.torch_options import PLAIN
     from sdxl.refiner import Refiner
 
     checkpoint, dtype = find_refiner(model), beside["unet_deep"].spec.outputs[0].dtype
     for name in ("latent_channels", "vae_scale"):
-        own, needed = (getattr(arch, name) for arch in (checkpoint.arch, beside.arch))
-        if own != needed:
-            raise CheckpointError(f"refiner {model!r}: {name} is {own}, the model's {needed}")
+        value, needed = getattr(checkpoint.arch, name), getattr(beside.arch, name)
+        if value != needed:
+            raise CheckpointError(f"refiner {model!r}: {name} is {value}, the model's {needed}")
     precision = next(name for name, each in PRECISIONS.items() if each == dtype)
     device = str(beside.device)
     return Refiner(
@@ -220,71 +213,68 @@ def _check_exported(precision: str | None) -> None:
         raise InvalidParams("precision", precision, needed)
 
 
-def find_export(asked: EngineRequest) -> ExportFolder:
-    """Open the model's export, in the named folder or its usual place; the embedded model ships
+def _find_export(request: EngineRequest) -> ExportFolder:
+    """Open the model's export in the named folder or its default place. The embedded model ships
     with one."""
     from engines.folders.shipped import open_mini
 
-    _check_exported(asked.precision)
-    checkpoint, precision = asked.checkpoint, asked.precision or CPU_PRECISION
+    _check_exported(request.precision)
+    checkpoint, precision = request.checkpoint, request.precision or CPU_PRECISION
     digest = model_digest(checkpoint)
-    if asked.folder:
-        return _checked(_named_export(asked, digest), asked)
-    if checkpoint.folder == MINI and precision == CPU_PRECISION:
+    if request.folder:
+        export = _open_named_export(request, digest)
+    elif checkpoint.folder == MINI and precision == CPU_PRECISION:
         return open_mini(digest)
-    place = export_place(checkpoint.name, digest, precision)
-    if not (place / FILE).exists():
-        raise ExportError(
-            f"no {precision} export of {asked.model} in {place}; run "
-            f"sdxl export --model {asked.model} --precision {precision}"
-        )
-    return _checked(ExportFolder.open(place), asked)
-
-
-def _checked(export: ExportFolder, asked: EngineRequest) -> ExportFolder:
-    if not (export.is_checked or asked.takes_unchecked):
-        raise _not_checked(export, asked, "published without a check")
+    else:
+        place = export_place(checkpoint.name, digest, precision)
+        if not (place / FILE).exists():
+            raise ExportError(
+                f"no {precision} export of {request.model} in {place}; run "
+                f"sdxl export --model {request.model} --precision {precision}"
+            )
+        export = ExportFolder.open(place)
+    if not (export.is_checked or request.takes_unchecked):
+        raise _unchecked_error(export, request, "published without a check")
     return export
 
 
-def _not_checked(export: ExportFolder, asked: EngineRequest, why: str) -> ExportError:
+def _unchecked_error(export: ExportFolder, request: EngineRequest, why: str) -> ExportError:
     return ExportError(
-        f"{export.folder}: {why}; run sdxl export --model {asked.model} "
+        f"{export.folder}: {why}; run sdxl export --model {request.model} "
         f"--check {export.folder}, or --unchecked here"
     )
 
 
-def _named_export(asked: EngineRequest, digest: str) -> ExportFolder:
-    export = ExportFolder.open(Path(asked.folder))
+def _open_named_export(request: EngineRequest, digest: str) -> ExportFolder:
+    export = ExportFolder.open(Path(request.folder))
     if export.model_digest != digest:
         raise ExportError(
             f"{export.folder}: of the weights {export.model_digest[:12]} ({export.model}), "
             f"expected {digest[:12]}"
         )
-    if asked.precision not in (None, export.precision):
-        raise ExportError(f"{export.folder}: is {export.precision}, expected {asked.precision}")
+    if request.precision not in (None, export.precision):
+        raise ExportError(f"{export.folder}: is {export.precision}, expected {request.precision}")
     return export
 
 
-def _torch(asked: EngineRequest) -> Engines:
+def _load_torch(request: EngineRequest) -> Engines:
     from engines.pytorch.torch_engine import EIGHT_BIT, load_torch
 
-    if asked.folder:
-        # PyTorch computes from the checkpoint's own weights.
-        raise InvalidParams("engines", asked.folder, "cannot be used with the backend torch")
+    if request.folder:
+        raise InvalidParams("engines", request.folder, "cannot be used with the backend torch")
 
     def load(numbers: tuple[Path, ...] = ()) -> Engines:
         return load_torch(
-            asked.checkpoint,
-            device=asked.device,
-            precision=asked.precision,
-            options=TorchOptions.parse(asked.torch_options) if asked.torch_options else None,
+            request.checkpoint,
+            device=request.device,
+            precision=request.precision,
+            options=TorchOptions.parse(request.torch_options) if request.torch_options else None,
             numbers=numbers,
         )
 
-    if asked.precision not in EIGHT_BIT:
+    if request.precision not in EIGHT_BIT:
         return load()
-    export = find_export(asked)
-    if (unchecked := export.unchecked_in_torch) and not asked.takes_unchecked:
-        raise _not_checked(export, asked, unchecked)
+    export = _find_export(request)
+    if (unchecked := export.unchecked_in_torch) and not request.takes_unchecked:
+        raise _unchecked_error(export, request, unchecked)
     return export.load_checked(lambda: load(export.numbers))

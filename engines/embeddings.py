@@ -17,12 +17,12 @@ from sdxl.prompt import BODY
 from sdxl.single_file.recognition import FLOATS
 
 KEYS = ["clip_g", "clip_l"]
-"""of the vectors for each text encoder in one file; diffusers has a file for each encoder"""
+"""keys of the two encoders' vectors in one file; diffusers writes a file for each encoder"""
 
 
 @dataclass(frozen=True)
 class Embedding:
-    """As many vectors for one text encoder as for the other, in float32."""
+    """Vectors in float32, the same number for each text encoder."""
 
     clip_l: Tensor
     clip_g: Tensor
@@ -48,9 +48,10 @@ def _read(path: Path, width: int, key: str = "") -> Tensor:
             raise LoraError(f"has the keys {str(keys)[:100]}; expected {expected}")
         name = key or keys[0]
         stored = file.get_slice(name)
-        *count, found = stored.get_shape() or [0]
-        if len(count) > 1 or found != width or not 1 <= (count or [1])[0] <= BODY:
-            shape, expected = tuple(stored.get_shape()), f"(1 to {BODY}, {width})"
+        shape = tuple(stored.get_shape())
+        count = shape[0] if len(shape) == 2 else 1
+        if len(shape) not in (1, 2) or shape[-1] != width or not 1 <= count <= BODY:
+            expected = f"(1 to {BODY}, {width})"
             raise LoraError(f"is for another model: {name} has shape {shape}, expected {expected}")
         if stored.get_dtype() not in FLOATS:
             raise LoraError(f"has {name} in {stored.get_dtype()}; expected {', '.join(FLOATS)}")

@@ -1,4 +1,4 @@
-"""`sdxl engines`: lists built engines, their GPU, and their distance from the exact model."""
+"""`sdxl engines`: lists built engines, their GPUs, and their distance from the exact model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLACES = "where `sdxl build` puts them"
 
 def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
-    # Imported late: --help needs none of it.
+    # Imported late: --help does not need these.
     from engines.folders.engine_folder import EngineError
     from engines.folders.places import plans_root
     from engines.trt.engine_store import engine_folders
@@ -68,7 +68,7 @@ def row(folder: EngineFolder) -> tuple[str, ...]:
 
 
 def parity(folder: EngineFolder) -> str:
-    """The plans' PSNR of whole pictures, else the export's."""
+    """Return the PSNR of whole pictures of the plans, or of the export if the plans never ran."""
     if folder.is_run:
         return pictures_of(folder.parity)
     exported = pictures_of(folder.export_parity) or "not checked"

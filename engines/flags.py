@@ -1,4 +1,4 @@
-"""The flags for a model and its backend, of commands that load one."""
+"""The flags of commands that load a model: the model and its backend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelFlags:
-    """The values of these flags. A command's further flags may follow in a subclass."""
+    """The values of these flags. A command's other flags may follow in a subclass."""
 
     model: str
     backend: str
@@ -44,7 +44,7 @@ class ModelFlags:
 
 
 def given_engine_flags(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the values by the names of their fields."""
+    """Return the values by the names of ModelFlags' fields."""
     return {each.name: getattr(options, each.name) for each in fields(ModelFlags)}
 
 

@@ -280,7 +280,7 @@ def test_a_named_backend_is_not_replaced(
 
 
 def test_every_backend_has_a_loader_and_others_are_refused() -> None:
-    assert set(BACKENDS) == {"auto", *dict(choice._loaders())}
+    assert set(BACKENDS) == {"auto", *choice._loaders()}
     assert TENSORRT.name == BACKENDS[1]
     with pytest.raises(InvalidParams, match="backend must be one of auto, .*, got 'cuda'"):
         engines.load("mini", "cuda")
