@@ -1,7 +1,7 @@
-"""LoRAs and embeddings of requests in a bank of limited size: loaded when a request asks for them,
-kept while it runs, and dropped for others when the bank is full, the least recently used first.
+"""LoRAs and embeddings of requests, in a bank of limited size. A file is loaded when a request asks
+for it and kept while the request runs. A full bank drops the least recently used file.
 
-The bank is the backend's: tensors at fixed addresses that calls read (engines/low_rank.py).
+The bank belongs to the backend: tensors at fixed addresses that calls read (engines/low_rank.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from engines.embeddings import Embedding, read_embedding
-from engines.file_loading import reading, weighed
+from engines.file_loading import load_bytes, refuse_unreadable
 from engines.lora_weights import MAX_RANK, LowRank, read_lora
 from engines.low_rank import TRANSFORMERS, VECTORS, Bank
 from sdxl.adapters import Adapters, NoRoom, Pages, Use
@@ -32,11 +32,11 @@ from sdxl.params import InvalidParams
 from sdxl.specs import MOST_PAGES, MOST_VECTORS, PAGE_COUNTS, PAGE_RANK, TensorSpec
 
 BANK_BYTES = 9 * 2**27
-"""of one model's LoRAs at a time, on a CPU; in 16 bits SDXL's LoRA of the highest rank needs it"""
+"""bytes of a model's bank on a CPU; a LoRA for SDXL of the highest rank needs them in 16 bits"""
 LEAST_PAGES = MAX_RANK // PAGE_RANK
 """A bank holds at least one LoRA of the highest rank."""
 GPU_SHARE = 0.1
-"""of a GPU's memory for them"""
+"""the bank's share of a GPU's memory"""
 START_S = 2.0
 """seconds to prepare the networks with LoRAs"""
 FIRST_BYTES_S = 1 / 2**29
@@ -47,38 +47,35 @@ TEXT_LAYER = re.compile(r"(?P<before>text_encoder\..*layers\.)(?P<number>\d+)(?P
 
 
 def new_bank(specs: Iterable[TensorSpec], device: torch.device) -> Bank:
-    """Allocate a bank of these tensors, whose pages add nothing. Page 0 stays so."""
+    """Allocate a bank of these tensors. Its pages are zeros; page 0 stays so."""
     tensors = {spec.name: spec for spec in specs}.values()
     paged = [t for t in tensors if t.free_axes]
     page_bytes = sum(math.prod(t.shape({"bank": 1})) * torch_dtype(t).itemsize for t in paged)
-    pages = min(max(_bank_bytes(device) // page_bytes, 1 + LEAST_PAGES), MOST_PAGES)
+    room = BANK_BYTES
+    if device.type == "cuda":
+        room = int(GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
+    pages = min(max(room // page_bytes, 1 + LEAST_PAGES), MOST_PAGES)
     return {
         t.name: torch.zeros(t.shape({"bank": pages}), dtype=torch_dtype(t), device=device)
         for t in tensors
     }
 
 
-def _bank_bytes(device: torch.device) -> int:
-    if device.type != "cuda":
-        return BANK_BYTES
-    return int(GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
-
-
-def _pages_in(bank: Bank) -> int:
-    """Return the pages that LoRAs can take: all but page 0."""
+def _count_pages(bank: Bank) -> int:
+    """Return the number of pages that LoRAs can take: all but page 0."""
     return next(len(tensor) for name, tensor in bank.items() if name.endswith(".down")) - 1
 
 
-def layers_of(bank: Bank) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return each layer's tensors."""
+def _layer_tensors(bank: Bank) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return each layer's `down` and `up`."""
     names = [name.removesuffix(".down") for name in bank if name.endswith(".down")]
     return {name: (bank[f"{name}.down"], bank[f"{name}.up"]) for name in names}
 
 
 def shapes_of(bank: Bank) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the weights that LoRAs may adapt: those of the bank, and of the first
-    text encoder's last layer, which no graph runs."""
-    shapes = {name: weight_shape(*pair) for name, pair in layers_of(bank).items()}
+    """Return the shapes of the weights that LoRAs may adapt: the bank's layers, and the first text
+    encoder's last layer, which no graph runs."""
+    shapes = {name: _weight_shape(*pair) for name, pair in _layer_tensors(bank).items()}
     layers = [match for name in shapes if (match := TEXT_LAYER.fullmatch(name))]
     last = 1 + max((int(match["number"]) for match in layers), default=-1)
     unused = {
@@ -89,8 +86,8 @@ def shapes_of(bank: Bank) -> dict[str, tuple[int, ...]]:
     return shapes | unused
 
 
-def weight_shape(down: Tensor, up: Tensor) -> tuple[int, ...]:
-    """Return the shape of the weight of a layer with this bank."""
+def _weight_shape(down: Tensor, up: Tensor) -> tuple[int, ...]:
+    """Return the shape of a layer's weight from the layer's tensors in the bank."""
     side = math.isqrt(down.shape[2]) if down.dim() == 4 else 0
     return (up.shape[2], down.shape[-1], *[side] * 2) if side else (up.shape[2], down.shape[-1])
 
@@ -103,30 +100,29 @@ class _Loaded:
     """a LoRA's pages; an embedding's vectors"""
     has_text: bool = True
     variant: str = ""
-    """of the UNet; empty if only text encoders are adapted"""
+    """the UNet's variant; empty if only text encoders are adapted"""
     digests: Mapping[str, str] = field(default_factory=dict)
     leases: int = 0
 
 
 USUAL = _Loaded((1, 2), variant="lora")
-"""A LoRA that is not loaded counts as this: rank 32 of the transformers."""
+"""what a LoRA counts as until it is loaded: rank 32 of the transformers"""
 
 
 @dataclass
 class _Slots:
-    """Numbered slots of the bank, and the files in them, the least recently used first."""
+    """The bank's numbered slots, and the files in them, the least recently used first."""
 
     free: list[int] = field(default_factory=list)
     loaded: OrderedDict[AdapterFile, _Loaded] = field(default_factory=OrderedDict)
-    """by the file as it was when it was read"""
 
     def take(self, count: int, file: AdapterFile) -> tuple[int, ...]:
-        """Take free slots; drop unused files for them."""
-        for each, loaded in list(self.loaded.items()):
+        """Take free slots. Drop unused files if there are too few."""
+        for other, loaded in list(self.loaded.items()):
             if len(self.free) >= count:
                 break
             if not loaded.leases:
-                self.free += self.loaded.pop(each).slots
+                self.free += self.loaded.pop(other).slots
         if len(self.free) < count:
             raise NoRoom(f"other requests leave no room for {file.name!r}; try again")
         return tuple(self.free.pop() for _ in range(count))
@@ -139,7 +135,7 @@ class BankShelf:
     new_bank: Callable[[], Bank]
     """prepares the networks with LoRAs; called when the first file is loaded"""
     steps: Mapping[str, Tensor] = field(default_factory=dict)
-    """of the inputs of 8-bit layers, by which their banks are divided"""
+    """input steps of 8-bit layers; their banks are divided by them"""
     byte_s: float = FIRST_BYTES_S
     loads: int = 0
     _slots: Mapping[Kind, _Slots] = field(
@@ -150,17 +146,17 @@ class BankShelf:
     @cached_property
     def bank(self) -> Bank:
         bank = self.new_bank()
-        self._slots["lora"].free = list(range(_pages_in(bank), 0, -1))
+        self._slots["lora"].free = list(range(_count_pages(bank), 0, -1))
         self._slots["embedding"].free = list(range(MOST_VECTORS - 1, -1, -1))
         return bank
 
     @property
     def most_pages(self) -> int:
-        """Pages of one request: as many as a call takes, and the bank holds."""
-        return min(PAGE_COUNTS[-1], _pages_in(self.bank))
+        """The most pages of one request: a call and the bank limit them."""
+        return min(PAGE_COUNTS[-1], _count_pages(self.bank))
 
     def delay_s(self, uses: Sequence[Use]) -> float:
-        missing = {f: weighed(f) for f, *_ in uses if f not in self._slots[f.kind].loaded}
+        missing = {f: load_bytes(f) for f, *_ in uses if f not in self._slots[f.kind].loaded}
         start_s = 0.0 if "bank" in vars(self) else START_S
         return bool(uses) * start_s + self.byte_s * sum(missing.values())
 
@@ -168,7 +164,7 @@ class BankShelf:
         loras = self._slots["lora"].loaded
         loaded = [loras.get(file, USUAL) for file, *_ in uses if file.kind == "lora"]
         pages = sum(len(each.slots) for each in loaded if each.variant)
-        count = next((each for each in (0, *PAGE_COUNTS) if each >= pages), PAGE_COUNTS[-1])
+        count = next((count for count in (0, *PAGE_COUNTS) if count >= pages), PAGE_COUNTS[-1])
         return reduce(Variant.joined, (Variant(each.variant, count) for each in loaded), PLAIN)
 
     def lease(self, uses: Sequence[Use]) -> Adapters:
@@ -180,25 +176,25 @@ class BankShelf:
             return _adapters(leases, uses)
 
     def _get(self, file: AdapterFile) -> _Loaded:
-        # Prepared before the clock starts: START_S counts it.
+        # Prepares the networks, which START_S counts, before the clock starts.
         _, loaded = self.bank, self._slots[file.kind].loaded
         if file not in loaded:
             began = time.perf_counter()
             loaded[file] = self._load(file)
-            byte_s = (time.perf_counter() - began) / weighed(file)
+            byte_s = (time.perf_counter() - began) / load_bytes(file)
             self.byte_s = smoothed(self.byte_s if self.loads else None, byte_s)
             self.loads += 1
         loaded.move_to_end(file)
         return loaded[file]
 
     def _load(self, file: AdapterFile) -> _Loaded:
-        """Nothing can fail once slots are taken, so none are lost."""
-        with reading(file):
-            read, digests = self._read(file), file.digests
+        # Read completely before slots are taken: an error after that would lose them.
+        with refuse_unreadable(file):
+            content, digests = self._read(file), file.digests
         with torch.inference_mode():
-            if isinstance(read, Embedding):
-                return replace(self._put_embedding(file, read), digests=digests)
-            return replace(self._put_lora(file, read), digests=digests)
+            if isinstance(content, Embedding):
+                return replace(self._put_embedding(file, content), digests=digests)
+            return replace(self._put_lora(file, content), digests=digests)
 
     def _read(self, file: AdapterFile) -> Embedding | dict[str, LowRank]:
         if file.kind == "lora":
@@ -206,16 +202,16 @@ class BankShelf:
         first, second = (self.bank[part + VECTORS].shape[1] for part in TEXT_PARTS)
         return read_embedding(file.path, (first, second))
 
-    def _put_embedding(self, file: AdapterFile, read: Embedding) -> _Loaded:
-        slots = self._slots["embedding"].take(len(read.clip_l), file)
-        for part, vectors in zip(TEXT_PARTS, (read.clip_l, read.clip_g), strict=True):
+    def _put_embedding(self, file: AdapterFile, embedding: Embedding) -> _Loaded:
+        slots = self._slots["embedding"].take(len(embedding.clip_l), file)
+        for part, vectors in zip(TEXT_PARTS, (embedding.clip_l, embedding.clip_g), strict=True):
             bank = self.bank[part + VECTORS]
             bank[list(slots)] = vectors.to(bank)
         return _Loaded(slots)
 
     def _put_lora(self, file: AdapterFile, layers: Mapping[str, LowRank]) -> _Loaded:
-        ranks = max(len(each.down) for each in layers.values())
-        pages = self._slots["lora"].take(-(-ranks // PAGE_RANK), file)
+        rank = max(len(each.down) for each in layers.values())
+        pages = self._slots["lora"].take(-(-rank // PAGE_RANK), file)
         for index, page in enumerate(pages):
             self._write(page, layers, slice(index * PAGE_RANK, (index + 1) * PAGE_RANK))
         unet = [name for name in layers if name.startswith(UNET)]
@@ -223,20 +219,20 @@ class BankShelf:
         return _Loaded(pages, len(unet) < len(layers), variant if unet else "")
 
     def _write(self, page: int, layers: Mapping[str, LowRank], ranks: slice) -> None:
-        for name, (downs, ups) in layers_of(self.bank).items():
+        for name, (downs, ups) in _layer_tensors(self.bank).items():
             down, up = downs[page].zero_(), ups[page].zero_()
             if name in layers:
                 rows, columns = layers[name].down[ranks], layers[name].up[:, ranks]
                 if name in self.steps:
                     rows = rows / self.steps[name].to(rows)
-                # A convolution's inputs come before its taps in a weight.
+                # In a convolution's weight, inputs come before taps; in the bank, after them.
                 kernel = rows.unflatten(1, (-1, down.shape[1])).mT if down.dim() == 3 else rows
                 down[: len(rows)] = kernel.to(down.dtype)
                 up[: len(rows)] = columns.t().to(up.dtype)
 
 
 class _Lease:
-    """Keeps a file in the bank while it lives."""
+    """Keeps a file in the bank while this object exists."""
 
     def __init__(self, shelf: BankShelf, file: AdapterFile, loaded: _Loaded) -> None:
         self.file, self.loaded = file, loaded
@@ -250,7 +246,7 @@ def _release(shelf: BankShelf, loaded: _Loaded) -> None:
 
 
 def _check_room(leases: Sequence[_Lease], most_pages: int) -> None:
-    """So a request alone always finds room in the bank."""
+    """Refuse a request that needs more than the empty bank has."""
     slots = Counter[Kind]()
     for each in leases:
         slots[each.file.kind] += len(each.loaded.slots)

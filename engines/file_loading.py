@@ -1,4 +1,5 @@
-"""Reads a file that a request names, and weighs it."""
+"""What the shelves of adapters share: errors of files that requests name, and sizes that predict
+the time to load them."""
 
 from __future__ import annotations
 
@@ -13,14 +14,15 @@ LEAST_BYTES = 2**20
 """A smaller file takes as long to load as this one."""
 
 
-def weighed(file: AdapterFile) -> int:
-    """Return the bytes by which the time to load a file is predicted."""
+def load_bytes(file: AdapterFile) -> int:
+    """Return the bytes that predict the time to load a file."""
     return max(file.bytes, LEAST_BYTES)
 
 
 @contextmanager
-def reading(file: AdapterFile) -> Iterator[None]:
-    """Refuse the request's field if the block cannot read the file, or it changes meanwhile."""
+def refuse_unreadable(file: AdapterFile) -> Iterator[None]:
+    """Refuse the request's field if the block cannot read the file, or if the file changes while it
+    is read."""
     try:
         yield
         if not file.is_unchanged:

@@ -1,4 +1,4 @@
-"""Image adapters of requests, which run in PyTorch beside every backend: once a picture."""
+"""Image adapters of requests. They run in PyTorch beside every backend, once for each picture."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sdxl.checkpoint import Checkpoint
 from sdxl.image_inputs import pixels_of
 
 KEPT_PICTURES = 8
-"""pictures of an adapter whose keys and values are kept"""
+"""pictures whose keys and values an adapter keeps"""
 
 
 def image_shelf(
     checkpoint: Checkpoint, dtype: str, device: torch.device
 ) -> NetShelf[ImageFile, ImageAdapter]:
-    """Return a shelf of image adapters. Those with the same encoder share it."""
+    """Return a shelf of image adapters. Adapters with the same encoder share it."""
     encoders: WeakValueDictionary[Path, nn.Module] = WeakValueDictionary()
     number = getattr(torch, dtype)
 

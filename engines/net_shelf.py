@@ -1,5 +1,5 @@
-"""ControlNets or image adapters of requests: loaded when a request asks for one, kept while it
-runs, and dropped for others when their memory is full, the least recently used first."""
+"""ControlNets or image adapters of requests. A file is loaded when a request asks for it and kept
+while the request runs. A full shelf drops the least recently used file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from engines.bank_shelf import FIRST_BYTES_S, START_S
-from engines.file_loading import reading, weighed
+from engines.file_loading import load_bytes, refuse_unreadable
 from sdxl.adapters import LoadedFile, NoRoom
 from sdxl.catalogue import FIELDS, AdapterFile
 from sdxl.checkpoint import Checkpoint
@@ -26,35 +26,32 @@ from sdxl.cost import smoothed
 from sdxl.params import InvalidParams
 
 GPU_SHARE, CPU_SHARE = 0.15, 0.25
-"""of the device's memory for ControlNets, and for image adapters"""
+"""a shelf's share of the device's memory"""
 _numbers = itertools.count()
 
 
-def room_bytes(device: torch.device) -> int:
-    """Return the memory of a shelf. One file always fits."""
-    if device.type == "cuda":
-        return int(GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
-    return int(CPU_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-
-
 def room_on(device: torch.device, dtype: str) -> tuple[int, int, Callable[[], None]]:
-    """Return the memory of a shelf, the bytes of a weight, and what waits for the device."""
-    is_cuda = device.type == "cuda"
-    wait = partial(torch.cuda.synchronize, device) if is_cuda else NetShelf.synchronize
-    return room_bytes(device), getattr(torch, dtype).itemsize, wait
+    """Return the bytes of a shelf, the bytes of a weight, and a function that waits for the
+    device."""
+    number_bytes = getattr(torch, dtype).itemsize
+    if device.type == "cuda":
+        room = int(GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
+        return room, number_bytes, partial(torch.cuda.synchronize, device)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(CPU_SHARE * memory), number_bytes, NetShelf.synchronize
 
 
 class FileHeader(Protocol):
     @property
     def numbers(self) -> int:
-        """How many numbers the networks hold."""
+        """The number of weights."""
         ...
 
 
 R = TypeVar("R", bound=FileHeader)
 T = TypeVar("T", bound=LoadedFile)
 Make = Callable[[AdapterFile, Mapping[str, str], int], T]
-"""makes a lease of file, digests and number"""
+"""makes a lease from file, digests and number"""
 
 
 @dataclass(eq=False)
@@ -79,7 +76,7 @@ class NetShelf(Generic[R, T]):
     number_bytes: int = 4
     """of one weight"""
     synchronize: Callable[[], None] = lambda: None
-    """waits for the device, which may still read what is dropped"""
+    """waits for the device, which may still read weights that are to be dropped"""
     byte_s: float = FIRST_BYTES_S
     loads: int = 0
     _loaded: OrderedDict[AdapterFile, _LoadedNet[T]] = field(default_factory=OrderedDict)
@@ -88,17 +85,17 @@ class NetShelf(Generic[R, T]):
 
     def delay_s(self, files: Sequence[AdapterFile]) -> float:
         start_s = START_S if files and not self.loads else 0.0
-        return start_s + self.byte_s * sum(weighed(file) for file in {*files} - {*self._loaded})
+        return start_s + self.byte_s * sum(load_bytes(file) for file in {*files} - {*self._loaded})
 
     def lease(self, files: Sequence[AdapterFile]) -> dict[str, T]:
         with self._lock:
-            return {file.name: self._leased(file, files) for file in files}
+            return {file.name: self._lease_one(file, files) for file in files}
 
-    def _leased(self, file: AdapterFile, together: Sequence[AdapterFile]) -> T:
+    def _lease_one(self, file: AdapterFile, together: Sequence[AdapterFile]) -> T:
         if file not in self._loaded:
             began = time.perf_counter()
             self._loaded[file] = self._load(file, together)
-            byte_s = (time.perf_counter() - began) / weighed(file)
+            byte_s = (time.perf_counter() - began) / load_bytes(file)
             self.byte_s = smoothed(self.byte_s if self.loads else None, byte_s)
             self.loads += 1
         self._loaded.move_to_end(file)
@@ -113,15 +110,16 @@ class NetShelf(Generic[R, T]):
             loaded.leases -= 1
 
     def _load(self, file: AdapterFile, together: Sequence[AdapterFile]) -> _LoadedNet[T]:
-        with reading(file):
-            read = self.read(file.path, self.checkpoint)
-            size = read.numbers * self.number_bytes
+        with refuse_unreadable(file):
+            header = self.read(file.path, self.checkpoint)
+            size = header.numbers * self.number_bytes
             self._make_room(size, file, together)
-            make, digests = self.load(read), file.digests
+            make, digests = self.load(header), file.digests
         return _LoadedNet(make, size, digests)
 
     def _make_room(self, size: int, file: AdapterFile, together: Sequence[AdapterFile]) -> None:
-        """Drop unused files until this one fits. A request that alone needs more is refused."""
+        """Drop unused files until this one fits. Refuse a request that needs more than the empty
+        shelf has; one file always fits."""
         while self._loaded and self.room < size + sum(e.bytes for e in self._loaded.values()):
             unused = next((f for f, each in self._loaded.items() if not each.leases), None)
             if unused is None and self._loaded.keys() <= {*together}:
