@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from engines.lora_weights import LoraError, open_tensors
+from engines.lora_weights import LoraError, check_finite, open_tensors
 from sdxl.catalogue import LEARNED_FILE, LEARNED_FILE_2
 from sdxl.prompt import BODY
 from sdxl.single_file.recognition import FLOATS
@@ -56,6 +55,5 @@ def _read(path: Path, width: int, key: str = "") -> Tensor:
         if stored.get_dtype() not in FLOATS:
             raise LoraError(f"has {name} in {stored.get_dtype()}; expected {', '.join(FLOATS)}")
         vectors: Tensor = file.get_tensor(name).float().reshape(-1, width)
-    if not bool(torch.isfinite(vectors).all()):
-        raise LoraError(f"has numbers in {name} that are not finite")
+    check_finite(name, vectors)
     return vectors

@@ -1,4 +1,4 @@
-"""LoRAs fused into a checkpoint's modules before export. It does not know what is exported."""
+"""Fuses LoRAs into a checkpoint's modules before they are exported."""
 
 from __future__ import annotations
 
@@ -23,24 +23,25 @@ ADAPTED = ("unet", "text_encoder", "text_encoder_2")
 
 @dataclass(frozen=True)
 class LoraFile:
-    """A file, and how strongly it is applied."""
+    """A LoRA's file and strength."""
 
     path: Path
     scale: float = 1.0
 
     @classmethod
     def parse(cls, text: str) -> LoraFile:
-        """`LORA` or `LORA:SCALE`; LORA is a file, a folder with one, or the name of one of ours."""
+        """Read `LORA` or `LORA:SCALE`. LORA is a file, a folder with a LoRA, or the name of an
+        embedded model's LoRA."""
         name, _, end = text.rpartition(":")
         try:
-            lora = cls(_file_of(name), float(end)) if name else cls(_file_of(text))
+            lora = cls(_find_file(name), float(end)) if name else cls(_find_file(text))
         except ValueError:
-            lora = cls(_file_of(text))
+            lora = cls(_find_file(text))
         if not math.isfinite(lora.scale):
             raise InvalidParams("lora", text, "must be LORA or LORA:SCALE, a finite number")
         if lora.path.suffix != SAFETENSORS:
-            ours = f"a folder with one, or one of {', '.join(_ours())}"
-            needed = f"must be a file whose name ends in {SAFETENSORS}, {ours}"
+            others = f"a folder with one, or one of {', '.join(_embedded_loras())}"
+            needed = f"must be a file whose name ends in {SAFETENSORS}, {others}"
             raise InvalidParams("lora", text, needed)
         if not lora.path.is_file():
             raise InvalidParams("lora", text, "must be an existing file")
@@ -65,21 +66,21 @@ def load_parts(checkpoint: Checkpoint, loras: Sequence[LoraFile], *names: str) -
     return {name: parts[name] for name in names}
 
 
-def _file_of(name: str) -> Path:
-    """An existing path takes precedence over one of our LoRAs."""
+def _find_file(name: str) -> Path:
+    """Return the LoRA's file. An existing path precedes an embedded LoRA of the same name."""
     path = Path(name)
     for each in (path, path / DIFFUSERS_FILE, path / PEFT_FILE):
         if each.is_file():
             return each
-    return _ours().get(name, path)
+    return _embedded_loras().get(name, path)
 
 
-def _ours() -> dict[str, Path]:
+def _embedded_loras() -> dict[str, Path]:
     return {each.name: each.path for each in Catalogue((LORAS,)).listed("lora")}
 
 
 def fuse(loras: Sequence[LoraFile], parts: Mapping[str, nn.Module]) -> None:
-    """Add them to the weights, in place and in order."""
+    """Add the LoRAs to the weights, in place and in order."""
     layers = _layers(parts)
     for lora in loras:
         try:

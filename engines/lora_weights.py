@@ -1,8 +1,8 @@
 """Reads the low-rank weights of LoRA files in the layouts of kohya, diffusers and PEFT.
 
-A file is used wholly or not at all: a key that is not understood is an error. Names, shapes and
-types are checked in the file's header before any weight is read. The model is known by its layers'
-names and shapes alone.
+A file is used completely or refused: an unknown key is an error. Names, shapes and types are
+checked in the file's header before any weight is read. Of the model, only the names and shapes of
+its layers are needed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PREFIXES = {
     PEFT_PREFIX.replace(".", "_"): "unet",
     "": "unet",
 }
-"""Beginnings of keys, with underscores for dots, and the part of the model that each means."""
+"""beginnings of keys, with underscores for dots, and the part of the model for each"""
 MATRIX = re.compile(r"[._]lora(?:_linear_layer)?[._](down|up|A|B)(?:\.default)?\.weight")
 SIDES = {"down": "down", "A": "down", "up": "up", "B": "up"}
 ALPHA = ".alpha"
@@ -51,7 +51,7 @@ OTHER_KINDS = {
     "lora_mid": "a Tucker decomposition",
     ".diff": "a file of full weights",
 }
-"""Adapters that are not supported, by a part of their keys."""
+"""adapters that are not supported, by a part of their keys"""
 PLACE = re.compile(
     r"unet\.(?P<way>down|mid|up)_blocks?(\.(?P<block>\d+))?"
     r"\.(?P<kind>resnets|attentions|(down|up)samplers)\.(?P<index>\d+)\.(?P<inner>.+)"
@@ -68,22 +68,22 @@ STABILITY_NAMES = {
     "conv2": "out_layers.3",
     "conv_shortcut": "skip_connection",
 }
-"""Stability AI's names of layers, which kohya's layout uses, by diffusers' names."""
+"""Stability AI's names of layers, used in kohya's layout, by diffusers' names"""
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 class LoraError(RuntimeError):
-    """Says in one line what is wrong with a file; the caller names the file."""
+    """One line that says what is wrong with a file. The caller names the file."""
 
 
 @dataclass(frozen=True)
 class LowRank:
-    """What a LoRA adds to one layer's weight: `up` times `down`."""
+    """A LoRA's addition to one layer's weight: `up` times `down`."""
 
     down: Tensor
     """[rank, inputs × kernel], float32"""
     up: Tensor
-    """[outputs, rank], float32, with alpha / rank in it"""
+    """[outputs, rank], float32, multiplied by alpha / rank"""
 
 
 def read_lora(path: Path, layers: Shapes) -> dict[str, LowRank]:
@@ -92,14 +92,17 @@ def read_lora(path: Path, layers: Shapes) -> dict[str, LowRank]:
     with open_tensors(path) as file:
         keys = _by_layer(file.keys(), layers)
         configs = _configs(path, file)
-        for layer, own in keys.items():
-            _check(layer, own, {side: file.get_slice(key) for side, key in own.items()}, layers)
-        made = {}
-        for layer, own in keys.items():
-            tensors = {side: file.get_tensor(key) for side, key in own.items()}
+        for layer, sides in keys.items():
+            _check(layer, sides, {side: file.get_slice(key) for side, key in sides.items()}, layers)
+        changes = {}
+        for layer, sides in keys.items():
+            tensors = {side: file.get_tensor(key) for side, key in sides.items()}
             alpha = float(tensors["alpha"]) if "alpha" in tensors else _alpha(layer, configs)
-            made[layer] = _low_rank(layer, tensors["down"], tensors["up"], alpha)
-        return made
+            strength = 1.0 if alpha is None else alpha / len(tensors["down"])
+            down, up = (tensors[side].float().flatten(1) for side in ("down", "up"))
+            changes[layer] = LowRank(down, up * strength)
+            check_finite(layer, down, changes[layer].up)
+        return changes
 
 
 @contextmanager
@@ -114,25 +117,41 @@ def open_tensors(path: Path) -> Iterator[Any]:
         raise LoraError(f"is not a whole safetensors file ({line})") from error
 
 
+def read_shapes(file: Any) -> dict[str, tuple[int, ...]]:
+    return {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+
+
+def check_types(file: Any) -> None:
+    for key in file.keys():  # noqa: SIM118
+        if (dtype := file.get_slice(key).get_dtype()) not in FLOATS:
+            raise LoraError(f"has {shown(key)} in {dtype}; expected one of {', '.join(FLOATS)}")
+
+
+def check_finite(name: str, *tensors: Tensor) -> None:
+    if not all(bool(torch.isfinite(each).all()) for each in tensors):
+        raise LoraError(f"has numbers in {name} that are not finite")
+
+
 def _by_layer(keys: Iterable[str], layers: Shapes) -> dict[str, dict[str, str]]:
-    """Return the keys of each layer as `down`, `up` and `alpha`."""
+    """Return the keys of each layer's `down`, `up` and `alpha`."""
     names = dict(_names(layers))
-    found: dict[str, dict[str, str]] = defaultdict(dict)
+    by_layer: dict[str, dict[str, str]] = defaultdict(dict)
     for key in keys:
-        flat, side = _parsed(key)
+        flat, side = _parse_key(key)
         layer = names.get(flat)
         if layer is None:
             raise LoraError(f"is for another model: no layer here for {shown(key)}")
-        if side in found[layer]:
-            raise LoraError(f"has {shown(key)} and {shown(found[layer][side])} for one matrix")
-        found[layer][side] = key
-    if not found:
+        if side in by_layer[layer]:
+            raise LoraError(f"has {shown(key)} and {shown(by_layer[layer][side])} for one matrix")
+        by_layer[layer][side] = key
+    if not by_layer:
         raise LoraError("has nothing in it; expected a LoRA or LoCon")
-    return found
+    return by_layer
 
 
-def _parsed(key: str) -> tuple[tuple[str, str], str]:
-    """Return part and layer of a key, with underscores for dots, and what it is of the layer."""
+def _parse_key(key: str) -> tuple[tuple[str, str], str]:
+    """Return the part and the layer of a key, with underscores for dots, and the key's side: down,
+    up or alpha."""
     for mark, kind in OTHER_KINDS.items():
         if mark in key:
             raise LoraError(
@@ -154,7 +173,7 @@ def shown(key: str) -> str:
 
 
 def _names(layers: Shapes) -> Iterator[tuple[tuple[str, str], str]]:
-    """Yield every name that a file may have for a layer, with underscores for dots; and the
+    """Yield every name that a file may have for a layer, with underscores for dots, and the
     layer."""
     places = {layer: match for layer in layers if (match := PLACE.fullmatch(layer))}
     depth = max((1 + int(m["index"]) for m in places.values() if m["way"] == "down"), default=0)
@@ -163,20 +182,18 @@ def _names(layers: Shapes) -> Iterator[tuple[tuple[str, str], str]]:
         bare = name.removeprefix("text_model.")
         older = re.sub(r"self_attn\.(\w+)_proj", r"self_attn.to_\1", bare)
         names = {bare, f"text_model.{bare}", f"text_model.{older}"}
-        if part == "unet":
-            place = places.get(layer)
-            at = (
-                _stability_place(place, depth, layers) if place else STABILITY_NAMES.get(name, name)
-            )
-            names = {name, at}
+        if part == "unet" and layer in places:
+            names = {name, _stability_place(places[layer], depth, layers)}
+        elif part == "unet":
+            names = {name, STABILITY_NAMES.get(name, name)}
         for flat in {each.replace(".", "_") for each in names}:
             yield (part, flat), layer
             yield (part, flat.removesuffix("_0")), layer
 
 
 def _stability_place(place: re.Match[str], depth: int, layers: Shapes) -> str:
-    """Return the name of a layer in Stability AI's checkpoints, whose UNet numbers all `depth`
-    blocks of a level, and then its sampler."""
+    """Return a layer's name in Stability AI's checkpoints. Their UNet numbers the `depth` blocks of
+    a level and then its sampler."""
     way, block, kind, index, inner = place.group("way", "block", "kind", "index", "inner")
     inner, column = STABILITY_NAMES.get(inner, inner), int(kind == "attentions")
     if way == "mid":
@@ -190,17 +207,17 @@ def _stability_place(place: re.Match[str], depth: int, layers: Shapes) -> str:
     return f"output_blocks.{number}.{column}.{inner}"
 
 
-def _check(layer: str, keys: Mapping[str, str], found: Mapping[str, Any], layers: Shapes) -> None:
-    """Check the header's shapes and types of one layer."""
+def _check(layer: str, keys: Mapping[str, str], slices: Mapping[str, Any], layers: Shapes) -> None:
+    """Check the shapes and types of one layer's tensors in the header."""
     for side in ("down", "up"):
-        if side not in found:
+        if side not in slices:
             raise LoraError(f"has no {side} matrix for {layer}")
-    for side, each in found.items():
+    for side, each in slices.items():
         types = ALPHA_TYPES if side == "alpha" else FLOATS
         if each.get_dtype() not in types:
             expected = f"expected one of {', '.join(types)}"
             raise LoraError(f"has {shown(keys[side])} in {each.get_dtype()}; {expected}")
-    down, up = (_without_ones(found[side].get_shape()) for side in ("down", "up"))
+    down, up = (_without_ones(slices[side].get_shape()) for side in ("down", "up"))
     needed = _without_ones(layers[layer])
     if len(down) < 2 or len(up) != 2 or (up[0], *down[1:]) != needed:
         raise LoraError(
@@ -211,26 +228,18 @@ def _check(layer: str, keys: Mapping[str, str], found: Mapping[str, Any], layers
     if rank != up[1] or not 1 <= rank <= MAX_RANK:
         ranks = f"{rank}" if rank == up[1] else f"{rank} and {up[1]}"
         raise LoraError(f"has rank {ranks} in {layer}; expected one of 1 to {MAX_RANK}")
-    if "alpha" in found and math.prod(found["alpha"].get_shape()) != 1:
+    if "alpha" in slices and math.prod(slices["alpha"].get_shape()) != 1:
         raise LoraError(f"has more than one number in {shown(keys['alpha'])}")
 
 
 def _without_ones(shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape without a kernel of 1 × 1."""
+    """Return the shape without a kernel of 1 × 1."""
     return tuple(shape[:2]) if set(shape[2:]) == {1} else tuple(shape)
 
 
-def _low_rank(layer: str, down: Tensor, up: Tensor, alpha: float | None) -> LowRank:
-    strength = 1.0 if alpha is None else alpha / len(down)
-    made = LowRank(down.float().flatten(1), up.float().flatten(1) * strength)
-    if not all(bool(torch.isfinite(each).all()) for each in (made.down, made.up)):
-        raise LoraError(f"has numbers in {layer} that are not finite")
-    return made
-
-
 def _configs(path: Path, file: Any) -> dict[str, dict[str, Any]]:
-    """Return PEFT's configuration of each part, which diffusers keeps in the file and PEFT beside
-    it."""
+    """Return PEFT's configuration of each part. diffusers stores it in the file, PEFT beside the
+    file."""
     if text := (file.metadata() or {}).get(METADATA):
         whole = read_config(METADATA, text)
         configs = {
@@ -259,7 +268,8 @@ def read_config(name: str, text: str | bytes) -> dict[str, Any]:
 
 
 def _alpha(layer: str, configs: Mapping[str, Mapping[str, Any]]) -> float | None:
-    """Return a layer's alpha by PEFT's configuration; without one, it is the rank."""
+    """Return a layer's alpha from PEFT's configuration. None without one: alpha is then the
+    rank."""
     part, _, name = layer.replace(".text_model.", ".").partition(".")
     if part not in configs:
         return None
@@ -271,10 +281,10 @@ def _alpha(layer: str, configs: Mapping[str, Mapping[str, Any]]) -> float | None
         raise LoraError("has an alpha_pattern that is no object")
     alpha = config.get("lora_alpha")
     for pattern, value in patterns.items():
-        own = pattern.removeprefix("^").removesuffix("$").replace("\\.", ".")
-        if re.search(r"[^\w.]", own):
+        matched = pattern.removeprefix("^").removesuffix("$").replace("\\.", ".")
+        if re.search(r"[^\w.]", matched):
             raise LoraError(f"has {shown(pattern)} in alpha_pattern; expected names of layers")
-        if f".{name}".endswith("." + own.removeprefix("text_model.")):
+        if f".{name}".endswith("." + matched.removeprefix("text_model.")):
             alpha = value
             break
     if not isinstance(alpha, float) or not math.isfinite(alpha):

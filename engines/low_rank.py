@@ -1,10 +1,10 @@
 """LoRAs and embeddings in the networks' layers: each row of a call adds its own low-rank products,
-and negative token ids are vectors of embeddings.
+and a negative token id selects a vector of an embedding.
 
-The bank has two tensors for each layer: down [pages, rank, in], of a convolution
-[pages, rank, taps, in], and up [pages, rank, out]. It has one for each text encoder: vectors. Hooks
-add to the layers' results while a call says which pages its rows use; other calls run the layers
-alone.
+The bank has two tensors for each layer, down [pages, rank, in] (of a convolution
+[pages, rank, taps, in]) and up [pages, rank, out], and one for each text encoder, vectors. Hooks
+add to the layers' results inside `adapted`, which says which pages the rows of a call use. Outside,
+layers run alone.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from torch import Tensor, nn
 from sdxl.specs import MOST_VECTORS, PAGE_RANK, VARIANTS, TensorSpec, layer_name, lora_name
 
 Bank = Mapping[str, Tensor]
-"""by the names of `bank_specs`"""
+"""tensors by the names in `bank_specs`"""
 VECTORS = ".vectors"
-"""the end of the names of embeddings' vectors in the bank, behind a text encoder's"""
+"""name of embeddings' vectors in the bank, after a text encoder's name"""
 TOKENS = "embeddings.token_embedding"
 """the end of the name of a text encoder's table of tokens"""
 TRANSFORMERS = ".attentions."
-"""in the names of the UNet's layers that the variant `lora` adapts"""
-OF_PROMPT = (".attn2.to_k", ".attn2.to_v")
-"""ends of names of layers that only `unet_prompt` runs"""
+"""part of the names of the UNet's layers that the variant `lora` adapts"""
+PROMPT_LAYERS = (".attn2.to_k", ".attn2.to_v")
+"""ends of the names of layers that only `unet_prompt` runs"""
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """What the current call adds."""
+    """The LoRAs of the current call's rows."""
 
     bank: Bank
     pages: Tensor
@@ -51,11 +51,11 @@ _rows: ContextVar[_Rows | None] = ContextVar("rows with LoRAs", default=None)
 
 @contextmanager
 def adapted(bank: Bank, pages: Tensor, scales: Tensor) -> Iterator[None]:
-    """The layers in `bank` add these pages, [rows, pages], with these scales while the block
-    runs."""
+    """While the block runs, the layers in `bank` add these pages, [rows, pages], with these
+    scales."""
     dtype = next(iter(bank.values())).dtype
-    every = scales.to(dtype)[:, :, None].expand(-1, -1, PAGE_RANK).flatten(1)
-    token = _rows.set(_Rows(bank, pages, every))
+    rank_scales = scales.to(dtype)[:, :, None].expand(-1, -1, PAGE_RANK).flatten(1)
+    token = _rows.set(_Rows(bank, pages, rank_scales))
     try:
         yield
     finally:
@@ -63,23 +63,23 @@ def adapted(bank: Bank, pages: Tensor, scales: Tensor) -> Iterator[None]:
 
 
 def adapt(part: str, module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Name a part's layers and put the hooks on them; return their weights' shapes by name."""
+    """Name a part's layers and register hooks on them; return their weights' shapes by name."""
     shapes = {}
     for name, layer in module.named_modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
-            own = layer_name(part, name)
-            shapes[own] = tuple(layer.weight.shape)
-            put_hook(layer, (own,))
+            bank_name = layer_name(part, name)
+            shapes[bank_name] = tuple(layer.weight.shape)
+            put_hook(layer, (bank_name,))
         elif name.endswith(TOKENS):
-            own = part + VECTORS
-            shapes[own] = (MOST_VECTORS, layer.embedding_dim)
-            name_layer(layer, (own,))
+            bank_name = part + VECTORS
+            shapes[bank_name] = (MOST_VECTORS, layer.embedding_dim)
+            name_layer(layer, (bank_name,))
             layer.forward = partial(_embed, layer, layer.forward)
     return shapes
 
 
 def _embed(layer: nn.Module, plain: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
-    """Look up ids in the table, but negative ones among the vectors."""
+    """Look up ids in the table, but negative ids among the vectors."""
     rows = _rows.get()
     if rows is None:
         return plain(ids)
@@ -89,9 +89,9 @@ def _embed(layer: nn.Module, plain: Callable[[Tensor], Tensor], ids: Tensor) -> 
 
 
 def put_hook(layer: nn.Module, names: tuple[str, ...]) -> None:
-    """Name a layer, or the layers that it joins, and let LoRAs add to its results."""
+    """Let LoRAs add to a layer's results. A layer that joins several has all their names."""
     name_layer(layer, names)
-    layer.register_forward_hook(_add)
+    layer.register_forward_hook(lambda layer, inputs, result: plus_loras(result, layer, inputs[0]))
 
 
 def name_layer(layer: Any, names: tuple[str, ...]) -> None:
@@ -104,38 +104,38 @@ def names_of(layer: Any) -> tuple[str, ...]:
 
 
 def bank_specs(shapes: Mapping[str, Sequence[int]], dtype: str) -> tuple[TensorSpec, ...]:
-    """Describe the bank of layers with weights of these shapes, and of embeddings' vectors."""
+    """Describe the bank's tensors for layers with weights of these shapes, and for vectors of
+    embeddings."""
 
-    def pair(name: str, outputs: int, inputs: int, *kernel: int) -> tuple[TensorSpec, ...]:
+    def describe(name: str, outputs: int, inputs: int, *kernel: int) -> tuple[TensorSpec, ...]:
         if name.endswith(VECTORS):
             return (TensorSpec(name, dtype, (outputs, inputs)),)
         taps = (math.prod(kernel),) if kernel else ()
         down = TensorSpec(f"{name}.down", dtype, ("bank", PAGE_RANK, *taps, inputs))
         return down, TensorSpec(f"{name}.up", dtype, ("bank", PAGE_RANK, outputs))
 
-    return tuple(spec for name, shape in shapes.items() for spec in pair(name, *shape))
+    return tuple(spec for name, shape in shapes.items() for spec in describe(name, *shape))
 
 
 def shifts(width: int) -> Tensor:
-    """The weights of a convolution that sums the maps of a kernel's taps, each shifted to its
-    place: a group of taps for each rank."""
+    """Return the weights of a convolution that shifts the map of each of a kernel's taps and adds
+    them up, for each rank."""
     taps = torch.eye(width * width).view(1, width * width, width, width)
     return taps.repeat(PAGE_RANK, 1, 1, 1)
 
 
 def is_adapted(graph: str, layer: str) -> bool:
-    """Whether a network of VARIANTS adapts one of its layers."""
+    """Return whether a network of VARIANTS adapts one of its layers."""
     is_lora = lora_name(graph) == VARIANTS["lora"]["unet_deep"]
     return not is_lora or TRANSFORMERS in layer
 
 
 def bank_of(graph: str, network: nn.Module, bank: Bank) -> Bank:
-    """Return what a network of VARIANTS reads of the bank."""
-    inside = dict.fromkeys(name for each in network.modules() for name in names_of(each))
-    is_prompt = graph.startswith("unet_prompt")
-    names = [n for n in inside if is_adapted(graph, n) and (is_prompt or not n.endswith(OF_PROMPT))]
-    tensors = (spec.name for name in names for spec in bank_specs({name: (0, 0)}, ""))
-    return {name: bank[name] for name in tensors}
+    """Return the tensors of the bank that a network of VARIANTS reads."""
+    layers = dict.fromkeys(name for each in network.modules() for name in names_of(each))
+    skipped = () if graph.startswith("unet_prompt") else PROMPT_LAYERS
+    names = [name for name in layers if is_adapted(graph, name) and not name.endswith(skipped)]
+    return {spec.name: bank[spec.name] for spec in bank_specs(dict.fromkeys(names, (0, 0)), "")}
 
 
 def addition(layer: Any, x: Tensor) -> Tensor | None:
@@ -149,14 +149,14 @@ def addition(layer: Any, x: Tensor) -> Tensor | None:
 
 
 def is_adapting(layer: Any) -> bool:
-    """Whether the current call's LoRAs add to a layer's result."""
+    """Return whether the current call's LoRAs add to a layer's result."""
     rows = _rows.get()
     return rows is not None and any(f"{name}.down" in rows.bank for name in names_of(layer))
 
 
 def factors_of(name: str) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """Return what the current call's LoRAs add to a linear layer, for kernels: the bank's factors,
-    the rows' pages, and the strengths of their ranks; None if nothing."""
+    """Return the current call's LoRAs of a linear layer, for kernels: the bank's down and up, the
+    rows' pages, and the scales of their ranks. None if there are none."""
     rows = _rows.get()
     if rows is None or f"{name}.down" not in rows.bank:
         return None
@@ -166,7 +166,7 @@ def factors_of(name: str) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
 def _product(x: Tensor, rows: _Rows, name: str, stride: tuple[int, int]) -> Tensor:
     down, up = (rows.bank[f"{name}.{side}"][rows.pages].flatten(1, 2) for side in ("down", "up"))
     if down.dim() == 4:
-        return _convolved(x, down, up, rows.scales, stride)
+        return _convolution(x, down, up, rows.scales, stride)
     tokens = (x if x.dim() == 3 else x[:, None]).to(down.dtype)
     ranks = torch.matmul(tokens, down.mT) * rows.scales[:, None]
     added = torch.matmul(ranks, up)
@@ -174,20 +174,16 @@ def _product(x: Tensor, rows: _Rows, name: str, stride: tuple[int, int]) -> Tens
 
 
 def plus_loras(result: Tensor, layer: Any, x: Tensor) -> Tensor:
-    """Return a layer's result for x with what the current call's LoRAs add."""
+    """Add what the current call's LoRAs add to a layer's result for x."""
     added = addition(layer, x)
     return result if added is None else result + added
 
 
-def _add(layer: nn.Module, inputs: Sequence[Tensor], result: Tensor) -> Tensor:
-    return plus_loras(result, layer, inputs[0])
-
-
-def _convolved(
+def _convolution(
     x: Tensor, down: Tensor, up: Tensor, scales: Tensor, stride: tuple[int, int]
 ) -> Tensor:
-    """`down` [rows, rank, taps, in] is a convolution of each row's own: a product for each tap,
-    then one convolution that is the same for all rows."""
+    """Convolve each row with its own `down` [rows, rank, taps, in]: a product for each tap, then
+    one convolution, the same for all rows."""
     taps, width = down.shape[2], math.isqrt(down.shape[2])
     maps = torch.matmul(down.flatten(1, 2), x.flatten(2))
     maps = maps.view(-1, PAGE_RANK * taps, *x.shape[2:])
