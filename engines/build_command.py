@@ -1,7 +1,7 @@
 """`sdxl build`: builds engines for a kind of GPU from an export.
 
-An 8-bit plan that builds may still run other kernels: TensorRT chooses the faster ones, and
-tensorrt-rtx documents INT8 for weights only. Only a timing on the GPU tells.
+An 8-bit plan may run kernels of another type: TensorRT chooses the faster kernels, and tensorrt-rtx
+documents INT8 for weights only. Only timing on the GPU shows which kernels run.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ def main(argv: Sequence[str]) -> int:
         raise InvalidParams("onnx", None, "must be a folder of `sdxl export`, or give --model")
     if options.gpu != LOCAL:
         named_target(options.gpu)
-    # Imported late: a typo in a flag need not wait for PyTorch.
+    # Imported late: an error in a flag appears before PyTorch is loaded.
     from engines.parity.proof import not_run
     from engines.trt.build import build
 
     order = read_order(options)
     loras = read_loras(options.lora, order.export)
 
-    def prove(made: EngineFolder) -> Proof:
+    def prove(folder: EngineFolder) -> Proof:
         if options.unchecked:
             return not_run("built with --unchecked")
-        return run_built(made, order, options.model, loras)
+        return run_built(folder, order, options.model, loras)
 
     with show_progress(order) as on_progress:
         engines = build(order, on_progress, prove)
@@ -57,24 +57,25 @@ def main(argv: Sequence[str]) -> int:
 def build_parser() -> Parser:
     parser = Parser(prog="sdxl build", description="Build TensorRT engines from an export.")
     add = partial(add_option, parser)
-    add("--onnx", None, "a folder of `sdxl export` (default: the model's own place)", "DIR")
-    add("--model", None, f"{MODEL}: to find its export, and to run what is built beside it")
-    text = "one that the export was made with, to run what is built beside the model with it"
+    add("--onnx", None, "a folder of `sdxl export` (default: the model's place)", "DIR")
+    add("--model", None, f"{MODEL}: its export is built, and the plans are compared with it")
+    text = "a LoRA of the export; the plans are compared with the model and its LoRAs"
     add_lora_flag(parser, text)
-    add("--precision", None, f"of the export, where --onnx is not given: {', '.join(PRECISIONS)}")
+    text = f"the export's precision, if --onnx is not given: {', '.join(PRECISIONS)}"
+    add("--precision", None, text)
     add("--gpu", LOCAL, f"{', '.join(TARGETS)}, {LOCAL}")
     add("--backend", "tensorrt", ", ".join(FLAVOURS))
     add("--max-batch", None, "images in one call (default: the GPU's)", "N", type=whole)
-    text = "also build networks that apply the LoRAs of requests: plans of about twice the size"
+    text = "also build networks that apply requests' LoRAs; about doubles the plans' size"
     add("--request-loras", False, text)
-    text = "also build UNets that add the results of requests' ControlNets: plans of about twice "
-    add("--request-controlnets", False, text + "the size")
-    text = "also build UNets that attend to requests' image prompts: plans of about twice the size"
+    text = "also build UNets that add requests' ControlNets; about doubles the plans' size"
+    add("--request-controlnets", False, text)
+    text = "also build UNets that attend to requests' image prompts; about doubles the plans' size"
     add("--request-image-prompts", False, text)
-    add("--sparse", False, "use kernels for 2:4 sparse weights where they are")
-    add("--out", None, "where to put them (default: where `auto` looks for them)", "DIR")
-    text = "keep the plans without running them beside the model; serving them takes --unchecked "
-    add("--unchecked", False, text + "too")
+    add("--sparse", False, "use kernels for 2:4 sparse weights if the weights are sparse")
+    add("--out", None, "folder for the engines (default: where `auto` looks for them)", "DIR")
+    text = "do not compare the plans with the model; serving them needs --unchecked too"
+    add("--unchecked", False, text)
     return parser
 
 
@@ -96,7 +97,7 @@ def read_order(options: argparse.Namespace) -> BuildSpec:
         )
     export = ExportFolder.open(export_folder(options, target), verify=True)
     if export.loras and not options.out:
-        # `auto` searches the default place for engines of the model itself.
+        # The default place is for engines of the model without LoRAs.
         raise InvalidParams("out", None, "must be a folder for engines with LoRAs in them")
     place = plans_place(export.model, export.model_digest, export.precision, export.cut)
     out = Path(options.out).absolute() if options.out else place / f"{target.key}-{flavour.name}"
@@ -128,7 +129,7 @@ def export_folder(options: argparse.Namespace, target: Target) -> Path:
 
 
 def read_loras(named: Sequence[str], export: ExportFolder) -> tuple[LoraFile, ...]:
-    """Read the LoRAs, which must be the export's, before an hour of building."""
+    """Check that the LoRAs are the export's, before an hour of building."""
     from engines.lora import LoraFile
 
     loras = tuple(LoraFile.parse(text) for text in named)
@@ -150,19 +151,19 @@ def chosen_target(name: str, local: Target | None) -> Target:
 
 @contextmanager
 def show_progress(order: BuildSpec) -> Iterator[OnProgress]:
-    """Show a bar for each plan on a terminal, else a line."""
+    """Show a bar for each plan on a terminal, otherwise a line."""
     from tqdm import tqdm
 
     bars: dict[str, tqdm] = {}
-    is_watched = sys.stderr.isatty()
+    is_terminal = sys.stderr.isatty()
 
     def on_progress(name: str, share: float) -> None:
         if name not in bars:
-            if not is_watched:
+            if not is_terminal:
                 print(f"{name}: building for {order.target.name}", file=sys.stderr)
             form = "{desc:<14}{percentage:3.0f}%|{bar}| {elapsed}"
             bars[name] = tqdm(
-                desc=name, total=1.0, bar_format=form, file=sys.stderr, disable=not is_watched
+                desc=name, total=1.0, bar_format=form, file=sys.stderr, disable=not is_terminal
             )
         bars[name].update(share - bars[name].n)
         if share >= 1:
@@ -182,5 +183,5 @@ def summary(engines: EngineFolder) -> str:
         f"{plan.peak_bytes / 2**30:>8.1f} GiB peak"
         for name, plan in engines.plans.items()
     ]
-    what = f"{engines.precision} for {engines.gpu}, {engines.backend} {engines.backend_version}"
-    return "\n".join([*lines, f"{engines.folder}: {what}", state])
+    built = f"{engines.precision} for {engines.gpu}, {engines.backend} {engines.backend_version}"
+    return "\n".join([*lines, f"{engines.folder}: {built}", state])

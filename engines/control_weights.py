@@ -1,9 +1,9 @@
-"""Reads ControlNets of SDXL: files of diffusers and in the layout of Stability AI, unions, and
+"""Reads ControlNets of SDXL in the layouts of diffusers and Stability AI, unions, and
 Control-LoRAs.
 
-A file is used wholly or not at all. Its kind, names, shapes and types are checked in its header;
-weights are read later, by `ControlFile.network`. The architecture is that of the model's UNet;
-what ControlNets leave out, the header's shapes show.
+A file is used completely or refused. Its kind, names, shapes and types are checked in the header;
+`ControlFile.network` reads the weights later. A ControlNet has the architecture of the model's
+UNet; the header's shapes show which layers it lacks.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ from engines.lora_weights import (
     STABILITY_NAMES,
     LoraError,
     Shapes,
+    check_finite,
+    check_types,
     open_tensors,
     read_config,
+    read_shapes,
     shown,
 )
 from sdxl.checkpoint import Checkpoint, quiet_loading
-from sdxl.single_file.recognition import CONTEXT_WIDTHS, FLOATS, UNET, VAE
+from sdxl.single_file.recognition import CONTEXT_WIDTHS, UNET, VAE
 from sdxl.specs import MAX_LAYERS, ControlArchitecture
 
 DIFFUSERS_FILE, CONFIG = "diffusion_pytorch_model.safetensors", "config.json"
@@ -37,8 +40,8 @@ STABILITY_PREFIX = "control_model."
 LORA_MARK = "lora_controlnet"
 """an empty tensor in a Control-LoRA"""
 HINTS = "controlnet_cond_embedding."
-OWN = (HINTS, "controlnet_")
-"""beginnings of names of layers that a UNet has not"""
+CONTROL_LAYERS = (HINTS, "controlnet_")
+"""beginnings of the names of layers that a UNet lacks"""
 EXPECTED = "expected a ControlNet of SDXL"
 FOREIGN = {
     "for FLUX": ("double_blocks.", "single_transformer_blocks.", "controlnet_x_embedder."),
@@ -50,15 +53,15 @@ FOREIGN = {
     "a UNet": ("up_blocks.", "output_blocks."),
     "a VAE": ("decoder.", "encoder."),
 }
-"""Other kinds of files by beginnings of their keys."""
+"""other kinds of files by the beginnings of their keys"""
 UNSEEN = (
     *("attention_head_dim", "num_attention_heads", "norm_num_groups", "norm_eps", "act_fn"),
     *("flip_sin_to_cos", "freq_shift", "mid_block_scale_factor", "downsample_padding"),
     *("resnet_time_scale_shift", "class_embed_type", "global_pool_conditions"),
 )
-"""Entries of a config.json that change results and no shapes; the UNet's values are used."""
+"""entries of a config.json that change results but no shapes; they must equal the UNet's"""
 ORDER = "controlnet_conditioning_channel_order"
-DIFFUSERS_NAMES = {theirs: ours for ours, theirs in STABILITY_NAMES.items()} | {
+DIFFUSERS_NAMES = {stability: name for name, stability in STABILITY_NAMES.items()} | {
     "in_layers.0": "norm1",
     "out_layers.0": "norm2",
     "middle_block_out.0": "controlnet_mid_block",
@@ -73,13 +76,14 @@ DOWN = re.compile(r"input_blocks\.(\d{1,3})\.([01])\.(.+)\.(\w+)")
 
 @dataclass(frozen=True)
 class _Source:
-    """Where a tensor of the network is: a file's tensor, the UNet's, or the UNet's with what a
-    Control-LoRA adds to it."""
+    """The source of one of the network's tensors: the file, the UNet, or the UNet plus a
+    Control-LoRA's product."""
 
     key: str = ""
     low_rank: tuple[str, str] | None = None
-    """keys of `up` and `down`"""
+    """the keys of `up` and `down`"""
     unet: Path | None = None
+    """the UNet's file"""
 
 
 @dataclass(frozen=True)
@@ -89,70 +93,69 @@ class ControlFile:
     path: Path
     architecture: ControlArchitecture
     shapes: Shapes
-    """of the network's tensors by diffusers' names"""
+    """the shapes of the network's tensors by diffusers' names"""
     is_union: bool
     config: Mapping[str, Any]
-    """of diffusers' class"""
+    """arguments of diffusers' class"""
     is_bgr: bool
+    """The net reads the channels of hints in the order blue, green, red."""
     _sources: Mapping[str, _Source]
 
     @property
     def numbers(self) -> int:
-        """How many numbers the network holds."""
+        """The number of weights."""
         return sum(map(math.prod, self.shapes.values()))
 
     def network(self) -> nn.Module:
         """Build diffusers' module with the file's weights in float32; raise LoraError if they are
         not finite."""
         with ExitStack() as stack:
-            files = {path: stack.enter_context(open_tensors(path)) for path in self._paths()}
+            paths = {self.path} | {each.unet for each in self._sources.values() if each.unet}
+            files = {path: stack.enter_context(open_tensors(path)) for path in paths}
             tensors = {name: self._tensor(name, files) for name in self.shapes}
         if self.is_bgr:
             name = f"{HINTS}conv_in.weight"
             tensors[name] = tensors[name].flip(1)
-        module = _on_meta(self.is_union, self.config)
+        module = _empty_network(self.is_union, self.config)
         module.load_state_dict(tensors, assign=True)
         return module.eval().requires_grad_(False)
-
-    def _paths(self) -> set[Path]:
-        return {self.path} | {each.unet for each in self._sources.values() if each.unet}
 
     def _tensor(self, name: str, files: Mapping[Path, Any]) -> Tensor:
         source, file = self._sources[name], files[self.path]
         if source.unet is None:
-            found: Tensor = file.get_tensor(source.key).float()
+            tensor: Tensor = file.get_tensor(source.key).float()
         else:
-            found = files[source.unet].get_tensor(name).float()
+            tensor = files[source.unet].get_tensor(name).float()
         if source.low_rank:
             up, down = (file.get_tensor(key).float().flatten(1) for key in source.low_rank)
-            found = found + (up @ down).view_as(found)
-        if tuple(found.shape) != self.shapes[name]:
-            raise LoraError(f"changed while it was read: {name} has shape {tuple(found.shape)}")
-        if not bool(torch.isfinite(found).all()):
-            raise LoraError(f"has numbers in {name} that are not finite")
-        return found
+            tensor = tensor + (up @ down).view_as(tensor)
+        if tuple(tensor.shape) != self.shapes[name]:
+            raise LoraError(f"changed while it was read: {name} has shape {tuple(tensor.shape)}")
+        check_finite(name, tensor)
+        return tensor
 
 
 def read_control(path: Path, checkpoint: Checkpoint) -> ControlFile:
-    """Read the header of a file, or of the one in diffusers' folder, for a model; raise LoraError
+    """Read the header of a file, or of the file in diffusers' folder, for a model; raise LoraError
     if it does not fit."""
     file_path = path / DIFFUSERS_FILE if path.is_dir() else path
     with open_tensors(file_path) as file:
-        slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
-        held = {key: tuple(each.get_shape()) for key, each in slices.items()}
-        _check_types({key: each.get_dtype() for key, each in slices.items()})
-    keys = _by_name(held, checkpoint.arch.stem_layers)
-    own = {name: held[key] for name, key in keys.items()}
-    is_lora = own.pop(LORA_MARK, None) is not None
-    _check_context(own, checkpoint.arch.context_width)
-    is_union = "task_embedding" in own
-    config = _config(own, checkpoint, has_all=not is_lora)
+        shapes_by_key = read_shapes(file)
+        check_types(file)
+    keys = _keys_by_name(shapes_by_key, checkpoint.arch.stem_layers)
+    file_shapes = {name: shapes_by_key[key] for name, key in keys.items()}
+    is_lora = file_shapes.pop(LORA_MARK, None) is not None
+    _check_context(file_shapes, checkpoint.arch.context_width)
+    is_union = "task_embedding" in file_shapes
+    config = _config(file_shapes, checkpoint, has_all=not is_lora)
     with quiet_loading():
-        module = _on_meta(is_union, config)
+        module = _empty_network(is_union, config)
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    is_bgr = _read_beside(file_path, module.config)
+    is_bgr = _check_config_file(file_path, module.config)
     unet = _unet_tensors(checkpoint) if is_lora else {}
-    sources = {name: _source(name, shape, own, keys, unet) for name, shape in shapes.items()}
+    sources = {
+        name: _find_source(name, shape, file_shapes, keys, unet) for name, shape in shapes.items()
+    }
     _check_all_used(keys, sources)
     widths = tuple(s[0] for name, s in shapes.items() if name.endswith("attn2.to_k.weight"))
     types = config.get("num_control_type", 0)
@@ -160,18 +163,18 @@ def read_control(path: Path, checkpoint: Checkpoint) -> ControlFile:
     return ControlFile(file_path, architecture, shapes, is_union, config, is_bgr, sources)
 
 
-def _by_name(keys: Iterable[str], layers: int) -> dict[str, str]:
-    """Return the keys by diffusers' names of their tensors."""
-    bare = {key: key.removeprefix(STABILITY_PREFIX) for key in keys}
-    _check_kind(bare.values())
-    hints = [int(match[1]) for name in bare.values() if (match := HINT.match(name))]
-    made: dict[str, str] = {}
-    for key, name in bare.items():
-        ours = _diffusers_name(name, layers, max(hints)) if hints else name
-        if ours in made:
-            raise LoraError(f"has {shown(key)} and {shown(made[ours])} for one tensor")
-        made[ours] = key
-    return made
+def _keys_by_name(keys: Iterable[str], layers: int) -> dict[str, str]:
+    """Return the file's keys by diffusers' names of their tensors."""
+    names = {key: key.removeprefix(STABILITY_PREFIX) for key in keys}
+    _check_kind(names.values())
+    hints = [int(match[1]) for name in names.values() if (match := HINT.match(name))]
+    by_name: dict[str, str] = {}
+    for key, name in names.items():
+        name = _diffusers_name(name, layers, max(hints)) if hints else name
+        if name in by_name:
+            raise LoraError(f"has {shown(key)} and {shown(by_name[name])} for one tensor")
+        by_name[name] = key
+    return by_name
 
 
 def _check_kind(names: Iterable[str]) -> None:
@@ -208,42 +211,36 @@ def _diffusers_name(name: str, layers: int, last_hint: int) -> str:
     return f"down_blocks.{level}.{block}.{DIFFUSERS_NAMES.get(match[3], match[3])}.{kind}"
 
 
-def _check_types(types: Mapping[str, str]) -> None:
-    for key, dtype in types.items():
-        if dtype not in FLOATS:
-            raise LoraError(f"has {shown(key)} in {dtype}; expected one of {', '.join(FLOATS)}")
-
-
 def _check_context(shapes: Shapes, width: int) -> None:
-    """Tell models by the width of their prompt's encoding."""
+    """Refuse a net whose context has another width: it is for another model."""
     for name, shape in shapes.items():
         if name.endswith(("attn2.to_k.weight", "attn2.to_k.down")) and shape[1:] != (width,):
-            found = shape[1] if len(shape) == 2 else 0
-            model = CONTEXT_WIDTHS.get(found, f"another model: its context is {found} wide")
+            other = shape[1] if len(shape) == 2 else 0
+            model = CONTEXT_WIDTHS.get(other, f"another model: its context is {other} wide")
             raise LoraError(f"is for {model}; {EXPECTED}, whose context is {width} wide")
 
 
 def _config(shapes: Shapes, checkpoint: Checkpoint, *, has_all: bool) -> dict[str, Any]:
-    """Return the UNet's config with what differs in this net. A file that has not all tensors is
-    the UNet's way down."""
+    """Return the UNet's config with this net's differences. A Control-LoRA, without `has_all`
+    tensors, has the UNet's levels."""
     unet, arch = checkpoint.config("unet"), checkpoint.arch
     is_union = "task_embedding" in shapes
     known = inspect.signature(_control_class(is_union).__init__).parameters
     config = {name: value for name, value in unet.items() if name in known}
     stages = arch.vae_scale.bit_length() - 1
-    firsts = ["conv_in", *[f"blocks.{2 * stage + 1}" for stage in range(stages)]]
+    hint_layers = ["conv_in", *[f"blocks.{2 * stage + 1}" for stage in range(stages)]]
     config |= {
         "in_channels": arch.latent_channels,
         "conditioning_channels": arch.image_channels,
         "conditioning_embedding_out_channels": tuple(
-            _first(shapes, f"{HINTS}{layer}.weight") for layer in firsts
+            _first_dim(shapes, f"{HINTS}{layer}.weight") for layer in hint_layers
         ),
     }
     if is_union:
         stem = arch.stem_channels
-        layers = _count(shapes, "transformer_layes.")
+        layers = _count_modules(shapes, "transformer_layes.")
         config |= {"num_trans_channel": stem, "num_proj_channel": stem, "num_trans_layer": layers}
-        config["num_control_type"] = min(_first(shapes, "task_embedding"), MAX_LAYERS)
+        config["num_control_type"] = min(_first_dim(shapes, "task_embedding"), MAX_LAYERS)
     if has_all:
         config |= _levels(shapes, len(unet["block_out_channels"]))
         if is_union:
@@ -252,15 +249,15 @@ def _config(shapes: Shapes, checkpoint: Checkpoint, *, has_all: bool) -> dict[st
 
 
 def _levels(shapes: Shapes, count: int) -> dict[str, Any]:
-    """Return which levels have attention, and how deep."""
+    """Return config entries that say which levels have attention, and its depth."""
     places = [*(f"down_blocks.{level}.attentions." for level in range(count)), "mid_block.att"]
     has = [any(name.startswith(place) for name in shapes) for place in places]
     depths = [
-        _count(shapes, f"down_blocks.{level}.attentions.0.transformer_blocks.")
+        _count_modules(shapes, f"down_blocks.{level}.attentions.0.transformer_blocks.")
         for level in range(count)
     ]
-    # The deepest level's depth is the middle block's, too.
-    depths[-1] = depths[-1] or _count(shapes, "mid_block.attentions.0.transformer_blocks.")
+    # The middle block has the depth of the deepest level.
+    depths[-1] = depths[-1] or _count_modules(shapes, "mid_block.attentions.0.transformer_blocks.")
     kinds = {True: "CrossAttnDownBlock2D", False: "DownBlock2D"}
     return {
         "down_block_types": [kinds[each] for each in has[:-1]],
@@ -269,20 +266,19 @@ def _levels(shapes: Shapes, count: int) -> dict[str, Any]:
     }
 
 
-def _count(shapes: Shapes, prefix: str) -> int:
-    """Count the modules of a list."""
-    inside = {
+def _count_modules(shapes: Shapes, prefix: str) -> int:
+    """Return the length of the list of modules with this prefix."""
+    numbers = {
         name.removeprefix(prefix).partition(".")[0] for name in shapes if name.startswith(prefix)
     }
-    return min(len(inside), MAX_LAYERS)
+    return min(len(numbers), MAX_LAYERS)
 
 
-def _first(shapes: Shapes, name: str) -> int:
-    """Return how many channels a layer has."""
-    channels = next(iter(shapes.get(name, ())), 0)
-    if not channels:
+def _first_dim(shapes: Shapes, name: str) -> int:
+    first = next(iter(shapes.get(name, ())), 0)
+    if not first:
         raise LoraError(f"lacks {name}; {EXPECTED}")
-    return channels
+    return first
 
 
 def _control_class(is_union: bool) -> Any:
@@ -295,71 +291,71 @@ def _control_class(is_union: bool) -> Any:
     return ControlNetModel
 
 
-def _on_meta(is_union: bool, config: Mapping[str, Any]) -> Any:
-    """Build the network without its weights."""
+def _empty_network(is_union: bool, config: Mapping[str, Any]) -> Any:
+    """Build the network without weights."""
     with torch.device("meta"):
         return _control_class(is_union)(**config)
 
 
-def _read_beside(path: Path, config: Mapping[str, Any]) -> bool:
-    """Compare diffusers' config.json, if it is beside the file. Return whether the net reads the
-    channels of hints from blue to red."""
-    beside = path.with_name(CONFIG)
-    if path.name != DIFFUSERS_FILE or not beside.is_file():
+def _check_config_file(path: Path, config: Mapping[str, Any]) -> bool:
+    """Check diffusers' config.json beside the file, if there is one. Return whether the net reads
+    the channels of hints in the order blue, green, red."""
+    config_file = path.with_name(CONFIG)
+    if path.name != DIFFUSERS_FILE or not config_file.is_file():
         return False
-    found = read_config(CONFIG, beside.read_bytes())
+    entries = read_config(CONFIG, config_file.read_bytes())
     for name in UNSEEN:
-        value, needed = found.get(name), config.get(name)
+        value, needed = entries.get(name), config.get(name)
         needed = list(needed) if isinstance(needed, tuple) else needed
         if value is not None and value != needed:
             raise LoraError(f"has {name} {value!r} in {CONFIG}; expected {needed!r}")
-    order = found.get(ORDER, "rgb")
+    order = entries.get(ORDER, "rgb")
     if order not in ("rgb", "bgr"):
         raise LoraError(f"has {ORDER} {order!r} in {CONFIG}; expected 'rgb' or 'bgr'")
     return bool(order == "bgr")
 
 
 def _unet_tensors(checkpoint: Checkpoint) -> dict[str, tuple[Path, tuple[int, ...]]]:
-    """Return file and shape of each of the UNet's tensors."""
-    made: dict[str, tuple[Path, tuple[int, ...]]] = {}
+    """Return the file and the shape of each of the UNet's tensors."""
+    tensors: dict[str, tuple[Path, tuple[int, ...]]] = {}
     for path in checkpoint.weight_files("unet"):
         with open_tensors(path) as file:
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            made |= {name: (path, shape) for name, shape in shapes.items()}
-    return made
+            tensors |= {name: (path, shape) for name, shape in read_shapes(file).items()}
+    return tensors
 
 
-def _source(
+def _find_source(
     name: str,
     shape: tuple[int, ...],
-    own: Shapes,
+    file_shapes: Shapes,
     keys: Mapping[str, str],
     unet: Mapping[str, tuple[Path, tuple[int, ...]]],
 ) -> _Source:
     """Find a tensor and check its shape."""
-    if name in own:
-        if own[name] != shape:
-            raise LoraError(f"is for another model: {name} has shape {own[name]}, expected {shape}")
+    if name in file_shapes:
+        if (other := file_shapes[name]) != shape:
+            raise LoraError(f"is for another model: {name} has shape {other}, expected {shape}")
         return _Source(keys[name])
     layer = name.removesuffix(".weight")
-    up, down = own.get(f"{layer}.up"), own.get(f"{layer}.down")
-    if name not in unet or name.startswith(OWN):
+    up, down = file_shapes.get(f"{layer}.up"), file_shapes.get(f"{layer}.down")
+    if name not in unet or name.startswith(CONTROL_LAYERS):
         raise LoraError(f"lacks {name}; {EXPECTED}")
-    place, base = unet[name]
+    unet_file, base = unet[name]
     if base != shape:
         raise LoraError(f"is a Control-LoRA for a UNet whose {name} is {shape}; it is {base} here")
     if up is None and down is None:
-        return _Source(unet=place)
+        return _Source(unet=unet_file)
     if not up or not down or up[1:2] != down[:1] or not _fits(up, down, shape):
         raise LoraError(
             f"is for another model: the matrices for {layer} have the shapes {up} and {down}, "
             f"expected ({shape[0]}, rank) and (rank, {', '.join(map(str, shape[1:]))})"
         )
-    return _Source(low_rank=(keys[f"{layer}.up"], keys[f"{layer}.down"]), unet=place)
+    return _Source(low_rank=(keys[f"{layer}.up"], keys[f"{layer}.down"]), unet=unet_file)
 
 
 def _fits(up: tuple[int, ...], down: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether the matrices' product has the weight's numbers; kernels of 1 × 1 may be left out."""
+    """Return whether the matrices' product has the weight's shape; a kernel of 1 × 1 may be left
+    out."""
     return (up[0], math.prod(down[1:])) == (shape[0], math.prod(shape[1:])) and set(up[2:]) <= {1}
 
 

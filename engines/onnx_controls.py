@@ -1,7 +1,7 @@
 """ControlNets beside an export's UNet on ONNX Runtime.
 
-A net's `control_deep`, which is called in every deep step, runs in ONNX Runtime; `control_prompt`,
-once a picture, and nets that differ from the UNet's way down run in PyTorch.
+ONNX Runtime runs a net's `control_deep`, which is called in every deep step. PyTorch runs
+`control_prompt`, which is called once for a picture, and nets that differ from the UNet's way down.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ def load_control(export: ExportFolder, file: ControlFile) -> dict[str, Engine]:
     dtype = export.specs["unet_deep"].outputs[0].dtype
     specs = control_specs(export.arch, file.architecture, dtype)
     deep = specs["control_deep"]
-    made = control_graph(export.graph_bytes("unet_deep"), deep, file.shapes)
-    # diffusers' own `to` warns about other models' needs.
+    graph_and_names = control_graph(export.graph_bytes("unet_deep"), deep, file.shapes)
+    # diffusers' `to` prints warnings that concern other models.
     module = nn.Module.to(file.network(), getattr(torch, dtype))
     engines = control_engines(specs, module)
-    if made is None:
+    if graph_and_names is None:
         return engines
-    graph, names = made
+    graph, names = graph_and_names
     is_large = file.numbers * 4 > LARGE_BYTES
     options = options_for(runs_whole=is_large)
     tensors = module.state_dict()
-    # The session copies them.
+    # The session copies these values.
     values = [onnxruntime.OrtValue.ortvalue_from_numpy(tensors[name].numpy()) for name in names]
     options.add_external_initializers(names, values)
     session = new_session(graph, export.folder / export.graphs["unet_deep"].file, options)

@@ -1,10 +1,10 @@
 """ONNX Runtime as an Engine: the fastest backend on a CPU.
 
-Sessions read and write the tensors' own memory. Rows are independent, so the two halves of a call
-run at the same time: two threads that do not wait for each other in each layer are faster than two
-that share it. A large graph runs all rows at once, because each half would widen its own copy of
-8-bit weights, 6 GB of SDXL's. Deep and Shallow share weights on disk, not in memory: Shallow has
-about 1% of them, packed for its own kernels.
+Sessions read and write the tensors' memory directly. Rows are independent, so the two halves of a
+call run at the same time: two threads that each run half of the rows are faster than two threads
+that share each layer and wait for each other. A large graph runs all rows at once, because each
+half would widen its own copy of 8-bit weights, 6 GB for SDXL. Deep and Shallow share weights on
+disk, not in memory: Shallow has about 1% of them, packed for its own kernels.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from sdxl.specs import (
 )
 
 BUCKETS = (1, 2, 4, 6, 8, 10, 12, 14, 16)
-"""A CPU's time grows with the rows: padding three images to four wastes a quarter."""
+"""A CPU's time grows with the rows, so padding three images to four would waste a quarter."""
 
 MAX_BOUND = 64
 ERRORS_ONLY = 3
 LARGE_BYTES = 2**30
-"""of weights"""
+"""bytes of weights above which a graph is large"""
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
@@ -58,9 +58,9 @@ class OnnxRuntimeEngine:
     session: Any
     is_large: bool = False
     bank: Mapping[str, Tensor] = field(default_factory=dict)
-    """inputs that stay the same: the pages of LoRAs"""
+    """inputs that are the same in every call: the pages of LoRAs"""
     _bound: dict[Hashable, list[Any]] = field(default_factory=dict)
-    """The bindings of a call's halves, by its tensors: buffers recur."""
+    """bindings of a call's halves, by the call's tensors; calls use the same buffers again"""
 
     def __call__(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
         key = tuple(
@@ -76,7 +76,7 @@ class OnnxRuntimeEngine:
         if len(halves) == 1:
             first()
         else:
-            # Passes the tensors too: they must live while the other thread writes to them.
+            # The tensors are passed too, so that they exist while the other thread writes to them.
             _thread().together(first, partial(self._run, halves[1], inputs, outputs))
 
     def _run(self, binding: Any, *_: Mapping[str, Tensor]) -> None:
@@ -107,7 +107,7 @@ class OnnxRuntimeEngine:
 
 def load_onnxruntime(export: ExportFolder) -> Engines:
     def open_all() -> dict[str, Engine]:
-        return {name: _opened(export, name, graph.spec) for name, graph in export.graphs.items()}
+        return {name: _open(export, name, graph.spec) for name, graph in export.graphs.items()}
 
     engines = _Networks(export, export.load_checked(open_all))
     counts = rows_on_cpu(export.arch, BUCKETS)
@@ -129,26 +129,26 @@ def load_onnxruntime(export: ExportFolder) -> Engines:
 
 
 class _Networks(dict[str, Engine]):
-    """An export's networks by name; those that take residuals of ControlNets or image prompts are
-    opened when they are first named."""
+    """An export's networks by name. Networks that take residuals of ControlNets or image prompts
+    are opened at the first look-up."""
 
     def __init__(self, export: ExportFolder, networks: Mapping[str, Engine]) -> None:
         super().__init__(networks)
         self.export = export
 
     def __missing__(self, name: str) -> Engine:
-        # Imported late: plain pictures do not need `onnx`.
+        # Imported late: pictures without such networks do not need `onnx`.
         from engines.control_graphs import variant_graph
 
         export, plain = self.export, plain_name(name)
         specs = variants_of({**export.specs, **with_loras(export.specs)}, export.arch)
         graph, spec = variant_graph(export.graph_bytes(plain), specs[name])
         without: Any = self[lora_name(name)]
-        self[name] = _opened(export, plain, spec, graph, without.bank)
+        self[name] = _open(export, plain, spec, graph, without.bank)
         return self[name]
 
 
-def _opened(
+def _open(
     export: ExportFolder,
     name: str,
     spec: ModelSpec,
@@ -162,26 +162,27 @@ def _opened(
 
 def _add_loras(export: ExportFolder, engines: dict[str, Engine]) -> Bank:
     """Add the networks with LoRAs to the engines."""
-    # Imported late: plain pictures do not need `onnx`.
+    # Imported late: pictures without LoRAs do not need `onnx`.
     from engines.lora_graphs import add_loras
 
-    made = [
-        (plain, *add_loras(export.graph_bytes(plain), spec))
+    graphs = [
+        add_loras(export.graph_bytes(plain_name(spec.name)), spec)
         for spec in with_loras(export.specs).values()
-        if (plain := plain_name(spec.name))
     ]
-    bank = new_bank([t for _, _, spec in made for t in spec.bank], torch.device("cpu"))
+    bank = new_bank([t for _, spec in graphs for t in spec.bank], torch.device("cpu"))
 
     def open_all() -> dict[str, Engine]:
-        return {spec.name: _opened(export, plain, spec, graph, bank) for plain, graph, spec in made}
+        return {
+            spec.name: _open(export, plain_name(spec.name), spec, graph, bank)
+            for graph, spec in graphs
+        }
 
     engines |= export.load_checked(open_all)
     return bank
 
 
 def open_session(export: ExportFolder, name: str, content: bytes = b"") -> Any:
-    """Open a session on a graph of an export, after checking its bytes; or on `content`, which is
-    made from it."""
+    """Check and open a graph of an export, or open `content`, which was made from the graph."""
     path = export.folder / export.graphs[name].file
     options = options_for(runs_whole=is_large(export, name))
     return new_session(content or export.graph_bytes(name), path, options)
@@ -190,7 +191,7 @@ def open_session(export: ExportFolder, name: str, content: bytes = b"") -> Any:
 def options_for(*, runs_whole: bool) -> Any:
     if runs_whole:
         return session_options(threads(), has_arena=False)
-    # The halves of a call share the session's threads, and each has its own as well.
+    # Each half of a call has a thread besides the session's threads, which the halves share.
     return session_options(max(threads() - 1, 1))
 
 
@@ -199,7 +200,7 @@ def is_large(export: ExportFolder, name: str) -> bool:
 
 
 def new_session(graph: bytes, path: Path, options: Any) -> Any:
-    """Open a session; the graph's weights lie beside `path`."""
+    """Open a session. The graph's weights are in the folder of `path`."""
     options.add_session_config_entry(WEIGHTS_FOLDER, str(path.parent))
     try:
         return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
@@ -208,24 +209,24 @@ def new_session(graph: bytes, path: Path, options: Any) -> Any:
 
 
 def session_options(threads: int, has_arena: bool = True) -> Any:
-    """The options that `sdxl bench sessions` found fastest."""
+    """Return the fastest options, as measured by `sdxl bench sessions`."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     # Idle threads of one network must not spin while another computes.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = ERRORS_ONLY
-    # Planning which tensors share memory takes three quarters of loading a UNet; the arena reuses
-    # freed memory anyway, at the same peak and speed.
+    # Planning which tensors share memory takes three quarters of the time to load a UNet. The arena
+    # reuses freed memory anyway, at the same peak and speed.
     options.enable_mem_reuse = False
     if not has_arena:
-        # The arena keeps all tensors of a call, in which 8-bit weights are widened. Without it a
-        # small model would lose a twentieth of its speed.
+        # The arena keeps all tensors of a call, including widened 8-bit weights. A small model
+        # without an arena would lose a twentieth of its speed.
         options.enable_cpu_mem_arena = options.enable_mem_pattern = False
     return options
 
 
 def threads() -> int:
-    """PyTorch's number of threads: OMP_NUM_THREADS sets both."""
+    """Return PyTorch's number of threads. OMP_NUM_THREADS sets it for both libraries."""
     return torch.get_num_threads()
 
 

@@ -1,4 +1,4 @@
-"""Whether a model's weights fit into the memory that is free on this machine's device."""
+"""Checks whether a model's weights fit into the free memory of this machine's device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sdxl.checkpoint_checks import count_numbers
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "fp8": 1}
 MEMINFO, AVAILABLE = Path("/proc/meminfo"), "MemAvailable:"
 GROUP = Path("/sys/fs/cgroup")
-"""of a container, as it sees itself; other systems have no such files"""
+"""a container's memory limit and use; other systems lack these files"""
 
 
 class NoMemory(RuntimeError):
@@ -18,7 +18,7 @@ class NoMemory(RuntimeError):
 
 
 def check_room(checkpoint: Checkpoint, precision: str) -> None:
-    """Raise NoMemory unless the weights fit. An empty precision is the device's usual one."""
+    """Raise NoMemory unless the weights fit. An empty precision means the device's default."""
     import torch
 
     is_gpu = torch.cuda.is_available()
@@ -27,7 +27,7 @@ def check_room(checkpoint: Checkpoint, precision: str) -> None:
     needed = bytes_each * sum(map(count_numbers, files))
     free = torch.cuda.mem_get_info()[0] if is_gpu else free_bytes()
     if needed > free:
-        raise NoMemory(f"{checkpoint.name} needs {gigabytes(needed)}, {gigabytes(free)} free")
+        raise NoMemory(f"{checkpoint.name} needs {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB free")
 
 
 def free_bytes() -> int:
@@ -38,7 +38,3 @@ def free_bytes() -> int:
     if limit.is_file() and (most := limit.read_text().strip()) != "max":
         free.append(int(most) - int(used.read_text()))
     return min(free)
-
-
-def gigabytes(count: int) -> str:
-    return f"{count / 1e9:.1f} GB"
