@@ -29,7 +29,7 @@ from engines.folders.export_folder import (
     changed_file,
     further_file,
 )
-from engines.folders.publishing import link_or_copy, locked, publish, refuse_strangers
+from engines.folders.publishing import link_or_copy, locked, publish, refuse_other_folder
 from engines.lora import load_parts
 from onnx_export import calibration, fingerprint, quantisation
 from onnx_export.binding import bind
@@ -66,7 +66,7 @@ def export(order: ExportSpec, check: Check, say: Say = print) -> ExportFolder:
     keys = fingerprint.of_parts(order)
     old = None if order.is_forced else _open(order.out)
     if old is None:
-        refuse_strangers(order.out, FILE, "an export")
+        refuse_other_folder(order.out, FILE, "an export")
     elif _is_made(old, order, keys):
         say(f"{order.out}: nothing has changed")
         return old if old.is_checked else _checked(old, order, check, say)

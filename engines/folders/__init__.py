@@ -1,1 +1,1 @@
-"""Exports and engines on disk: what is in them, where they lie, and whether it is what it was."""
+"""Exports and engines on disk: their descriptions, places and digests."""

@@ -7,7 +7,7 @@ from sdxl.digests import remembered_digest
 
 
 def model_digest(checkpoint: Checkpoint) -> str:
-    """Return `Checkpoint.digest`, which reads gigabytes, from the last time it was computed."""
+    """Return `Checkpoint.digest`. It reads gigabytes, so the last result is remembered."""
     files = [
         path
         for part in checkpoint.parts

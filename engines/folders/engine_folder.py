@@ -1,7 +1,7 @@
-"""A folder of built plans and the manifest that says what they are and what they run on.
+"""A folder of built plans, and a manifest that describes the plans and their GPU.
 
-`manifest.json` is described here alone. A plan is native code: no runtime gets it before its digest
-was checked. It knows no runtime.
+Only this module knows the format of `manifest.json`. A plan is native code, so its digest is
+checked before a runtime gets it. It knows no runtime.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ MAX_BATCH, MAX_DIM = 4096, 2**24
 
 
 class EngineError(RuntimeError):
-    """Engines that cannot be used: their folder, what is wrong, what is needed."""
+    """Engines cannot be used. The message names the folder, what is wrong and what is needed."""
 
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """One network's plan, and what it was made from."""
+    """One network's plan and its origin."""
 
     file: str
     sha256: str
     bytes: int
     recipe: str
-    """digest of everything that went into it: the same recipe is not built again"""
+    """digest of everything that the plan depends on; the same recipe is not built again"""
     spec: ModelSpec
     profiles: tuple[Profile, ...]
     seconds: float = 0.0
     peak_bytes: int = 0
-    """memory that building it took"""
+    """memory that the build took"""
 
     def as_dict(self) -> dict[str, Any]:
         facts = {name: value for name, value in vars(self).items() if name != "spec"}
@@ -78,17 +78,17 @@ class EngineFolder(ModelFolder):
     plans: Mapping[str, EnginePlan]
     loras: tuple[Any, ...]
     export_parity: Mapping[str, Any]
-    """what the check of the export found"""
+    """findings of the export's check"""
     parity: Mapping[str, Any]
-    """what running the plans on their GPU found, or why they were not run"""
+    """findings of running the plans on their GPU, or why they were not run"""
     costs: Mapping[str, Any]
     """seconds of a call, by network and rows"""
     device_bytes: int
-    """that the engines hold on the GPU"""
+    """the engines' memory on the GPU"""
 
     @classmethod
     def read(cls, folder: Path) -> EngineFolder:
-        """Read a manifest, check tensors, profiles and the plans' sizes; `plan_bytes` checks
+        """Read a manifest; check tensors, profiles and the plans' sizes. `plan_bytes` checks
         digests."""
         engines = super().read(folder)
         engines.check_specs("export and build again")
@@ -121,23 +121,23 @@ class EngineFolder(ModelFolder):
 
     @property
     def size(self) -> int:
-        """bytes of all plans"""
+        """The bytes of all plans."""
         return sum(plan.bytes for plan in self.plans.values())
 
     @property
     def is_run(self) -> bool:
-        """Whether the plans were compared with the model; plans that failed are not published."""
+        """Whether the plans were compared with the model. Plans that failed are not published."""
         return bool(self.parity.get("findings"))
 
     @property
     def unchecked(self) -> str | None:
-        """Which check is missing; None if export and plans were both compared with the model."""
+        """The missing check; None if export and plans were both compared with the model."""
         if not self.export_parity.get("findings"):
             return "its export was published without a check"
         return None if self.is_run else str(self.parity.get("note") or "not run")
 
     def mismatch(self, target: Target | None, version: str | None, digest: str) -> str | None:
-        """Why these engines cannot run this model here; None if they can."""
+        """Return why these engines cannot run this model here; None if they can."""
         if self.model_digest != digest:
             weights = f"{self.model_digest[:12]} ({self.model})"
             return f"built from the weights {weights}, expected {digest[:12]}"
@@ -151,13 +151,14 @@ class EngineFolder(ModelFolder):
         return None
 
     def runs_on(self, target: Target) -> bool:
-        """tensorrt's plans are for one kind of GPU, tensorrt-rtx's for an architecture."""
+        """Return whether the plans run on a GPU. tensorrt's plans run on one kind of GPU,
+        tensorrt-rtx's on an architecture."""
         if self.backend == "tensorrt-rtx":
             return self.capability == target.capability
         return self.gpu == target.name
 
     def plan_bytes(self, name: str) -> bytes:
-        """Read a plan and check its digest: only then may it be deserialised."""
+        """Read a plan and check its digest, which must precede deserialising."""
         plan = self.plans[name]
         path = self.file(plan.file)
         content = path.read_bytes()
@@ -171,7 +172,7 @@ def _profile(ranges: Mapping[str, Any]) -> Profile:
 
 
 def _dims(profile: Profile) -> dict[str, int | None]:
-    """The number of dims of each tensor; None if its three shapes differ in it."""
+    """Return the number of dims of each tensor; None if the numbers of its three shapes differ."""
     counts = {name: set(map(len, shapes)) for name, shapes in profile.ranges.items()}
     return {name: min(count) if len(count) == 1 else None for name, count in counts.items()}
 

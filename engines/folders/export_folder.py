@@ -1,7 +1,7 @@
-"""A folder of ONNX graphs and the weights they point into: what export writes and backends read.
+"""A folder of ONNX graphs and their weights. `sdxl export` writes it and backends read it.
 
-`export.json` is described here alone. Opening a folder checks that it is whole: every file is there
-with its digest, and the graphs' tensors are those of specs.py. It knows no ONNX and no runtime.
+Only this module knows the format of `export.json`. Opening a folder checks that every file exists
+with its digest, and that the graphs have the tensors of specs.py. It knows no ONNX and no runtime.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ FILE = "export.json"
 T = TypeVar("T")
 HASHED_AT_ONCE = 4
 TRIES = 3
-"""Another export that links the same weights changes their ctime."""
+"""More than one, because another export that links the same weights changes their ctime."""
 
 WEIGHT, SCALE = ".weight", ".weight_scale"
 INPUT_SCALE, SMOOTHING = ".input_scale", ".input_smoothing"
-"""A quantised layer's tensors in the file of changed tensors, after its name. `weight_scale`: a
-number for each output channel; `input_scale`: one number; `input_smoothing`: one for each input
-channel, if SmoothQuant moved part of the input's range into the weight."""
+"""Ends of the names of a quantised layer's tensors in the file of changed tensors. `weight_scale`
+has a number for each output channel, `input_scale` one number. `input_smoothing` has a number for
+each input channel, if SmoothQuant moved part of the input's range into the weight."""
 
 IN_TORCH = "torch"
-"""in a parity: the findings about PyTorch's own 8 bits"""
+"""the key of a parity's findings about PyTorch's 8-bit layers"""
 
 
 class ExportError(RuntimeError):
-    """An export that cannot be used: its folder, what is wrong, what is needed."""
+    """An export cannot be used. The message names the folder, what is wrong and what is needed."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class DataFile:
     sha256: str
     bytes: int
     source: str | None = None
-    """the checkpoint's file it is a link to or a copy of, below the checkpoint's folder"""
+    """path below the checkpoint's folder, if this is a link to or a copy of a checkpoint's file"""
 
 
 @dataclass(frozen=True)
 class Graph:
-    """One ONNX file, the data files that it points into, and its tensors."""
+    """One ONNX file, the files of its weights, and its tensors."""
 
     file: str
     sha256: str
@@ -69,14 +69,14 @@ class ExportFolder(ModelFolder):
     data: Mapping[str, DataFile]
     loras: tuple[Any, ...] = ()
     calibration: Mapping[str, Any] = field(default_factory=dict)
-    """what 8-bit scales were found on"""
+    """how 8-bit scales were measured"""
     parity: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def open(cls, folder: Path, *, verify: bool = False) -> ExportFolder:
-        """Read an export, hash its graphs and check the sizes of its weights; `verify` hashes the
-        weights too."""
+        """Read an export, check its graphs' digests and the sizes of its weights. With `verify`,
+        check the weights' digests too."""
         export = cls.read(folder)
         export.check_specs(cls.REMEDY)
         for graph in export.graphs.values():
@@ -109,13 +109,14 @@ class ExportFolder(ModelFolder):
 
     @property
     def is_checked(self) -> bool:
-        """Whether it was compared with the model; an export that failed is not published."""
+        """Whether the export was compared with the model. An export that failed is not
+        published."""
         return bool(self.parity.get("findings"))
 
     @property
     def unchecked_in_torch(self) -> str | None:
-        """Why PyTorch's own 8 bits, which are more layers than the graphs', may differ from the
-        model; None if they passed the check."""
+        """Why PyTorch's 8-bit layers may differ from the model; None if they passed the check.
+        PyTorch has more 8-bit layers than the graphs."""
         parity = self.parity.get(IN_TORCH)
         if not isinstance(parity, Mapping) or not parity.get("findings"):
             return "PyTorch's own 8 bits were not compared with the model"
@@ -142,7 +143,7 @@ class ExportFolder(ModelFolder):
         return content
 
     def check_files(self) -> None:
-        """Hash every file and compare with what was exported."""
+        """Compare every file's digest with the description."""
         needed = {graph.file: graph.sha256 for graph in self.graphs.values()}
         needed |= {name: data.sha256 for name, data in self.data.items()}
         paths = [self.file(name) for name in needed]
@@ -152,35 +153,35 @@ class ExportFolder(ModelFolder):
             self.check_digest(path, digest, expected)
 
     def load_checked(self, load: Callable[[], T]) -> T:
-        """Return what `load` makes of the files, which are hashed meanwhile.
+        """Return the result of `load`; check the files' digests while it runs.
 
-        A runtime opens them by name, so they must be the same files before and after. A change in
-        between shows in their ctime, even if the content and the other times were restored."""
+        A runtime opens the files by name, so they must be the same files before and after. Any
+        change shows in the ctime, even if content and other times were restored."""
         for _ in range(TRIES):
             before = settled_stamps(self._read_files)
             with ThreadPoolExecutor(1) as thread:
-                checked = thread.submit(self.check_files)
-                made = load()
-                checked.result()
+                check = thread.submit(self.check_files)
+                result = load()
+                check.result()
             if stamps(self._read_files) == before:
-                return made
+                return result
         raise ExportError(f"{self.folder}: changes while it is read; stop what writes there")
 
     @property
     def _read_files(self) -> list[Path]:
-        """The files that a runtime reads, and the folder: a file replaced by name changes it."""
+        """The files that a runtime reads, and the folder, which changes if a file is replaced."""
         names = [*(graph.file for graph in self.graphs.values()), *self.data]
         return [self.folder, *map(self.file, names)]
 
 
 def changed_file(part: str) -> str:
-    """The file of the tensors that differ from the checkpoint's files."""
+    """Return the name of the file of tensors that differ from the checkpoint's."""
     return f"{part}.changed.safetensors"
 
 
 def further_file(part: str) -> str:
-    """The file of the layers that only PyTorch's backend computes in 8 bits; older exports lack
-    it."""
+    """Return the name of the file of layers that only PyTorch computes in 8 bits. Older exports
+    lack the file."""
     return f"{part}.further.safetensors"
 
 

@@ -1,8 +1,8 @@
-"""What export.json and manifest.json have in common: the model, its networks' tensors, and files
-that lie beside them.
+"""The common part of export.json and manifest.json: the model, its networks' tensors, and the files
+beside them.
 
-The JSON may come from anywhere: its types are checked before use, and a file that it names must lie
-in the folder unchanged. It does not know what the files hold.
+The JSON is not trusted: its types are checked before use, and a file that it names must be in the
+folder, unchanged. It does not know the files' content.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sdxl.specs import (
 
 PRECISIONS = ("fp32", "fp16", "int8", "fp8")
 MALFORMED = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
-"""The exceptions that parsing such a file may raise."""
+"""exceptions that parsing an invalid file may raise"""
 TYPES: Mapping[Any, tuple[type, ...]] = {
     "str": (str,),
     "str | None": (str, NoneType),
@@ -45,7 +45,7 @@ MAX_NAME = 255
 SIDES = ("inputs", "outputs")
 BANK = "bank"
 DTYPES = ("float32", "float16", "bfloat16")
-"""of activations"""
+"""types of activations"""
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class ModelFolder(ABC):
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Parse the JSON file; the files beside it are not read."""
+        """Parse the JSON file. The files beside it are not read."""
         path = folder / cls.FILE
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
@@ -92,14 +92,14 @@ class ModelFolder(ABC):
     @classmethod
     @abstractmethod
     def parse(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """The fields of this kind of folder; those of every folder stay as they are."""
+        """Convert the fields of this kind of folder; return all fields."""
 
     def as_dict(self) -> dict[str, Any]:
         rest = {name: value for name, value in vars(self).items() if name != "folder"}
         return {"format": self.FORMAT, **rest, "arch": asdict(self.arch)}
 
     def write(self, folder: Path | None = None) -> None:
-        """Write the JSON file, here or into another folder; equal facts give equal bytes."""
+        """Write the JSON file, here or into another folder. Equal values give equal bytes."""
         path = (folder or self.folder) / self.FILE
         write_json(path, self.as_dict(), sort_keys=True, ensure_ascii=False)
 
@@ -108,12 +108,12 @@ class ModelFolder(ABC):
     def specs(self) -> dict[str, ModelSpec]: ...
 
     def check_specs(self, remedy: str) -> None:
-        """Check that the files have the tensors that today's networks have."""
-        if wrong := outdated(self.specs, self.arch, self.cut):
-            raise self.ERROR(f"{self.folder / self.FILE}: {wrong}; {remedy}")
+        """Check that the files have the tensors of today's networks."""
+        if difference := _difference(self.specs, self.arch, self.cut):
+            raise self.ERROR(f"{self.folder / self.FILE}: {difference}; {remedy}")
 
     def file(self, name: str) -> Path:
-        """The path of a file that the JSON file names."""
+        """Return the path of a file that the JSON file names."""
         path, origin = self.folder / name, self.folder / self.FILE
         if not _is_plain(name) or path.resolve().parent != self.folder.resolve():
             raise self.ERROR(f"{origin}: {brief(name)} leaves the folder; expected a plain name")
@@ -135,7 +135,7 @@ class ModelFolder(ABC):
 
 
 def check_fields(record: T) -> T:
-    """Return the dataclass if its plain fields have their declared types."""
+    """Return the dataclass; raise TypeError unless its plain fields have their declared types."""
     for field in fields(record):  # type: ignore[arg-type]
         value, needed = getattr(record, field.name), TYPES.get(field.type)
         if needed is not None and type(value) not in needed:
@@ -164,8 +164,9 @@ def spec_from_dict(name: str, value: Mapping[str, Any]) -> ModelSpec:
     return ModelSpec(name, inputs, outputs, bank)
 
 
-def outdated(specs: Mapping[str, ModelSpec], arch: Architecture, cut: Cut) -> str | None:
-    """How these tensors differ from those of today's networks, in words."""
+def _difference(specs: Mapping[str, ModelSpec], arch: Architecture, cut: Cut) -> str | None:
+    """Describe how these tensors differ from the tensors of today's networks; None if they are
+    equal."""
     for name in _all_specs(arch, "float32", cut):
         if name not in specs:
             if "+" in name or (name in OPTIONAL and not arch.masked_channels):
@@ -178,16 +179,16 @@ def outdated(specs: Mapping[str, ModelSpec], arch: Architecture, cut: Cut) -> st
             return f"{name!r} has outputs of {brief(dtype)}, expected one of {', '.join(DTYPES)}"
         needed = _all_specs(arch, dtype, cut)[name]
         for side in SIDES:
-            theirs, ours = getattr(spec, side), getattr(needed, side)
-            if theirs != ours:
-                return f"{name} has the {side} {_listed(theirs)}; expected {_listed(ours)}"
+            tensors, expected = getattr(spec, side), getattr(needed, side)
+            if tensors != expected:
+                return f"{name} has the {side} {_listed(tensors)}; expected {_listed(expected)}"
     return None
 
 
 def _all_specs(arch: Architecture, dtype: str, cut: Cut) -> dict[str, ModelSpec]:
-    plain = network_specs(arch, dtype, cut)
-    own = plain | with_loras(plain)
-    return own | variants_of(own, arch)
+    specs = network_specs(arch, dtype, cut)
+    specs = specs | with_loras(specs)
+    return specs | variants_of(specs, arch)
 
 
 def _listed(tensors: tuple[TensorSpec, ...]) -> str:
@@ -195,6 +196,6 @@ def _listed(tensors: tuple[TensorSpec, ...]) -> str:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a name is one file's on any file system: no folder, no NUL, valid Unicode."""
+    """Return whether a name is a file's on any file system: no folder, no NUL, valid Unicode."""
     is_one = Path(name).name == name and "\0" not in name
     return is_one and len(name.encode(errors="replace")) <= MAX_NAME and name.isprintable()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sdxl.places import HOME as HOME
-from sdxl.places import home as home
+from sdxl.places import home
 from sdxl.specs import Cut
 
 

@@ -1,8 +1,8 @@
 """TensorRT's optimisation profiles, the shapes that a plan is built for, derived from the specs.
 
-At the model's own size, powers of two and the largest number of rows have an exact profile each,
-with kernels chosen for them; one profile covers the counts between two of these, because each costs
-build time. A wide profile covers everything else. The first profile that fits is used.
+At the model's own size, each power of two and the largest number of rows have an exact profile, for
+which TensorRT chooses kernels. Each profile costs build time, so one profile covers all counts
+between two of these. A wide profile covers everything else. The first profile that fits is used.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from sdxl.specs import (
 )
 
 MAX_CHUNKS_OF_TOKENS = 3
-"""prompts of up to three encoder calls"""
+"""A prompt takes up to three encoder calls."""
 SMALLEST_SIDE, LARGEST_SIDE = 0.5, 2
-"""of the wide profile, relative to the model's own side"""
+"""the wide profile's sides, relative to the model's own side"""
 DECODE_BATCH = 1
-"""Pictures are decoded one by one: a profile of four took 68.8 GB at SDXL's largest size."""
+"""Pictures are decoded one by one: a profile for four took 68.8 GB at SDXL's largest size."""
 
 FEWEST = {
     "pages": 1,
@@ -48,17 +48,17 @@ MOST = {
     "images": 4,
     "image_tokens": 64,
 }
-"""pages of LoRAs for each row, and in the bank; hints of a union for a picture; image prompts of a
-row, and tokens of each"""
+"""a row's pages of LoRAs; the bank's pages; hints of a union for a picture; decoded pictures; a
+row's image prompts; tokens of an image prompt"""
 
 Shape = tuple[int, ...]
 Range = tuple[Shape, Shape, Shape]
-"""smallest, usual and largest"""
+"""the smallest, the usual and the largest shape"""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The range of every input by its name."""
+    """The range of every input, by name."""
 
     ranges: Mapping[str, Range]
 
@@ -71,13 +71,13 @@ class Profile:
 
 
 def buckets(max_batch: int) -> tuple[int, ...]:
-    """The numbers of rows of UNet calls, two for each image: padding five images to eight would
-    take 60% longer."""
+    """Return the numbers of rows of UNet calls, two for each image. There is one for every number
+    of images, because padding five images to eight would take 60% longer."""
     return tuple(range(2, 2 * max_batch + 1, 2))
 
 
-def spans(max_batch: int) -> list[tuple[int, int]]:
-    """The ranges of rows, ends included, that have a profile each."""
+def _row_ranges(max_batch: int) -> list[tuple[int, int]]:
+    """Return the ranges of rows, ends included, that each have a profile."""
     counts = buckets(max_batch)
     exact = [rows for rows in counts if rows.bit_count() == 1 or rows == counts[-1]]
     between = [(low + 2, high - 2) for low, high in pairwise(exact) if high - low > 2]
@@ -92,27 +92,27 @@ def profiles(
     if not has_exact:
         return [wide]
     names = {dim for tensor in spec.inputs for dim in tensor.free_axes.values()}
-    counts = spans(max_batch) if "rows" in names else [(usual["rows"],) * 2]
+    counts = _row_ranges(max_batch) if "rows" in names else [(usual["rows"],) * 2]
     rows = [(usual | {"rows": low}, usual | {"rows": high}) for low, high in counts]
     return [*(_profile(spec, low | FEWEST, high, high | MOST) for low, high in rows), wide]
 
 
-def latent_sides(spec: ModelSpec, found: Sequence[Profile]) -> tuple[int, int]:
-    """The smallest and the largest side of the wide profile."""
-    return _widest(spec, found, "latent_h")
+def latent_sides(spec: ModelSpec, built: Sequence[Profile]) -> tuple[int, int]:
+    """Return the smallest and the largest side of the wide profile."""
+    return _widest(spec, built, "latent_h")
 
 
-def most_chunks(spec: ModelSpec, found: Sequence[Profile]) -> int:
-    """The chunks of the longest prompt that the wide profile takes."""
-    return _widest(spec, found, "tokens")[1] // CHUNK
+def most_chunks(spec: ModelSpec, built: Sequence[Profile]) -> int:
+    """Return the chunks of the longest prompt that the wide profile allows."""
+    return _widest(spec, built, "tokens")[1] // CHUNK
 
 
-def choose(name: str, found: Sequence[Profile], shapes: Mapping[str, Shape]) -> int:
-    """The index of the first profile that takes these shapes."""
-    for index, profile in enumerate(found):
+def choose(name: str, built: Sequence[Profile], shapes: Mapping[str, Shape]) -> int:
+    """Return the index of the first profile that allows these shapes."""
+    for index, profile in enumerate(built):
         if profile.admits(shapes):
             return index
-    widest = found[-1].ranges
+    widest = built[-1].ranges
     wrong = {n: s for n, s in shapes.items() if not Profile({n: widest[n]}).admits(shapes)}
     input_, shape = next(iter(wrong.items()))
     low, _, high = widest[input_]
@@ -122,9 +122,9 @@ def choose(name: str, found: Sequence[Profile], shapes: Mapping[str, Shape]) -> 
     )
 
 
-def _widest(spec: ModelSpec, found: Sequence[Profile], dim: str) -> tuple[int, int]:
+def _widest(spec: ModelSpec, built: Sequence[Profile], dim: str) -> tuple[int, int]:
     tensor = next(t for t in spec.inputs if dim in t.dims)
-    low, _, high = found[-1].ranges[tensor.name]
+    low, _, high = built[-1].ranges[tensor.name]
     axis = tensor.dims.index(dim)
     return low[axis], high[axis]
 

@@ -1,7 +1,7 @@
 """Folders that appear whole or not at all, made by one process at a time.
 
-The lock is the kernel's and ends with its process: a killed build needs no cleaning up. It does not
-know what the folders hold.
+The kernel releases the lock when its process ends, so a killed build needs no cleanup. It does not
+know the folders' content.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Busy(RuntimeError):
 
 @contextmanager
 def locked(target: Path, *, waits: bool) -> Iterator[None]:
-    """Lock `target` for one process; wait for another one, or raise Busy."""
+    """Lock `target` for one process. If another process holds the lock, wait or raise Busy."""
     if not target.absolute().name:
         raise OutputError(target, OSError(errno.EINVAL, "it has no name"), "a folder with a name")
     path = target.absolute().with_name(f".{target.absolute().name}.lock")
@@ -66,8 +66,8 @@ def publish(finished: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def refuse_strangers(folder: Path, mark: str, kind: str) -> None:
-    """Refuse to replace a folder of something else: one without the file that marks this kind."""
+def refuse_other_folder(folder: Path, mark: str, kind: str) -> None:
+    """Refuse to replace a folder with other content. The file `mark` marks folders of this kind."""
     if folder.exists() and not (folder / mark).exists() and any(folder.iterdir()):
         cause = FileExistsError(errno.EEXIST, "there is something else in it")
         raise OutputError(folder, cause, f"a new or empty folder, or {kind}")
@@ -81,7 +81,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Link a file under another name; copy it only between file systems."""
+    """Link a file under another name. Copy it if the file system allows no link."""
     real = source.resolve()
     try:
         os.link(real, target)

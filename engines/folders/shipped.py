@@ -1,5 +1,5 @@
-"""Joins the embedded model's graphs, which ship with the code, with its weights in one folder, so
-that the first picture waits for no export. It knows no runtime.
+"""Joins the embedded model's graphs, which ship with the code, and its weights in one folder. The
+first picture then needs no export. It knows no runtime.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ GRAPHS = MINI.parent / "onnx"
 def open_mini(
     digest: str | None = None, graphs: Path = GRAPHS, checkpoint: Path = MINI
 ) -> ExportFolder:
-    """Open the embedded model's export in its usual place, or make it there. `digest` is its
-    weights' expected digest."""
+    """Open the embedded model's export in its default place, or make it there. `digest` is the
+    expected digest of the weights."""
     shipped = ExportFolder.read(graphs)
     if digest not in (None, shipped.model_digest):
         raise ExportError(
@@ -29,22 +29,23 @@ def open_mini(
         )
     target = export_place(shipped.model, shipped.model_digest, shipped.precision, shipped.cut)
     try:
-        return _same(shipped, target)
+        return _open_same(shipped, target)
     except ExportError:
         with locked(target, waits=True):
             try:
-                # Another process may have made it meanwhile.
-                return _same(shipped, target)
+                # Another process may have made the folder meanwhile.
+                return _open_same(shipped, target)
             except ExportError:
                 _make(shipped, checkpoint, target)
-                return _same(shipped, target)
+                return _open_same(shipped, target)
 
 
-def _same(shipped: ExportFolder, target: Path) -> ExportFolder:
-    found = ExportFolder.open(target, verify=True)
-    if found.as_dict() != shipped.as_dict():
+def _open_same(shipped: ExportFolder, target: Path) -> ExportFolder:
+    """Open the folder; raise ExportError if its description differs from the shipped one."""
+    export = ExportFolder.open(target, verify=True)
+    if export.as_dict() != shipped.as_dict():
         raise ExportError(f"{target}: another export than {shipped.folder}")
-    return found
+    return export
 
 
 def _make(shipped: ExportFolder, checkpoint: Path, target: Path) -> None:

@@ -1,4 +1,4 @@
-"""The GPUs that engines are built for, a row of data each. It imports nothing that needs a GPU."""
+"""The table of GPUs that engines are built for. It imports nothing that needs a GPU."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Target:
     """One kind of GPU."""
 
     name: str
-    """as NVIDIA prints it on the card, and as Ray's accelerator_type"""
+    """NVIDIA's name of the card, and Ray's accelerator_type"""
     capability: Capability
     memory_gib: int
     max_batch: int
-    """images in one UNet call, two rows each; what the memory holds at SDXL's 1024×1024"""
+    """images in one UNet call, two rows each, that the memory holds at SDXL's 1024×1024"""
     precision: str
-    """served by default"""
+    """the default precision"""
 
     @property
     def key(self) -> str:
@@ -32,7 +32,7 @@ class Target:
 
     @property
     def sm(self) -> str:
-        """the architecture's short name, as compilers and tensorrt-rtx write it"""
+        """The architecture's short name in compilers and tensorrt-rtx."""
         major, minor = self.capability
         return f"SM{major}{minor}"
 
@@ -49,7 +49,7 @@ TARGETS = {
 }
 
 GIB_PER_IMAGE = 8
-"""Memory for each image in a call, on a GPU that is not in the table."""
+"""memory for each image in a call, on a GPU that is not in the table"""
 
 
 def named_target(name: str) -> Target:
@@ -59,8 +59,8 @@ def named_target(name: str) -> Target:
 
 
 def target_of(device_name: str, capability: Capability, memory_bytes: int) -> Target:
-    """Return the table's row of a device that CUDA names so ("NVIDIA H100 80GB HBM3"), else a row
-    made from its properties, also for a MIG slice, which has a part of the memory."""
+    """Return the table's row for CUDA's name of a device, such as "NVIDIA H100 80GB HBM3". For
+    other devices and MIG slices, make a row from the device's properties."""
     words = re.findall(r"\w+", device_name.upper())
     for target in TARGETS.values():
         if target.name in words and "MIG" not in words:

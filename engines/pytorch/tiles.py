@@ -20,8 +20,8 @@ from pathlib import Path
 
 import torch
 
-from engines.folders.places import home
 from sdxl.files import write_atomic
+from sdxl.places import home
 
 log = logging.getLogger(__name__)
 

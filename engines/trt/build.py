@@ -21,15 +21,21 @@ from engines.control_graphs import variant_graph
 from engines.folders.engine_folder import FILE, SUFFIX, EngineError, EngineFolder, EnginePlan
 from engines.folders.export_folder import ExportFolder, Graph
 from engines.folders.manifest import MALFORMED, spec_as_dict
-from engines.folders.places import home
 from engines.folders.profiles import profiles
-from engines.folders.publishing import link_or_copy, locked, publish, refuse_strangers, sync_folder
+from engines.folders.publishing import (
+    link_or_copy,
+    locked,
+    publish,
+    refuse_other_folder,
+    sync_folder,
+)
 from engines.folders.targets import Target
 from engines.parity.proof import Proof, not_run
 from engines.trt.flavours import Flavour
 from engines.trt.plan_worker import PlanJob, run_worker
 from sdxl.digests import sha256_of
 from sdxl.files import OutputError, write_atomic
+from sdxl.places import home
 from sdxl.specs import ModelSpec, plain_name, with_images, with_loras, with_residuals
 
 RECIPE = 1
@@ -142,7 +148,7 @@ def build(
     they differ from the model, and publish them."""
     with locked(order.out, waits=False):
         published = _published(order.out)
-        refuse_strangers(order.out, FILE, "a folder of engines")
+        refuse_other_folder(order.out, FILE, "a folder of engines")
         kept = {} if published is None else _kept(order, published)
         if published is not None and _is_made(order, kept, published):
             return published if published.is_run else _run_again(published, prove)

@@ -16,7 +16,7 @@ def engine_folders(root: Path) -> Iterator[EngineFolder | EngineError]:
     """Yield every folder with a manifest below `root`, or the error of reading it."""
     for manifest in sorted(root.rglob(FILE)):
         if manifest.parent.name.startswith("."):
-            # It is still being made.
+            # The folder is still being made.
             continue
         try:
             yield EngineFolder.read(manifest.parent)
@@ -34,17 +34,15 @@ def best_for(
     takes_loras: bool = False,
     takes_unchecked: bool = False,
 ) -> EngineFolder | str:
-    """Return the engines that run this model best, or why there are none. Engines with LoRAs are
-    not the model itself."""
-    found = list(engine_folders(root))
-    reasons = [str(folder) for folder in found if isinstance(folder, EngineError)]
+    """Return the engines that run this model best, or why there are none. Engines with fused LoRAs
+    compute another model."""
+    folders = list(engine_folders(root))
+    reasons = [str(folder) for folder in folders if isinstance(folder, EngineError)]
     fitting = []
-    for folder in found:
+    for folder in folders:
         if isinstance(folder, EngineError) or folder.backend != flavour.name:
             continue
-        if folder.loras and not takes_loras:
-            continue
-        if folder.model_digest != digest:
+        if folder.model_digest != digest or (folder.loras and not takes_loras):
             continue
         if precision not in (None, folder.precision):
             reasons.append(f"{folder.folder}: is {folder.precision}, expected {precision}")

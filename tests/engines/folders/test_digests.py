@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from engines.folders.digests import model_digest
-from engines.folders.places import export_place, home, plans_place
+from engines.folders.places import export_place, plans_place
 from sdxl.checkpoint import MINI, NETWORK_FOLDERS, Checkpoint
+from sdxl.places import home
 
 
 @pytest.fixture
