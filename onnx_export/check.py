@@ -22,7 +22,7 @@ from torch import Tensor
 from engines.folders.export_folder import IN_TORCH, ExportFolder, changed_file
 from engines.lora import load_parts
 from engines.onnxruntime_engine import load_onnxruntime, session_options, threads
-from engines.parity.calls import EngineCall, StepError, listening, step_errors, worst
+from engines.parity.calls import EngineCall, StepError, record_calls, step_errors, worst
 from engines.parity.findings import (
     EIGHT_BIT_NETWORKS,
     PICTURE_BOUNDS,
@@ -198,7 +198,7 @@ class _Run:
 
     def reference(self, whole: Engines) -> ReferencePictures:
         checkpoint, subject = self.order.checkpoint, self.subject
-        recorder, calls = listening(whole, *EIGHT_BIT_NETWORKS)
+        recorder, calls = record_calls(whole, *EIGHT_BIT_NETWORKS)
         stepped = min(STEPPED, subject.compared)
         pictures = [paint(checkpoint, recorder, subject, stepped)]
         if self.painted > stepped:

@@ -1,7 +1,7 @@
-"""Records a reference's calls and repeats them on other engines: each call then starts from the
-same input, and errors do not add up.
+"""Records a reference's calls and repeats them on other engines. Each call starts from the
+reference's input, so errors do not add up.
 
-It does not know what the engines are, nor which figure is good enough.
+It does not know which engines are compared, nor the bounds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NOISE = "noise"
 
 @dataclass(frozen=True)
 class EngineCall:
-    """An engine's inputs and outputs; of a UNet's only the noise, without caches."""
+    """An engine's inputs and outputs. Of a UNet's outputs only the noise, without caches."""
 
     network: str
     inputs: Mapping[str, Tensor]
@@ -42,7 +42,7 @@ class EngineCall:
         return EngineCall(self.network, inputs, outputs)
 
     def on(self, engines: Engines) -> dict[str, Tensor]:
-        """The inputs in these engines' device, types and layout."""
+        """Return the inputs on these engines' device, in their types and layout."""
         dtypes = {t.name: torch_dtype(t) for t in engines[self.network].spec.inputs}
         return {n: v.to(engines.device, dtypes[n]).contiguous() for n, v in self.inputs.items()}
 
@@ -53,51 +53,52 @@ class CallRecorder:
 
     engine: Engine
     calls: list[EngineCall]
-    kept: dict[str, Tensor] = field(default_factory=dict)
+    copies: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def spec(self) -> ModelSpec:
         return self.engine.spec
 
     def __call__(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
-        given = {name: self._kept(name, value) for name, value in inputs.items()}
+        input_copies = {name: self._copy(name, value) for name, value in inputs.items()}
         self.engine(inputs, outputs)
         names = [NOISE] if NOISE in outputs else list(outputs)
-        made = {name: outputs[name].cpu().clone() for name in names}
-        self.calls.append(EngineCall(self.spec.name, given, made))
+        output_copies = {name: outputs[name].cpu().clone() for name in names}
+        self.calls.append(EngineCall(self.spec.name, input_copies, output_copies))
 
-    def _kept(self, name: str, value: Tensor) -> Tensor:
-        """Copy a tensor; share the copy if it is unchanged, as a prompt's keys and values are."""
+    def _copy(self, name: str, value: Tensor) -> Tensor:
+        """Copy a tensor. An unchanged tensor, such as a prompt's keys and values, shares the last
+        copy."""
         host = value.cpu()
-        old = self.kept.get(name)
-        if old is None or old.shape != host.shape or not torch.equal(old, host):
-            old = self.kept[name] = host.clone()
-        return old
+        copy = self.copies.get(name)
+        if copy is None or copy.shape != host.shape or not torch.equal(copy, host):
+            copy = self.copies[name] = host.clone()
+        return copy
 
 
-def listening(engines: Engines, *names: str) -> tuple[Engines, list[EngineCall]]:
+def record_calls(engines: Engines, *names: str) -> tuple[Engines, list[EngineCall]]:
     """Return engines that record the calls of these networks, and the list of calls."""
     calls: list[EngineCall] = []
-    kept: dict[str, Tensor] = {}
+    copies: dict[str, Tensor] = {}
     by_name = {
-        name: CallRecorder(engine, calls, kept) if name in names else engine
+        name: CallRecorder(engine, calls, copies) if name in names else engine
         for name, engine in engines.by_name.items()
     }
     return replace(engines, by_name=by_name), calls
 
 
 def call_errors(engines: Engines, calls: Sequence[EngineCall]) -> list[float]:
-    """The relative L2 of each call's worst output."""
+    """Return the relative L2 of each call's worst output."""
     return [
         worst(relative_norm(found[name], expected) for name, expected in each.outputs.items())
-        for each, found in answers(engines, calls)
+        for each, found in _repeat(engines, calls)
     ]
 
 
 @dataclass(frozen=True)
 class StepError:
-    """The relative L2 of a UNet's call: of the finished latents that it expects, and of its noise
-    alone. Noise in a nearly finished picture hardly changes the picture, however wrong it is."""
+    """The relative L2 of a UNet's call, of the finished latents that the noise implies and of the
+    noise. Wrong noise hardly changes a nearly finished picture."""
 
     network: str
     picture: float
@@ -109,30 +110,31 @@ def step_errors(engines: Engines, calls: Sequence[EngineCall], table: Table) -> 
         StepError(
             each.network,
             relative_norm(
-                finished(each.inputs, found[NOISE], table),
-                finished(each.inputs, each.outputs[NOISE], table),
+                _finished_latents(each.inputs, found[NOISE], table),
+                _finished_latents(each.inputs, each.outputs[NOISE], table),
             ),
             relative_norm(found[NOISE], each.outputs[NOISE]),
         )
-        for each, found in answers(engines, calls)
+        for each, found in _repeat(engines, calls)
     ]
 
 
-def finished(inputs: Mapping[str, Tensor], noise: Tensor, table: Table) -> Tensor:
-    """The finished latents that each row's noise implies, by the scheduler's coefficients."""
+def _finished_latents(inputs: Mapping[str, Tensor], noise: Tensor, table: Table) -> Tensor:
+    """Return the finished latents that each row's noise implies, by the scheduler's
+    coefficients."""
     rows = torch.from_numpy(table.rows)
-    far = rows[:, COLUMNS.index("timestep")] - inputs["timestep"].double()[:, None]
-    own = rows[far.abs().argmin(1)]
-    scale, signal, level = (own[:, COLUMNS.index(c)].view(-1, 1, 1, 1) for c in "sef")
+    distances = rows[:, COLUMNS.index("timestep")] - inputs["timestep"].double()[:, None]
+    nearest = rows[distances.abs().argmin(1)]
+    scale, signal, level = (nearest[:, COLUMNS.index(c)].view(-1, 1, 1, 1) for c in "sef")
     # An inpainting model's other channels come after the latents.
     latents = inputs["sample"][:, : noise.shape[1]]
     return signal / scale * latents.double() + level * noise.double()
 
 
-def answers(
+def _repeat(
     engines: Engines, calls: Iterable[EngineCall]
 ) -> Iterator[tuple[EngineCall, dict[str, Tensor]]]:
-    """Repeat each call on these engines and yield their outputs."""
+    """Repeat each call on these engines; yield the call and the engines' outputs."""
     for each in calls:
         with engines.on_stream():
             found = call(engines[each.network], engines.arch, each.on(engines))
@@ -141,5 +143,5 @@ def answers(
 
 
 def worst(errors: Iterable[float]) -> float:
-    """The largest error; Python's max would skip a NaN."""
+    """Return the largest error. Python's max would skip a NaN."""
     return float(torch.tensor([0.0, *errors]).max())

@@ -1,7 +1,7 @@
-"""Measured figures and the bounds that they must hold, by precision. It runs nothing.
+"""Measured errors and their bounds, by precision. It runs nothing.
 
-A graph or a plan that computes something else is off by far more, and a wrong scale shows at its
-first step; the bounds lie between that and what rounding costs (docs/log.md has the figures).
+The bounds lie between the errors of rounding and the much larger errors of a wrong graph or plan. A
+wrong scale shows at the first step. docs/log.md has the figures.
 """
 
 from __future__ import annotations
@@ -13,25 +13,24 @@ import torch
 from torch import Tensor
 
 STEP_BOUNDS = {"fp32": 0.001, "fp16": 0.02, "int8": 0.2, "fp8": 0.2}
-"""relative L2 of the latents that a step expects of the finished picture, from the reference's own
-input in float32"""
+"""relative L2 of the finished latents that a step predicts from the float32 reference's input"""
 PICTURE_BOUNDS = {"fp32": 45.0, "fp16": 40.0, "int8": 20.0, "fp8": 20.0}
-"""least PSNR in dB of the median picture to float32's. Errors grow along the steps, and the bound
-is one for any number of them: the finding names what was painted."""
+"""least PSNR in dB of the median picture to float32's. Errors grow along the steps, but the bound
+does not depend on their number, so the finding names it."""
 PLAN_BOUNDS = {**STEP_BOUNDS, "fp32": 0.01}
-"""of a plan's call: a GPU multiplies float32 in TF32"""
+"""bounds of a plan's call; a GPU multiplies float32 in TF32"""
 PLAN_PICTURE_BOUNDS = {**PICTURE_BOUNDS, "fp32": 40.0}
 EIGHT_BIT_NETWORKS = ("unet_deep", "unet_shallow")
-"""of an 8-bit export; its other networks are in halves"""
+"""8-bit networks of an 8-bit export; the others are in 16 bits"""
 
 
 class CheckFailed(RuntimeError):
-    """An export or a build differs from the model it was made from."""
+    """An export or a build differs from its model."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One figure, and its bound if it has one."""
+    """A measured figure, with or without a bound."""
 
     what: str
     measured: float
@@ -62,12 +61,12 @@ def plan_bound(network: str, precision: str) -> float:
 
 
 def broken(findings: Iterable[Finding]) -> str:
-    """The findings outside their bounds, as one line."""
+    """Return the findings outside their bounds as one line."""
     return "; ".join(str(finding) for finding in findings if not finding.holds)
 
 
 def largest_difference(found: Tensor, expected: Tensor) -> float:
-    """The largest difference, relative to the largest value if that is above 1."""
+    """Return the largest difference, divided by the largest value if that value is above 1."""
     return float((found - expected).abs().max() / expected.abs().max().clamp(min=1))
 
 
@@ -78,7 +77,7 @@ def relative_norm(found: Tensor, expected: Tensor) -> float:
 def picture_findings(
     found: Tensor, expected: Tensor, bound: float, steps: int, course: str = ""
 ) -> Iterator[Finding]:
-    """Compare pictures: their median must hold the bound, the worst is reported."""
+    """Compare pictures. The median must be within the bound; the worst is only reported."""
     size = "×".join(map(str, found.shape[:1:-1]))
     what = f"{len(found)} pictures of {size}, {steps} steps{course}, PSNR in dB"
     yield Finding(what, median_psnr(found, expected), bound, is_least=True)
@@ -87,8 +86,9 @@ def picture_findings(
 
 
 def median_psnr(found: Tensor, expected: Tensor) -> float:
-    """In dB; the lower median of an even number. A prompt that means nothing to a model lies
-    between two pictures, and rounding decides: one such picture is no error."""
+    """Return the median PSNR in dB, of an even number of pictures the lower median. If a model does
+    not understand a prompt, rounding can decide between two pictures, so one different picture is
+    no error."""
     return float(_psnr_of_each(found, expected).median())
 
 
@@ -102,6 +102,6 @@ def _psnr_of_each(found: Tensor, expected: Tensor) -> Tensor:
 
 
 def psnr(found: Tensor, expected: Tensor) -> float:
-    """Over all pixels together, in dB; at most 120."""
+    """Return the PSNR of all pixels together in dB, at most 120."""
     error = float(((found - expected) / 2).double().square().mean())
     return float(-10 * torch.tensor(error, dtype=torch.float64).clamp(min=1e-12).log10())

@@ -1,6 +1,6 @@
 """Paints pictures to compare two sets of engines, and scores them.
 
-It does not know what the engines are, nor which figure is good enough.
+It does not know which engines are compared, nor the bounds.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ PLAIN = (
 )
 LEAST_STEPS = 4
 WORK = 3.7
-"""steps of the whole UNet per step of a compared picture: two plans, painted by both sides, and the
-calls of one"""
+"""the check's work for each step of a compared picture, in steps of the whole UNet: both sides
+paint two plans, and one plan's calls are repeated"""
 EIGHT_BIT_WORK = 1.2
-"""added for an 8-bit export: the served plan in PyTorch's own 8 bits, and its calls"""
+"""work added for an 8-bit export: the served plan in PyTorch's 8 bits, and its calls"""
 
 QUICK_SIDE = 512
-"""A model of pictures up to this side is checked at its own size."""
+"""Models of pictures up to this side are checked at their own size."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is painted; the first `scored` prompts are also scored by the mini's CLIP."""
+    """The pictures to paint. The embedded model's CLIP also scores the first `scored` prompts."""
 
     prompts: tuple[str, ...]
     compared: int
@@ -51,28 +51,29 @@ class Subject:
     steps: int = 20
     side: int | None = None
     interval: int = 2
-    """of the served plan"""
+    """the served plan's interval"""
     budget_s: float = math.inf
-    """a slower machine paints fewer pictures, then fewer steps, at least one"""
+    """A slow machine paints fewer pictures, at least one, and then fewer steps."""
 
     @property
     def painted(self) -> dict[str, int | None]:
-        """A manifest's record of what was painted; a side of None is the model's own."""
+        """The manifest's record of the painted pictures. A side of None is the model's own."""
         return {"pictures": self.compared, "steps": self.steps, "side": self.side}
 
     def fitted(self, step_s: float, work: float = WORK) -> Subject:
-        """Fit the subject to the budget, if a step of the whole UNet takes `step_s`."""
-        steps = self.budget_s / (work * step_s)
-        if steps >= self.compared * self.steps:
+        """Reduce the subject to the budget, if a step of the whole UNet takes `step_s`."""
+        affordable = self.budget_s / (work * step_s)
+        if affordable >= self.compared * self.steps:
             return self
-        pictures = max(1, int(steps / self.steps))
-        taken = self.steps if steps >= self.steps else max(LEAST_STEPS, int(steps))
-        return replace(self, compared=pictures, steps=min(self.steps, taken))
+        pictures = max(1, int(affordable / self.steps))
+        steps = min(self.steps, max(LEAST_STEPS, int(affordable)))
+        return replace(self, compared=pictures, steps=steps)
 
 
 def subject_of(checkpoint: Checkpoint, compared: int = COMPARED, scored: int = SCORED) -> Subject:
-    """Scenes for the embedded model. Other models of large pictures paint at half their side, in a
-    quarter of the time: a wrong graph or scale shows as well."""
+    """Return the pictures to paint: scenes for the embedded model, `PLAIN` for others. Models of
+    large pictures paint at half their side, in a quarter of the time; a wrong graph or scale still
+    shows."""
     if checkpoint.folder != MINI:
         side = checkpoint.sizes.default
         side = side if side <= QUICK_SIDE else max(checkpoint.sizes.minimum, side // 2)
@@ -95,8 +96,8 @@ def paint(
     interval: int | None = None,
     first: int = 0,
 ) -> Tensor:
-    """Paint pictures `first` to `count`: [n, 3, height, width] in -1..1, at the subject's interval
-    unless another is given."""
+    """Paint pictures `first` to `count`; return [n, 3, height, width] in -1..1. `interval` replaces
+    the subject's."""
     params = [
         GenerationParams(
             prompt,
@@ -118,15 +119,15 @@ def paint(
 
 
 def step_seconds(checkpoint: Checkpoint, engines: Engines, subject: Subject) -> float:
-    """Time a picture of one step, with its decoding."""
-    one = replace(subject, steps=1)
+    """Return the time of a picture of one step, including decoding."""
     start = time.perf_counter()
-    paint(checkpoint, engines, one, 1)
+    paint(checkpoint, engines, replace(subject, steps=1), 1)
     return time.perf_counter() - start
 
 
 def clip_score(images: Tensor, prompts: Sequence[str]) -> float:
-    """The mean of 100 × the cosine between each picture and its prompt, by the mini's scorer."""
+    """Return the mean of 100 × the cosine between each picture and its prompt, computed by the
+    embedded model's scorer."""
     from sdxl.images import to_pixels
     from sdxl.mini.clip import Scorer
 

@@ -1,5 +1,6 @@
-"""Compares built engines with the model in PyTorch: every network in every profile and whole
-pictures; also measures calls and memory. The two are never in memory at once. It knows no TensorRT.
+"""Compares built engines with the model in PyTorch: every network in every profile, and whole
+pictures. Also measures the time of calls, and memory. Engines and model are never in memory at the
+same time. It knows no TensorRT.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engines.folders.profiles import Profile, choose
-from engines.parity.calls import EngineCall, call_errors, listening
+from engines.parity.calls import EngineCall, call_errors, record_calls
 from engines.parity.findings import (
     PLAN_PICTURE_BOUNDS,
     CheckFailed,
@@ -36,13 +37,13 @@ Profiles = Mapping[str, Sequence[Profile]]
 
 @dataclass(frozen=True)
 class Proof:
-    """The findings of a run, or why there was none."""
+    """The findings of a run, or why the engines did not run."""
 
     parity: Mapping[str, Any]
     costs: Mapping[str, Any] = field(default_factory=dict)
     """seconds of a call at the model's own size, by network and rows"""
     device_bytes: int = 0
-    """that the engines hold after these calls"""
+    """the engines' memory after these calls"""
 
     @property
     def is_run(self) -> bool:
@@ -55,7 +56,7 @@ def not_run(why: str) -> Proof:
 
 @dataclass(frozen=True)
 class ReferenceCalls:
-    """The model's own calls, at its usual and the smallest size, and its pictures."""
+    """The model's calls, at its usual and the smallest size, and its pictures by interval."""
 
     usual: Mapping[str, EngineCall]
     small: Mapping[str, EngineCall]
@@ -64,7 +65,8 @@ class ReferenceCalls:
 
 @dataclass(frozen=True)
 class PlanTrial:
-    """What is compared, and how it is loaded. `used_bytes` returns the device's memory in use."""
+    """A comparison: the subject, and how both sides are loaded. `used_bytes` returns the device's
+    memory in use."""
 
     checkpoint: Checkpoint
     subject: Subject
@@ -76,7 +78,7 @@ class PlanTrial:
     say: Callable[[str], None] = print
 
     def run(self) -> Proof:
-        """Compare; raise if a figure is outside its bound."""
+        """Compare; raise CheckFailed if a figure is outside its bound."""
         reference = self.reference()
         before = self.used_bytes()
         engines = self.load_built()
@@ -97,8 +99,9 @@ class PlanTrial:
 
     def reference(self) -> ReferenceCalls:
         engines, subject = self.load_reference(), self.subject
-        low = _low_side(self.profiles, engines.arch.vae_scale)
-        usual, small = (self._first_calls(engines, side) for side in (None, low))
+        smallest_latents, _, _ = self.profiles[DECODER][-1].ranges["latents"]
+        smallest_side = smallest_latents[-1] * engines.arch.vae_scale
+        usual, small = (self._first_calls(engines, side) for side in (None, smallest_side))
         pictures = {n: self._paint(engines, n) for n in INTERVALS}
         assert len(pictures[1]) == subject.compared
         return ReferenceCalls(usual, small, pictures)
@@ -107,9 +110,9 @@ class PlanTrial:
         for name, profiles in self.profiles.items():
             spec, bound = engines[name].spec, plan_bound(plain_name(name), self.precision)
             for index in range(len(profiles)):
-                given = _within(spec, profiles, index, reference)
-                (error,) = call_errors(engines, [given])
-                shape = "×".join(map(str, next(iter(given.inputs.values())).shape))
+                reference_call = _call_in_profile(spec, profiles, index, reference)
+                (error,) = call_errors(engines, [reference_call])
+                shape = "×".join(map(str, next(iter(reference_call.inputs.values())).shape))
                 what = f"{name}, profile {index + 1} of {len(profiles)}, {shape}"
                 yield Finding(f"{what}, relative L2", error, bound)
 
@@ -125,21 +128,21 @@ class PlanTrial:
 
     def _first_calls(self, engines: Engines, side: int | None) -> dict[str, EngineCall]:
         """Record each network's first call in a picture of two steps."""
-        recorder, calls = listening(engines, *engines.by_name)
+        recorder, calls = record_calls(engines, *engines.by_name)
         paint(self.checkpoint, recorder, replace(self.subject, steps=2, side=side), 1, interval=2)
         first = {each.network: each for each in reversed(calls)}
         if ENCODER in engines.by_name:
-            # Painting from text encodes nothing: encode the decoded picture.
+            # Painting from text does not call the encoder, so encode the decoded picture.
             image = EngineCall(ENCODER, first[DECODER].outputs, {}).on(engines)
             call(recorder[ENCODER], engines.arch, image)
             first[ENCODER] = calls[-1]
         return first
 
 
-def _within(
+def _call_in_profile(
     spec: ModelSpec, profiles: Sequence[Profile], index: int, reference: ReferenceCalls
 ) -> EngineCall:
-    """Return a call that uses this profile and no better one."""
+    """Return a call for which this profile is the first that fits."""
     name = plain_name(spec.name)
     first = next(iter(reference.usual[name].inputs))
     low, usual, _ = profiles[index].ranges[first]
@@ -149,54 +152,52 @@ def _within(
         (low[0], reference.small),
         (usual[0], reference.small),
     ):
-        given = _plain_rows(spec, calls[name].tiled(rows))
-        shapes = {n: tuple(v.shape) for n, v in given.inputs.items()}
-        own = [Profile({n: p.ranges[n] for n in shapes}) for p in profiles]
-        if any(p.admits(shapes) for p in own) and choose(spec.name, own, shapes) == index:
-            return given
+        example = _add_empty_inputs(spec, calls[name].tiled(rows))
+        shapes = {n: tuple(v.shape) for n, v in example.inputs.items()}
+        # A bank is no input of the example.
+        without_bank = [Profile({n: p.ranges[n] for n in shapes}) for p in profiles]
+        fits = any(profile.admits(shapes) for profile in without_bank)
+        if fits and choose(spec.name, without_bank, shapes) == index:
+            return example
     raise CheckFailed(f"{spec.name}: no call of the model meets profile {index + 1}; build again")
 
 
-def _plain_rows(spec: ModelSpec, given: EngineCall) -> EngineCall:
-    """Return the call of a plain network for one with LoRAs or residuals: zeros add nothing."""
+def _add_empty_inputs(spec: ModelSpec, plain: EngineCall) -> EngineCall:
+    """Return a plain network's call as a call of the network with LoRAs, residuals or image
+    prompts. The inputs that it lacks are zeros, which add nothing."""
     sizes: dict[str, int] = {"pages": 1}
     for tensor in spec.inputs:
-        if tensor.name in given.inputs:
-            shape = given.inputs[tensor.name].shape
+        if tensor.name in plain.inputs:
+            shape = plain.inputs[tensor.name].shape
             sizes |= {axis: shape[place] for place, axis in tensor.free_axes.items()}
     if "latent_h" in sizes:
         sizes |= level_axes(sizes["latent_h"], sizes["latent_w"])
     inputs = {
-        t.name: given.inputs[t.name]
-        if t.name in given.inputs
+        t.name: plain.inputs[t.name]
+        if t.name in plain.inputs
         else torch.zeros(t.shape(sizes), dtype=torch_dtype(t))
         for t in spec.inputs
     }
-    return EngineCall(spec.name, inputs, given.outputs)
+    return EngineCall(spec.name, inputs, plain.outputs)
 
 
-def _low_side(profiles: Profiles, scale: int) -> int:
-    low, _, _ = profiles[DECODER][-1].ranges["latents"]
-    return low[-1] * scale
+def _costs(engines: Engines, example: EngineCall) -> dict[str, float]:
+    is_unet = example.network.startswith("unet_") and example.network != "unet_prompt"
+    counts = engines.buckets if is_unet else (example.rows,)
+    return {str(rows): _seconds(engines, example.tiled(rows)) for rows in counts}
 
 
-def _costs(engines: Engines, given: EngineCall) -> dict[str, float]:
-    is_unet = given.network.startswith("unet_") and given.network != "unet_prompt"
-    counts = engines.buckets if is_unet else (given.rows,)
-    return {str(rows): _seconds(engines, given.tiled(rows)) for rows in counts}
-
-
-def _seconds(engines: Engines, given: EngineCall) -> float:
-    """The median time of a few calls, after warm-up."""
-    inputs, engine, took = given.on(engines), engines[given.network], []
+def _seconds(engines: Engines, example: EngineCall) -> float:
+    """Return the median time of a few calls, after warm-up."""
+    inputs, engine, times = example.on(engines), engines[example.network], []
     for _ in range(WARM_CALLS + TIMED_CALLS):
         with engines.on_stream():
             engines.fence().wait()
             start = time.perf_counter()
             call(engine, engines.arch, inputs)
             engines.fence().wait()
-            took.append(time.perf_counter() - start)
-    return round(statistics.median(took[WARM_CALLS:]), 6)
+            times.append(time.perf_counter() - start)
+    return round(statistics.median(times[WARM_CALLS:]), 6)
 
 
 def used_on_gpu() -> int:

@@ -14,7 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
-from engines.parity.calls import EngineCall, call_errors, listening
+from engines.parity.calls import EngineCall, call_errors, record_calls
 from engines.parity.findings import psnr, relative_norm
 from eval.gpu.bench import BATCH, Bench, Figures
 from eval.gpu.kernels import milliseconds
@@ -60,7 +60,7 @@ def unet_calls(pipeline: Pipeline, params: GenerationParams) -> list[EngineCall]
     """Every UNet call of a picture, in order."""
     # A replayed recording would skip the listeners.
     plain = replace(pipeline.engines, run_recorded=Engines.run_recorded)
-    engines, calls = listening(plain, *UNETS)
+    engines, calls = record_calls(plain, *UNETS)
     (result,) = Pipeline(pipeline.checkpoint, engines).generate([params])
     if result.error:
         raise result.error

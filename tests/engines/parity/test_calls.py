@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from engines.parity.calls import NOISE, finished, listening, step_errors
+from engines.parity.calls import NOISE, finished, record_calls, step_errors
 from sdxl import schedulers
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
@@ -19,11 +19,11 @@ GUIDANCE = 5.0
 
 @pytest.mark.parametrize("scheduler", ["euler", "dpmpp_2m"])
 def test_the_last_call_expects_the_picture_that_comes_out(mini: Pipeline, scheduler: str) -> None:
-    heard, calls = listening(mini.engines, "unet_deep", "unet_shallow", "vae_decoder")
+    recorder, calls = record_calls(mini.engines, "unet_deep", "unet_shallow", "vae_decoder")
     params = GenerationParams(
         "a red circle", steps=3, guidance=GUIDANCE, scheduler=scheduler, cache_interval=1, seed=7
     )
-    list(Pipeline(mini.checkpoint, heard).generate([params]))
+    list(Pipeline(mini.checkpoint, recorder).generate([params]))
     *_, last, decoded = calls
     table = schedulers.table(scheduler, 3, mini.checkpoint.scheduler)
     expected, negative = finished(last.inputs, last.outputs[NOISE], table)
@@ -36,8 +36,10 @@ def test_the_last_call_expects_the_picture_that_comes_out(mini: Pipeline, schedu
 
 
 def test_wrong_noise_counts_by_how_noised_a_picture_is(mini: Pipeline) -> None:
-    heard, calls = listening(mini.engines, "unet_deep")
-    list(Pipeline(mini.checkpoint, heard).generate([GenerationParams("a ring", steps=20, seed=7)]))
+    recorder, calls = record_calls(mini.engines, "unet_deep")
+    list(
+        Pipeline(mini.checkpoint, recorder).generate([GenerationParams("a ring", steps=20, seed=7)])
+    )
     table = schedulers.table("euler", 20, mini.checkpoint.scheduler)
     off = replace(mini.engines, by_name={**mini.engines.by_name, "unet_deep": Off(calls, mini)})
     errors = step_errors(off, calls, table)

@@ -19,7 +19,7 @@ from engines.folders.export_folder import ExportFolder
 from engines.folders.profiles import Profile, profiles
 from engines.folders.shipped import open_mini
 from engines.onnxruntime_engine import OnnxRuntimeEngine, load_onnxruntime, open_session
-from engines.parity.calls import call_errors, listening
+from engines.parity.calls import call_errors, record_calls
 from engines.parity.findings import CheckFailed
 from engines.parity.pictures import paint, subject_of
 from engines.parity.proof import PlanTrial
@@ -150,8 +150,8 @@ def test_a_step_is_compared_from_the_references_own_input(
     reference: Engines, built: Engines
 ) -> None:
     """So the error of an earlier step does not grow in it."""
-    heard, calls = listening(reference, "unet_deep", "unet_shallow")
-    paint(MINI, heard, SUBJECT, 1)
+    recorder, calls = record_calls(reference, "unet_deep", "unet_shallow")
+    paint(MINI, recorder, SUBJECT, 1)
     assert [each.network for each in calls] == ["unet_deep", "unet_shallow"] * 2
     wrong = with_off(built, "unet_deep", lambda rows: True)
     deep, shallow, *rest = call_errors(wrong, calls)
