@@ -1,1 +1,1 @@
-"""What any backend asks of a GPU: which there is, streams, recordings."""
+"""What every backend needs of a GPU: its identity, streams and recordings."""

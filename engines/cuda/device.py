@@ -1,7 +1,7 @@
-"""The GPU of this machine, and what its engines ask of CUDA: streams, fences and captures.
+"""This machine's GPU, and CUDA's streams, fences and captures for its engines.
 
-The loop has its own stream, because TensorRT waits on CUDA's default one at every call; captures
-use another.
+The loop has its own stream, because TensorRT waits on CUDA's default stream at every call. Captures
+use another stream.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def local_target(device: torch.device | None = None) -> Target | None:
-    """The named GPU, else the current one; None if there is none."""
+    """Return the given GPU, or else the current one; None if there is no GPU."""
     if not torch.cuda.is_available():
         return None
     gpu = torch.cuda.get_device_properties(numbered(device))
@@ -30,7 +30,7 @@ def local_target(device: torch.device | None = None) -> Target | None:
 
 
 def numbered(device: torch.device | None = None) -> torch.device:
-    """Add the index that its tensors have: "cuda" is the current GPU."""
+    """Return the device with an index, as tensors have it. "cuda" is the current GPU."""
     if device is None or device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
@@ -56,10 +56,10 @@ class CudaDevice:
         self.device = device
         self.loop_stream = torch.cuda.Stream(device)
         self._capturing = torch.cuda.Stream(device)
-        # Graphs replay one after the other and leave nothing in it: they share their memory.
+        # All graphs share one pool: they replay one after the other and leave nothing in it.
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: WeakSet[Any] = WeakSet()
-        """the pool's live graphs: PyTorch captures nothing into a pool that lost its last graph"""
+        """the pool's live graphs; PyTorch cannot capture into a pool whose graphs are all gone"""
         self.failed_captures = 0
 
     def for_engines(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class CudaDevice:
         }
 
     def on_stream(self) -> AbstractContextManager[Any]:
-        """Use the loop's stream and this GPU, unless the thread has already chosen a stream."""
+        """Use this GPU and the loop's stream, unless the thread has already chosen a stream."""
         current = torch.cuda.current_stream(self.device)
         is_chosen = current != torch.cuda.default_stream(self.device)
         return nullcontext() if is_chosen else torch.cuda.stream(self.loop_stream)
@@ -82,12 +82,12 @@ class CudaDevice:
         return CudaFence(torch.cuda.current_stream(self.device))
 
     def stream(self) -> int:
-        """The handle of PyTorch's current stream."""
+        """Return the handle of PyTorch's current stream."""
         return int(torch.cuda.current_stream(self.device).cuda_stream)
 
     @property
     def capturing_stream(self) -> int:
-        """The handle of the stream that captures go through."""
+        """The handle of the stream for captures."""
         return int(self._capturing.cuda_stream)
 
     def allocate(self, size: int) -> Tensor:
@@ -97,14 +97,15 @@ class CudaDevice:
         torch.cuda.synchronize(self.device)
 
     def capture(self, enqueue: Callable[[int], None]) -> Callable[[], None]:
-        """Record what `enqueue` puts on the given stream; calling the result runs it on the then
-        current stream, at the same addresses. A failed capture does not affect later ones."""
+        """Record the work that `enqueue` puts on its stream. Calling the result runs this work on
+        the stream that is current then, at the same addresses. A failed capture does not affect
+        later ones."""
         graph = torch.cuda.CUDAGraph()
         if not self._graphs:
             self._pool = torch.cuda.graph_pool_handle()
         with torch.cuda.stream(self._capturing):
             try:
-                # thread_local: the other threads may go on allocating meanwhile.
+                # thread_local: other threads may allocate meanwhile.
                 graph.capture_begin(self._pool, capture_error_mode="thread_local")
                 enqueue(self.capturing_stream)
                 graph.capture_end()
@@ -116,13 +117,13 @@ class CudaDevice:
         return graph.replay
 
     def _abandon(self, graph: Any) -> None:
-        """Close the memory pool, which PyTorch leaves open and would refuse to later captures."""
+        """Close the memory pool. PyTorch leaves it open, and later captures could not use it."""
         with suppress(RuntimeError):
-            # Ends the stream's capture in any case.
+            # Ends the stream's capture even if it raises.
             graph.capture_end()
         index = self.loop_stream.device_index
         with suppress(RuntimeError):
-            # The pool was closed already if it refuses.
+            # Raises if the pool is already closed.
             torch._C._cuda_endAllocateToPool(index, self._pool)
             torch._C._cuda_releasePool(index, self._pool)
         self._pool = torch.cuda.graph_pool_handle()

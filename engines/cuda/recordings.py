@@ -1,7 +1,7 @@
-"""Records work that recurs on the same tensors, and replays it. TensorRT records a call, PyTorch a
-whole tick and a picture's decoding.
+"""Records work that is repeated on the same tensors, and replays it. TensorRT records a call,
+PyTorch a whole tick and a picture's decoding.
 
-A recording holds addresses: its owner keeps it under a key that stands for them. It knows no
+A recording contains addresses, so its owner stores it under a key that identifies them. It knows no
 networks.
 """
 
@@ -22,13 +22,14 @@ Tensors = dict[str, Tensor]
 MOST_TICKS = 1024
 """recordings of ticks: two networks and nine buckets of 56 sizes"""
 MOST_DECODER_BYTES = 512 << 20
-"""of the tensors that decodings are recorded on: 6 MB a megapixel"""
+"""bytes of the tensors of recorded decodings, 6 MB a megapixel"""
 MOST_FAILURES = 2
-"""captures of the same work that may fail; a library may prepare more than a first run used"""
+"""failed captures of the same work before it always runs uncaptured; a library may need to prepare
+more than the first run did"""
 
 
 class CaptureFailed(RuntimeError):
-    """Nothing was recorded, and nothing ran."""
+    """The work was not recorded, and did not run."""
 
 
 class RecordingDevice(Protocol):
@@ -45,7 +46,7 @@ class RecordingDevice(Protocol):
 @dataclass
 class Recording:
     is_warm: bool = False
-    """libraries are prepared, so that a capture holds none of their preparations"""
+    """The libraries are prepared, so a capture contains no preparations."""
     replay: Callable[[], None] | None = None
     failures: int = 0
 
@@ -55,8 +56,8 @@ class Recording:
         device: RecordingDevice,
         may_capture: Callable[[], bool],
     ) -> bool:
-        """Run, capture or replay the work, which `enqueue` puts on a stream. Return whether it took
-        its usual time: a first run prepares, and a capture takes longer than its work."""
+        """Run, capture or replay the work that `enqueue` puts on a stream. Return whether it took
+        the usual time: a first run with preparations or a capture takes longer."""
         if self.replay is not None:
             self.replay()
             return True
@@ -77,15 +78,16 @@ class Recording:
 
 @dataclass
 class Ticks:
-    """`Engines.run_recorded` on a GPU: records ticks, from scaled sample to scheduler step. The
-    first tick of each network runs unrecorded, which prepares libraries for all its ticks."""
+    """Implements `Engines.run_recorded` on a GPU: records ticks, from the scaled sample to the
+    scheduler's step. The first tick of each network runs unrecorded and prepares libraries for all
+    its ticks."""
 
     device: RecordingDevice
     recordings: OrderedDict[Hashable, Recording] = field(default_factory=OrderedDict)
     counts: Counter[str] = field(default_factory=Counter)
     """first runs, captures, replays and evictions so far"""
     is_measuring: bool = False
-    """True if a first run may measure, which a capture does not allow"""
+    """A first run may measure, which is impossible in a capture."""
     _networks: set[str] = field(default_factory=set)
 
     def __call__(self, network: str, key: Hashable, work: Callable[[], None]) -> bool:
@@ -110,8 +112,8 @@ class Ticks:
 
 @dataclass
 class RecordedEngine:
-    """An engine whose shapes recur, but not its tensors: it copies to its own tensors for each
-    shape, and records on them."""
+    """An engine called with the same shapes but other tensors. It copies to its own tensors for
+    each shape, and records on them."""
 
     engine: Engine
     device: RecordingDevice
@@ -136,11 +138,11 @@ class RecordedEngine:
     ) -> tuple[Tensors, Tensors, Recording]:
         key = tuple(tensor.shape for tensor in inputs.values())
         if key not in self.lanes:
-            own, made = (
-                {name: torch.empty_like(tensor) for name, tensor in each.items()}
-                for each in (inputs, outputs)
+            own_inputs, own_outputs = (
+                {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
+                for tensors in (inputs, outputs)
             )
-            self.lanes[key] = own, made, Recording()
+            self.lanes[key] = own_inputs, own_outputs, Recording()
             while len(self.lanes) > 1 and self._bytes > MOST_DECODER_BYTES:
                 self.device.synchronize()
                 self.lanes.popitem(last=False)
@@ -149,5 +151,8 @@ class RecordedEngine:
 
     @property
     def _bytes(self) -> int:
-        lanes = self.lanes.values()
-        return sum(t.nbytes for own, made, _ in lanes for t in (*own.values(), *made.values()))
+        return sum(
+            tensor.nbytes
+            for inputs, outputs, _ in self.lanes.values()
+            for tensor in (*inputs.values(), *outputs.values())
+        )
