@@ -110,8 +110,8 @@ def step_errors(engines: Engines, calls: Sequence[EngineCall], table: Table) -> 
         StepError(
             each.network,
             relative_norm(
-                _finished_latents(each.inputs, found[NOISE], table),
-                _finished_latents(each.inputs, each.outputs[NOISE], table),
+                finished_latents(each.inputs, found[NOISE], table),
+                finished_latents(each.inputs, each.outputs[NOISE], table),
             ),
             relative_norm(found[NOISE], each.outputs[NOISE]),
         )
@@ -119,7 +119,7 @@ def step_errors(engines: Engines, calls: Sequence[EngineCall], table: Table) -> 
     ]
 
 
-def _finished_latents(inputs: Mapping[str, Tensor], noise: Tensor, table: Table) -> Tensor:
+def finished_latents(inputs: Mapping[str, Tensor], noise: Tensor, table: Table) -> Tensor:
     """Return the finished latents that each row's noise implies, by the scheduler's
     coefficients."""
     rows = torch.from_numpy(table.rows)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from engines.parity.calls import NOISE, finished, record_calls, step_errors
+from engines.parity.calls import NOISE, finished_latents, record_calls, step_errors
 from sdxl import schedulers
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
@@ -26,10 +26,10 @@ def test_the_last_call_expects_the_picture_that_comes_out(mini: Pipeline, schedu
     list(Pipeline(mini.checkpoint, recorder).generate([params]))
     *_, last, decoded = calls
     table = schedulers.table(scheduler, 3, mini.checkpoint.scheduler)
-    expected, negative = finished(last.inputs, last.outputs[NOISE], table)
+    expected, negative = finished_latents(last.inputs, last.outputs[NOISE], table)
     found = torch.lerp(negative, expected, GUIDANCE)
     inpainting = {**last.inputs, "sample": last.inputs["sample"].repeat(1, 2, 1, 1)}
-    assert torch.equal(finished(inpainting, last.outputs[NOISE], table)[0], expected)
+    assert torch.equal(finished_latents(inpainting, last.outputs[NOISE], table)[0], expected)
     (latents,) = decoded.inputs["latents"].double()
     scale = (latents / found).median()
     assert torch.allclose(found * scale, latents, atol=0.02)
