@@ -1,1 +1,1 @@
-"""PyTorch as a backend: the reference on a CPU, our kernels on a GPU."""
+"""PyTorch as a backend: the reference on a CPU, Triton kernels on a GPU."""

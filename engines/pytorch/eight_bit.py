@@ -1,12 +1,12 @@
-"""Layers in 8 bits for the torch backend: FP8 E4M3 or INT8 weights and inputs, by the numbers that
-an export stores for its graphs, and attention between such layers.
+"""8-bit layers of the torch backend, and attention between them: FP8 E4M3 or INT8 weights and
+inputs, with the numbers that an export stores for its graphs.
 
-On a GPU products run in 8 bits; elsewhere the stored numbers are multiplied in float32, the
-reference for the GPU's results. int8 cannot hold a NaN: it raises the row's flag, which becomes a
-NaN in the network's result.
+A GPU multiplies in 8 bits. Other devices multiply the stored numbers in float32, the reference for
+the GPU's results. int8 has no NaN, so a NaN sets the row's flag, which becomes a NaN in the
+network's result.
 
-Attention and the VAE's decoder need no calibration: from 2^-6 to 448 E4M3 keeps the same relative
-precision, and queries, keys, values and normed maps lie far inside.
+Attention and the VAE's decoder need no calibration: E4M3 has the same relative precision from 2^-6
+to 448, and queries, keys, values and normed maps are far inside this range.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ E4M3 = torch.float8_e4m3fn
 CAPABILITY_OF_E4M3 = 8, 9
 TINY = torch.finfo(torch.float32).tiny
 SPREAD = 256.0
-"""A softmax's shares are stored in E4M3 times this: it holds down to 2^-9."""
+"""A softmax's shares are multiplied by this in E4M3, whose smallest number is 2^-9."""
 PROBED = 256, 1280
-"""tokens and channels: a library may refuse sizes below those of the UNet"""
+"""tokens and channels of a trial; a library may refuse sizes smaller than the UNet's"""
 CONTROL_ROOM = 4.0
 """A ControlNet's inputs may be this many times as large as the UNet's."""
 MAX_ROWS = 1024
-"""rows of a call, more than any memory holds"""
+"""rows of a call, more than fit in any memory"""
 MOST_TOKENS = 2**19
-"""of a call: 32 rows at 2048×2048"""
+"""tokens of a call: 32 rows at 2048×2048"""
 
 
 class EightBit(nn.Module):
     """A linear layer, or a 3×3 convolution of stride 1.
 
-    `weight` is [out, in] or [out, 3, 3, in]; `steps` turns an input channel's unit into steps of
-    the 8-bit number. `flags`, one for each row of a call and shared by a network's layers, are 0 or
-    NaN."""
+    `weight` is [out, in] or [out, 3, 3, in]. An input times `steps`, of its channel, is in steps of
+    the 8-bit number. `flags` are 0 or NaN, one for each row of a call; a network's layers share
+    them."""
 
     weight: Tensor
     scale: Tensor
@@ -77,7 +77,8 @@ class EightBit(nn.Module):
         super().__init__()
         flags = torch.zeros(MAX_ROWS, device=weight.device) if flags is None else flags
         buffers = {"weight": weight, "scale": scale, "steps": steps, "bias": bias, "flags": flags}
-        # PyTorch's own product takes halves: converting at each call would be an extra pass.
+        # PyTorch's product takes a bias in 16 bits. Converting it at each call would be an extra
+        # pass.
         for name, value in {**buffers, "half_bias": bias.half()}.items():
             self.register_buffer(name, value, persistent=False)
 
@@ -90,7 +91,7 @@ class EightBit(nn.Module):
         return self.product(self.stored(x), x.dtype, added)
 
     def stored(self, x: Tensor, added: Tensor | None = None) -> Tensor:
-        """Round x, or its sum with `added`, to steps of the 8-bit number; a map or tokens."""
+        """Round x, a map or tokens, or x + `added`, to steps of the 8-bit number."""
         if has_kernels(x):
             x = _channels_last(x)
             return triton_module("kernels").affine(x, added=added, **self.rounding)
@@ -100,7 +101,7 @@ class EightBit(nn.Module):
 
     @property
     def rounding(self) -> dict[str, Any]:
-        """The arguments of a kernel whose result this layer reads."""
+        """Arguments for a kernel, so that it rounds its result for this layer."""
         arguments: dict[str, Any] = {
             "steps": self.steps,
             "number": self.number,
@@ -120,7 +121,7 @@ class EightBit(nn.Module):
         return steps.clamp(-largest, largest).to(self.number)
 
     def product(self, stored: Tensor, dtype: torch.dtype, residual: Tensor | None = None) -> Tensor:
-        """Multiply what was rounded; of a linear layer, with what the call's LoRAs add."""
+        """Multiply rounded input. A linear layer's product includes the call's LoRAs."""
         if not has_kernels(stored):
             return in_type(self._reference(stored, residual), dtype)
         if (parts := len(names_of(self))) > 1 and is_adapting(self):
@@ -128,24 +129,22 @@ class EightBit(nn.Module):
         if residual is None and self.is_scaled_mm(stored, dtype):
             return self._scaled_mm(stored, dtype)
         residual = None if residual is None else _channels_last(residual)
-        product = triton_module("product").product
-        given = stored, self.weight, self.scale, self.bias, dtype, residual
-        return product(*given, self.low_rank(stored))
+        product, low_rank = triton_module("product").product, self.low_rank(stored)
+        return product(stored, self.weight, self.scale, self.bias, dtype, residual, low_rank)
 
     def products(self, stored: Tensor, dtype: torch.dtype, parts: int) -> Sequence[Tensor]:
-        """The products of the layers that this one joins, which have the same size."""
+        """Return the products of the layers that this layer joins. They have the same size."""
         if not (has_kernels(stored) and is_adapting(self)):
             return self.product(stored, dtype).chunk(parts, -1)
-        joined = (each.chunk(parts) for each in (self.weight, self.scale, self.bias))
+        chunks = (each.chunk(parts) for each in (self.weight, self.scale, self.bias))
         product = triton_module("product").product
         return [
-            product(stored, *own, dtype, None, self._low_rank_of(name, stored))
-            for name, own in zip(names_of(self), zip(*joined, strict=True), strict=True)
+            product(stored, *layer, dtype, None, self._low_rank_of(name, stored))
+            for name, layer in zip(names_of(self), zip(*chunks, strict=True), strict=True)
         ]
 
     def low_rank(self, stored: Tensor) -> Any:
-        """What the call's LoRAs add to a linear layer's product, for our kernels; None if
-        nothing."""
+        """Return the call's LoRAs of a linear layer, for Triton kernels; None if there are none."""
         return self._low_rank_of(names_of(self)[0], stored) if self._has_low_rank else None
 
     def _low_rank_of(self, name: str, stored: Tensor) -> Any:
@@ -159,24 +158,23 @@ class EightBit(nn.Module):
         return self.weight.dim() == 2 and is_adapting(self)
 
     def is_scaled_mm(self, stored: Tensor, dtype: torch.dtype) -> bool:
-        """Whether PyTorch's own product runs, which gives halves and floats, without LoRAs."""
+        """Return whether PyTorch's product runs. It returns 16 or 32 bits and adds no LoRAs."""
         if not has_kernels(stored) or self.weight.dim() != 2 or dtype in LARGEST:
             return False
         if self._has_low_rank:
             return False
         return self.number != torch.int8 and has_scaled_mm(stored.device, dtype)
 
-    def turned(self, stored: Tensor, dtype: torch.dtype) -> Tensor:
-        """The product of tokens as [out, rows, tokens]: a channel's tokens lie side by side."""
+    def transposed(self, stored: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the product of tokens as [out, rows, tokens]."""
         if not has_kernels(stored):
             return in_type(self._reference(stored, None), dtype).permute(2, 0, 1)
-        turned_product = triton_module("product").turned_product
-        given = stored, self.weight, self.scale, self.bias, dtype
-        return turned_product(*given, self.low_rank(stored))
+        product, low_rank = triton_module("product").transposed_product, self.low_rank(stored)
+        return product(stored, self.weight, self.scale, self.bias, dtype, low_rank)
 
     def _scaled_mm(self, stored: Tensor, dtype: torch.dtype) -> Tensor:
         tokens, ones = stored.reshape(-1, stored.shape[-1]), _ones(stored.device)
-        # Beyond all usual calls; inside a CUDA graph these are filled at each replay.
+        # Only in unusually large calls. A CUDA graph fills the new tensor at each replay.
         ones = ones if len(tokens) <= len(ones) else torch.ones(len(tokens), 1, device=ones.device)
         out = torch._scaled_mm(
             tokens,
@@ -199,8 +197,8 @@ class EightBit(nn.Module):
 
 
 class EightBitQuarters(EightBit):
-    """A 3×3 convolution of a doubled map, as four 2×2 convolutions of the map itself: one for each
-    pixel that a pixel becomes, 4/9 of the arithmetic.
+    """A 3×3 convolution of a doubled map as four 2×2 convolutions of the undoubled map, one for
+    each of the four pixels that a pixel becomes. It takes 4/9 of the arithmetic.
 
     `weight` is [4, out, 2, 2, in], line by line; `scale` has a value for each quarter's channel."""
 
@@ -217,18 +215,18 @@ class EightBitQuarters(EightBit):
 
 
 def quartered(layer: EightBit) -> EightBitQuarters:
-    """The quarters of a 3×3 convolution; sums of its weights are rounded once more."""
+    """Return the quarters of a 3×3 convolution. Sums of its weights are rounded once more."""
     weight = layer.weight.float()
     sums = [summed(summed(weight, 1, down), 2, right) for down in SIDES for right in SIDES]
-    stored, share = rounded_lines(torch.cat(sums).flatten(1), layer.number)
+    stored, factor = rounded_lines(torch.cat(sums).flatten(1), layer.number)
     stored = stored.view(4, *sums[0].shape)
     return EightBitQuarters(
-        stored, layer.scale.repeat(4) * share, layer.steps, layer.bias, layer.flags
+        stored, layer.scale.repeat(4) * factor, layer.steps, layer.bias, layer.flags
     )
 
 
 def rounded_lines(weight: Tensor, number: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Round each line of [lines, in] in its own steps; the numbers and the steps."""
+    """Round each line of [lines, in] with steps of its own; return the numbers and the steps."""
     largest = LARGEST[number]
     steps = (weight.abs().amax(1) / largest).clamp(min=TINY)
     weight = weight / steps[:, None]
@@ -237,13 +235,13 @@ def rounded_lines(weight: Tensor, number: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def in_type(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert as our kernels do: what is too large for E4M3 becomes the largest."""
+    """Convert like the Triton kernels: numbers too large for E4M3 become its largest number."""
     largest = LARGEST.get(dtype)
     return (value if largest is None else value.clamp(-largest, largest)).to(dtype)
 
 
 class Flagged(nn.Module):
-    """A network with int8 layers: its first result is NaN in rows whose flag was raised."""
+    """A network with int8 layers. Its first result is NaN in rows whose flag is set."""
 
     def __init__(self, network: nn.Module, flags: Tensor) -> None:
         super().__init__()
@@ -252,26 +250,26 @@ class Flagged(nn.Module):
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         self.flags.zero_()
         first, *others = self.network(*inputs)
-        broken = self.flags[: len(first)].to(first.dtype).view(-1, *[1] * (first.dim() - 1))
-        return (first + broken, *others)
+        flags = self.flags[: len(first)].to(first.dtype).view(-1, *[1] * (first.dim() - 1))
+        return (first + flags, *others)
 
 
 def steps_of(network: nn.Module) -> dict[str, Tensor]:
-    """Return the steps of the inputs of linear 8-bit layers, by their names in a bank of LoRAs,
-    which read the rounded numbers."""
+    """Return the input steps of linear 8-bit layers by their names in a bank. LoRAs read the
+    rounded input."""
     layers = (m for m in network.modules() if isinstance(m, EightBit) and m.weight.dim() == 2)
     return {name: layer.steps for layer in layers for name in names_of(layer)}
 
 
 def flagged(network: nn.Module) -> nn.Module:
-    """Wrap a network with int8 layers; FP8, which holds NaN, needs no flags."""
+    """Wrap a network with int8 layers. FP8 has NaN and needs no flags."""
     layers = (m for m in network.modules() if isinstance(m, EightBit) and m.number == torch.int8)
     layer = next(layers, None)
     return network if layer is None else Flagged(network, layer.flags)
 
 
 def quantise(unet: nn.Module, *files: Path) -> tuple[str, ...]:
-    """Replace the layers that the files hold numbers for by 8-bit ones; return their names."""
+    """Replace the layers for which the files have numbers by 8-bit layers; return their names."""
     tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
     return put_layers(unet, tensors)
 
@@ -279,7 +277,8 @@ def quantise(unet: nn.Module, *files: Path) -> tuple[str, ...]:
 def put_layers(unet: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
     names = [key.removesuffix(INPUT_SCALE) for key in tensors if key.endswith(INPUT_SCALE)]
     flags = torch.zeros(MAX_ROWS, device=next(unet.parameters()).device)
-    # Made here, because a tensor made while a CUDA graph is captured lives in that graph's memory.
+    # Allocated now, because a tensor allocated during the capture of a CUDA graph is in the graph's
+    # memory.
     _ones(flags.device)
     for name in names:
         parent, _, child = name.rpartition(".")
@@ -306,9 +305,9 @@ def _layer(module: Any, name: str, tensors: Mapping[str, Tensor], flags: Tensor)
 
 
 def put_control_layers(net: nn.Module, *files: Path) -> None:
-    """Put a ControlNet's layers in E4M3 by the numbers of the UNet's layers of the same names: a
-    net begins as a copy of them, so its inputs are like theirs."""
-    layers, made = dict(net.named_modules()), {}
+    """Replace a ControlNet's layers by E4M3 layers with the scales of the UNet's layers of the same
+    names. A net's training starts with the UNet's weights, so its inputs are similar."""
+    layers, tensors = dict(net.named_modules()), {}
     for file in files:
         with safe_open(file, "pt") as numbers:
             names = {*numbers.keys()}
@@ -321,20 +320,21 @@ def put_control_layers(net: nn.Module, *files: Path) -> None:
                 largest = LARGEST[torch.int8 if stored.get_dtype() == "I8" else E4M3]
                 weight = layer.weight.detach().float()
                 if name + SMOOTHING in names:
-                    made[name + SMOOTHING] = numbers.get_tensor(name + SMOOTHING)
-                    smoothing = made[name + SMOOTHING].to(weight)
+                    tensors[name + SMOOTHING] = numbers.get_tensor(name + SMOOTHING)
+                    smoothing = tensors[name + SMOOTHING].to(weight)
                     weight = weight / smoothing.view(-1, *[1] * (weight.dim() - 2))
-                lines, made[name + SCALE] = rounded_lines(weight.flatten(1), E4M3)
-                made[name + WEIGHT] = lines.view(weight.shape)
-                widened = CONTROL_ROOM * largest / LARGEST[E4M3]
-                made[key] = widened * numbers.get_tensor(key).float()
-    put_layers(net, made)
+                lines, tensors[name + SCALE] = rounded_lines(weight.flatten(1), E4M3)
+                tensors[name + WEIGHT] = lines.view(weight.shape)
+                room = CONTROL_ROOM * largest / LARGEST[E4M3]
+                tensors[key] = room * numbers.get_tensor(key).float()
+    put_layers(net, tensors)
 
 
 def put_decoder_layers(decoder: Any) -> None:
-    """Put the ResBlocks' convolutions of the VAE's decoder, most of its arithmetic, in E4M3.
+    """Replace the convolutions in the ResBlocks of the VAE's decoder by E4M3 layers.
 
-    They read a norm's result. The sums between them stay in 16 bits."""
+    They are most of the decoder's arithmetic, and read a norm's result. The sums between them stay
+    in 16 bits."""
     flags = torch.zeros(MAX_ROWS, device=decoder.conv_in.weight.device)
     for block in (decoder.mid_block, *decoder.up_blocks):
         for resnet in block.resnets:
@@ -345,7 +345,7 @@ def put_decoder_layers(decoder: Any) -> None:
 
 def _decoder_layer(conv: nn.Conv2d, flags: Tensor) -> EightBit:
     weight = conv.weight.detach().float().permute(0, 2, 3, 1)
-    # A filter of zeros may have any scale.
+    # clamp: the scale of a filter of zeros does not matter, but must not be 0.
     scale = weight.flatten(1).abs().amax(1).clamp(min=TINY) / LARGEST[E4M3]
     stored = (weight / scale.view(-1, 1, 1, 1)).to(E4M3).contiguous()
     bias = torch.zeros_like(scale) if conv.bias is None else conv.bias.detach().float()
@@ -354,21 +354,21 @@ def _decoder_layer(conv: nn.Conv2d, flags: Tensor) -> EightBit:
 
 
 def has_e4m3(device: torch.device) -> bool:
-    """Whether the device has E4M3; a CPU multiplies the stored numbers in float32."""
+    """Return whether the device has E4M3. A CPU multiplies the stored numbers in float32."""
     return device.type == "cpu" or capability_of(device) >= CAPABILITY_OF_E4M3
 
 
 def fits_attention(stored: Tensor, heads: int) -> bool:
-    """Whether attention among these tokens may run in 8 bits: on a CPU always, on a GPU if the
-    kernel takes their size."""
+    """Return whether attention among these tokens may run in 8 bits: always on a CPU, on a GPU if
+    the kernel supports their size."""
     return not has_kernels(stored) or triton_module("attention").fits_attention(stored, heads)
 
 
 def attend_in_e4m3(pair: Any, to_v: Any, stored: Tensor, heads: int, reader: Any) -> Tensor:
-    """Attention among pixels in E4M3, whatever number the layers have; `pair` makes queries and
-    keys, `reader` reads the result."""
+    """Attend among pixels in E4M3, also between int8 layers. `pair` computes queries and keys;
+    `reader` reads the result."""
     query, key = pair.products(stored, E4M3, 2)
-    value = to_v.turned(stored, E4M3)
+    value = to_v.transposed(stored, E4M3)
     if has_kernels(stored):
         return triton_module("attention").attention(query, key, value, heads, **reader.rounding)
     return reader.rounded(_attend(query.float(), key.float(), value.float(), heads) * reader.steps)
@@ -388,22 +388,22 @@ def all_eight_bit(layers: Sequence[nn.Module]) -> bool:
 
 
 def _channels_last(x: Tensor) -> Tensor:
-    """Lay a map's or tokens' channels next to each other, as the kernels read them."""
+    """Return a map or tokens with adjacent channels, as the kernels read them."""
     layout = torch.channels_last if x.dim() == 4 else torch.contiguous_format
     return x.contiguous(memory_format=layout)
 
 
 @cache
 def _ones(device: torch.device) -> Tensor:
-    """The inputs' scales, which the outputs' contain already; cached because CUDA graphs hold their
-    address."""
+    """Return the inputs' scales: ones, because the outputs' scales contain them. Cached, because
+    CUDA graphs contain the address."""
     return torch.ones(MOST_TOKENS, 1, device=device)
 
 
 @lru_cache(maxsize=8)
 def has_scaled_mm(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether PyTorch's own 8-bit product takes a scale for each output channel here, into this
-    type: tried once. The meta device counts as having it."""
+    """Return whether PyTorch's 8-bit product supports a scale for each output channel and this
+    result type here. A GPU tries once; the meta device counts as supporting it."""
     return runs_scaled_mm(device, dtype) if device.type == "cuda" else device.type == "meta"
 
 

@@ -1,9 +1,9 @@
 """diffusers' UNet rearranged for a GPU: the same weights and arithmetic in fewer passes.
 
-Everything stays channels-last from conv_in to conv_out. Group norm, SiLU and the rounding to 8 bits
-are one pass; so are a residual's sum, its layer norm and the rounding. The time embedding goes into
-the norm, query, key and value are one product, and attention names its kernel. Unknown modules stay
-as they are.
+All maps are channels-last from conv_in to conv_out. Group norm, SiLU and rounding to 8 bits are one
+pass, and so are a residual's sum, its layer norm and rounding. The norm adds the time embedding.
+Query, key and value are one product, and attention names its kernel. Unknown modules are not
+changed.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ ATTENTION = {
     "math": SDPBackend.MATH,
 }
 Sum = tuple[Tensor, Tensor | None]
-"""The second, if any, is still to be added to the first."""
+"""two terms of a sum; the second may be None"""
 
 
 class NormAct(nn.Module):
-    """A group norm, with or without SiLU; the layer `into` reads the result."""
+    """A group norm, with or without SiLU. It rounds for `into`, the layer that reads the result."""
 
     def __init__(self, norm: Any, *, has_silu: bool) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class NormAct(nn.Module):
         into: nn.Module | None = None,
         sums: Tensor | None = None,
     ) -> Tensor:
-        """Norm x plus `shift` [rows, channels]; `sums` are `joined_maps`'."""
+        """Norm x + `shift` [rows, channels]. `sums` are from `joined_maps`."""
         eight_bit = into if isinstance(into, EightBit) else None
         if has_kernels(x):
             is_slotted = isinstance(into, SlotConvolution) and sides_of(x) is not None
@@ -87,8 +87,8 @@ def apply(
     residual: Tensor | None = None,
     exact: Callable[[], Tensor] | None = None,
 ) -> Tensor:
-    """Apply a layer to what was rounded for it, with the call's LoRAs; the result has `like`'s
-    type. `exact` gives a convolution's input before it was rounded."""
+    """Apply a layer, with the call's LoRAs, to input that was rounded for it. The result has the
+    type of `like`. `exact` computes a convolution's input before rounding."""
     if isinstance(layer, EightBit | SlotConvolution):
         residual = _with_loras(layer, residual, exact)
         return layer.product(value, like.dtype, residual)
@@ -98,8 +98,8 @@ def apply(
 def _with_loras(
     layer: nn.Module, residual: Tensor | None, exact: Callable[[], Tensor] | None
 ) -> Tensor | None:
-    """Add to the residual what LoRAs add to an 8-bit convolution, which reads its exact input;
-    8-bit linear layers add themselves, and other layers have hooks."""
+    """Add an 8-bit convolution's LoRAs, which read the exact input, to the residual. 8-bit linear
+    layers add LoRAs themselves, and other layers have hooks."""
     if not isinstance(layer, EightBit) or layer.weight.dim() == 2 or not is_adapting(layer):
         return residual
     assert exact is not None
@@ -108,15 +108,15 @@ def _with_loras(
 
 
 def added_to(x: Tensor, layer: nn.Module, value: Tensor) -> Sum:
-    """Add a layer's result to x: our 8-bit product ends with the sum; else the next norm adds,
-    which together with PyTorch's own product takes less time (docs/log.md)."""
+    """Add a layer's result to x. The 8-bit Triton product includes the sum. In other cases the next
+    norm adds: PyTorch's product and that norm together take less time (docs/log.md)."""
     if isinstance(layer, EightBit) and not layer.is_scaled_mm(value, x.dtype):
         return apply(layer, value, x, x), None
     return x, apply(layer, value, x)
 
 
 class AddNorm(nn.Module):
-    """A layer norm of a sum of tokens."""
+    """A layer norm of the sum of two terms."""
 
     def __init__(self, norm: Any) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class AddNorm(nn.Module):
     def forward(
         self, x: Tensor, added: Tensor | None, into: nn.Module | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the sum, and its norm as `into` reads it."""
+        """Return the sum, and its norm rounded for `into`."""
         eight_bit = into if isinstance(into, EightBit) else None
         if has_kernels(x):
             rounding = eight_bit.rounding if eight_bit else {}
@@ -137,8 +137,8 @@ class AddNorm(nn.Module):
 
 
 def shortcut_of(layer: Any, x: Tensor) -> Tensor:
-    """Apply a block's 1×1 convolution, if it has one, as a product of tokens: PyTorch adds a
-    convolution's bias in an extra pass."""
+    """Apply a block's 1×1 convolution, if it has one, as a product of tokens, because PyTorch adds
+    a convolution's bias in an extra pass."""
     if layer is None:
         return x
     tokens = F.linear(tokens_of(x), layer.weight.flatten(1), layer.bias)
@@ -146,7 +146,8 @@ def shortcut_of(layer: Any, x: Tensor) -> Tensor:
 
 
 def joined_maps(x: Tensor, beside: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Join two maps, channels last; also return the sums for its norm, if a kernel made them."""
+    """Join two maps, channels last. Also return the sums for the norm, if a kernel computed
+    them."""
     x = x.contiguous(memory_format=torch.channels_last)
     if beside is None:
         return x, None
@@ -168,7 +169,7 @@ class ResBlock(nn.Module):
         return self.end(*self.begin(x, skip), embedding)
 
     def begin(self, x: Tensor, skip: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Compute what does not depend on the time, as in `networks.unet`."""
+        """Compute the part that does not depend on the time, as in `networks.unet`."""
         x, sums = joined_maps(x, skip)
         rounded, exact = self.norm1(x, into=self.conv1, sums=sums), partial(self.norm1, x)
         hidden = apply(self.conv1, rounded, x, exact=exact)
@@ -182,8 +183,8 @@ class ResBlock(nn.Module):
 
 
 class Upsampler(nn.Module):
-    """Nearest neighbours and a convolution: in 8 bits the product doubles the map. Both weights are
-    kept, because sides of odd latents are stretched, not doubled."""
+    """Nearest neighbours and a convolution. In 8 bits the product doubles the map. Both weights are
+    kept, because odd latents are stretched, not doubled."""
 
     def __init__(self, upsampler: Any) -> None:
         super().__init__()
@@ -207,15 +208,15 @@ class Upsampler(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention among pixels, or to a prompt whose keys and values are given: `layer` numbers
-    these."""
+    """Attention among pixels; or, with `layer`, to a prompt whose keys and values are inputs.
+    `layer` is the number of this cross-attention."""
 
     def __init__(self, attention: Any, kernel: str | None, layer: int | None = None) -> None:
         super().__init__()
         self.heads, self.to_out, self.layer = attention.heads, attention.to_out[0], layer
         projections = [attention.to_q, attention.to_k, attention.to_v]
         self.joint = self.pair = None
-        # Separate layers are dropped if joined: their weights would be in memory twice.
+        # Joined layers replace the separate ones, whose weights would be in memory twice.
         if layer is None and kernel is None and all_eight_bit([*projections, self.to_out]):
             *pair, self.to_v = alike(projections)
             self.pair = joined(pair)
@@ -228,12 +229,12 @@ class Attention(nn.Module):
 
     @property
     def reads(self) -> nn.Module | None:
-        """The layer that its input is rounded for; None if several read it."""
+        """The layer for which the input is rounded; None if several layers read it."""
         return self.joint or self.pair if self.layer is None else self.to_q
 
     @property
     def takes_slots(self) -> bool:
-        """Whether it knows the keys of each row; attention to a prompt mixes no pixels."""
+        """Whether the kernel knows the keys of each row. Attention to a prompt mixes no pixels."""
         if self.layer is not None:
             return True
         weight: Any = None if self.pair is None else self.pair.weight
@@ -258,9 +259,13 @@ class Attention(nn.Module):
         return added_to(x, self.to_out, added_for(self.to_out, mixed, None))
 
     def _rounds(self, query: Tensor) -> bool:
-        """Whether our kernel attends to the prompt and rounds for the next layer."""
-        is_ours = self.order is None and isinstance(self.to_out, EightBit) and has_kernels(query)
-        return is_ours and triton_module("text_attention").fits_text_attention(query, self.heads)
+        """Return whether the Triton kernel attends to the prompt and rounds for the next layer."""
+        if self.order is not None or not isinstance(self.to_out, EightBit):
+            return False
+        if not has_kernels(query):
+            return False
+        fits: bool = triton_module("text_attention").fits_text_attention(query, self.heads)
+        return fits
 
     def _projected(self, x: Tensor, like: Tensor, text: Text) -> tuple[Tensor, Tensor, Tensor]:
         if self.layer is not None:
@@ -275,14 +280,14 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """GEGLU between two linears."""
+    """GEGLU between two linear layers."""
 
     def __init__(self, feed_forward: Any) -> None:
         super().__init__()
         self.rise, self.fall = feed_forward.net[0].proj, feed_forward.net[2]
         self.is_rounded = isinstance(self.rise, EightBit) and isinstance(self.fall, EightBit)
         if self.is_rounded:
-            # The second layer's steps scale the values, not their gates.
+            # The second layer's steps multiply the values, not their gates.
             steps = torch.cat([self.fall.steps, torch.ones_like(self.fall.steps)])
             self.register_buffer("gated_scale", self.rise.scale * steps, persistent=False)
             self.register_buffer("gated_bias", self.rise.bias * steps, persistent=False)
@@ -332,7 +337,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Has the signature of diffusers' own; converting maps and tokens moves nothing."""
+    """Replaces diffusers' module, with the same signature. Maps and tokens share memory."""
 
     def __init__(self, transformer: Any, kernel: str | None, layers: Iterator[int]) -> None:
         super().__init__()
@@ -365,14 +370,14 @@ def map_of(tokens: Tensor, sides: torch.Size) -> Tensor:
 
 
 def added_for(layer: nn.Module, x: Tensor, added: Tensor | None) -> Tensor:
-    """Sum as the layer reads it."""
+    """Return the sum, rounded for the layer."""
     if isinstance(layer, EightBit):
         return layer.stored(x, added)
     return x if added is None else x + added
 
 
 def put_slot_convolutions(unet: Any) -> None:
-    """Let the convolutions that stay in 16 bits take maps in slots, too."""
+    """Let the 16-bit convolutions support maps in slots."""
     for block in (*unet.down_blocks, unet.mid_block, *unet.up_blocks):
         for resnet in block.resnets:
             for name in ("conv1", "conv2"):
@@ -384,19 +389,19 @@ def put_slot_convolutions(unet: Any) -> None:
 
 
 def takes_slots(unet: nn.Module) -> bool:
-    """Whether everything in a rearranged UNet that mixes pixels takes maps in slots."""
+    """Return whether all modules of a rearranged UNet that mix pixels support maps in slots."""
     modules = list(unet.modules())
-    ours = {id(each.conv) for each in modules if isinstance(each, SlotConvolution)}
+    wrapped = {id(each.conv) for each in modules if isinstance(each, SlotConvolution)}
     return all(
         each.takes_slots
         if isinstance(each, Attention | Upsampler)
-        else not isinstance(each, nn.Conv2d) or each.kernel_size == (1, 1) or id(each) in ours
+        else not isinstance(each, nn.Conv2d) or each.kernel_size == (1, 1) or id(each) in wrapped
         for each in modules
     )
 
 
 def rearrange(network: Any, attention: str | None = None) -> None:
-    """Rearrange a UNet in place, before it is split into Deep and Shallow, or a ControlNet."""
+    """Rearrange a UNet, before it is split into Deep and Shallow, or a ControlNet, in place."""
     layers, has_way_up = itertools.count(), hasattr(network, "up_blocks")
     if has_way_up and any(isinstance(module, EightBit) for module in network.modules()):
         put_slot_convolutions(network)
@@ -407,7 +412,7 @@ def rearrange(network: Any, attention: str | None = None) -> None:
             block.upsamplers = nn.ModuleList(Upsampler(each) for each in block.upsamplers)
         if getattr(block, "attentions", None):
             block.attentions = nn.ModuleList(
-                # A middle block may have a place for attention, and none there.
+                # A middle block's attention may be None.
                 each and Transformer(each, attention, layers)
                 for each in block.attentions
             )

@@ -1,8 +1,8 @@
-"""diffusers' VAE decoder rearranged for a GPU: channels-last throughout; group norm, SiLU and
-rounding in one pass. PyTorch's own group norm on a GPU needs channels first, and each of thirty
+"""diffusers' VAE decoder rearranged for a GPU. All maps are channels-last; group norm, SiLU and
+rounding are one pass. PyTorch's group norm on a GPU needs channels first, so each of thirty norms
 would transpose the map twice.
 
-The weights and results are the same, with less than half the arithmetic for doubled maps.
+The weights and results are the same. Doubled maps take less than half of the arithmetic.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from sdxl.networks.attention import attend
 from sdxl.networks.vae import SIDES, summed
 
 WIDEST_HEAD = 256
-"""PyTorch has no fused attention for Hopper's tensor cores beyond it."""
+"""the widest head for which PyTorch has fused attention for Hopper's tensor cores"""
 QUERIES = 4096
-"""at a time, if scores are in memory: they fill a GPU, and take 134 MB for 16384 keys"""
+"""queries at a time, if scores are in memory: they fill a GPU, and take 134 MB for 16384 keys"""
 
 
 class DecoderBlock(nn.Module):
@@ -57,21 +57,21 @@ class DecoderAttention(nn.Module):
 
 
 def attend_by_products(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attend with one head, [rows, tokens, width] each, by two products and a softmax."""
-    found, keys = torch.empty_like(query), key.transpose(1, 2)
+    """Attend with one head by two products and a softmax. All tensors are [rows, tokens, width]."""
+    mixed, keys = torch.empty_like(query), key.transpose(1, 2)
     scale = query.shape[-1] ** -0.5
-    # Scaled before rounding: a sum of so many products may overflow halves.
+    # Scaled before rounding, because a sum of so many products may overflow 16 bits.
     start = query.new_zeros(1)
     for first in range(0, query.shape[1], QUERIES):
-        some = slice(first, first + QUERIES)
-        scores = torch.baddbmm(start, query[:, some], keys, beta=0, alpha=scale)
-        found[:, some] = torch.bmm(scores.softmax(-1), value)
-    return found
+        block = slice(first, first + QUERIES)
+        scores = torch.baddbmm(start, query[:, block], keys, beta=0, alpha=scale)
+        mixed[:, block] = torch.bmm(scores.softmax(-1), value)
+    return mixed
 
 
 class Quarters(nn.Module):
-    """`networks.vae.Doubled` with sums of weights made once: each of the four pixels that a pixel
-    becomes is a 2×2 convolution of the map before doubling."""
+    """`networks.vae.Doubled`, with sums of weights computed once. Each of the four pixels that a
+    pixel becomes is a 2×2 convolution of the map before doubling."""
 
     def __init__(self, conv: Any) -> None:
         super().__init__()
@@ -84,20 +84,20 @@ class Quarters(nn.Module):
         dims = rows, len(self.bias), 2 * height, 2 * width
         out = torch.empty(dims, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
         for (down, right), conv in zip(self.sides, self.convs, strict=True):
-            # The convolution pads all sides; each quarter needs two of them.
-            found = conv(x)[:, :, down : down + height, right : right + width]
+            # The convolution pads all four sides; each quarter needs two of them.
+            quarter = conv(x)[:, :, down : down + height, right : right + width]
             # Adds the bias while copying.
-            torch.add(found, self.bias[:, None, None], out=out[:, :, down::2, right::2])
+            torch.add(quarter, self.bias[:, None, None], out=out[:, :, down::2, right::2])
         return out
 
 
 def _quarter(conv: Any, down: int, right: int) -> nn.Conv2d:
     weight = conv.weight.detach()
     sums = summed(summed(weight.float(), 2, SIDES[down]), 3, SIDES[right]).to(weight)
-    out, inside = weight.shape[:2]
-    made = nn.Conv2d(inside, out, 2, padding=1, bias=False, device="meta")
-    made.weight = nn.Parameter(sums.contiguous(memory_format=torch.channels_last), False)
-    return made
+    out_channels, in_channels = weight.shape[:2]
+    quarter = nn.Conv2d(in_channels, out_channels, 2, padding=1, bias=False, device="meta")
+    quarter.weight = nn.Parameter(sums.contiguous(memory_format=torch.channels_last), False)
+    return quarter
 
 
 def rearrange_decoder(decoder: Any) -> None:

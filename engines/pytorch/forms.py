@@ -1,9 +1,8 @@
-"""The forms in which Triton compiles our kernels: a kernel with the types of its arguments, what is
-known of their values, and options. They are listed from launches recorded on the meta device, and
-compiled in other processes before the first call.
+"""Compiles kernels before their first call, in other processes.
 
-It uses the same private functions of Triton as a launch does, so that both find the same files in
-Triton's cache.
+A form is a kernel with the types of its arguments, the known facts about their values, and options.
+Launches recorded on the meta device list the forms. This module uses the same private functions of
+Triton as a launch, so both find the same files in Triton's cache.
 """
 
 from __future__ import annotations
@@ -45,12 +44,12 @@ PRODUCTS = ("_product", "_tma_product", "_gated_product")
 MOST_PROCESSES = 8
 LOGGED_EVERY = 12
 COMPILED = "compiled"
-"""the line that a process prints for each form"""
+"""the line that a process prints for each compiled form"""
 
 
 @dataclass(frozen=True)
 class Form:
-    """One way in which a kernel is compiled; `key` is unique."""
+    """One variant of a kernel that Triton compiles. `key` is unique."""
 
     key: str
     module: str
@@ -67,18 +66,18 @@ class Form:
 
 
 def form_of(launch: Launch, target: GPUTarget) -> Form:
-    """The form that Triton compiles for a launch."""
+    """Return the form that Triton compiles for a launch."""
     kernel = launch.kernel
     backend, bind = _binder(kernel, target)
-    given = {
+    keywords = {
         **FUSION,
         **launch.constants,
         "debug": kernel.debug or triton.knobs.runtime.debug,
         "instrumentation_mode": triton.knobs.compilation.instrumentation_mode,
     }
-    arguments, specialised, _ = bind(*launch.arguments, **given)
+    arguments, specialised, _ = bind(*launch.arguments, **keywords)
     options, signature, constants, attributes = kernel._pack_args(
-        backend, given, arguments, specialised, None
+        backend, keywords, arguments, specialised, None
     )
     source = ASTSource(kernel, signature, constants, attributes)
     return Form(
@@ -111,20 +110,20 @@ def recorded_launches(
     has_slots: bool = False,
     bank: Bank | None = None,
 ) -> list[Launch]:
-    """The launches of networks on the meta device. Forms depend on neither the size nor the rows of
-    a call, except that odd latents are stretched where even ones are doubled, and on slots. With a
-    `bank`, also those of calls with LoRAs."""
+    """Return the launches of networks on the meta device, with a `bank` also those of calls with
+    LoRAs. Forms do not depend on a call's rows. Of the size, only two facts matter: odd latents are
+    stretched where even ones are doubled, and maps may be in slots."""
     latent = arch.default_side // arch.vae_scale
 
     def run(name: str, axes: Mapping[str, int]) -> None:
-        network, given = networks[name], meta_inputs(specs[name], axes)
-        network(*given)
+        network, inputs = networks[name], meta_inputs(specs[name], axes)
+        network(*inputs)
         if bank is None:
             return
         for graph in {each[name] for each in VARIANTS.values() if name in each}:
             pages, scales = torch.zeros(2, 2, 1, device="meta")
             with adapted(bank_of(graph, network, bank), pages.long(), scales):
-                network(*given)
+                network(*inputs)
 
     with torch.inference_mode(), noted() as launches:
         for name in networks:
@@ -145,27 +144,30 @@ def forms_of(
     target: GPUTarget,
     fitting: Callable[[TileProblem], Sequence[Tile]],
 ) -> list[Form]:
-    """The forms of these launches, of products in every tile that fits; the usual tile comes
+    """Return the forms of these launches, of products in every tile that fits. The usual tile comes
     first."""
-    once = {form_of(launch, target): launch for launch in launches}
-    tiled = (each for launch in once.values() for each in in_every_tile(launch, fitting))
+    distinct = {form_of(launch, target): launch for launch in launches}
+    tiled = (each for launch in distinct.values() for each in in_every_tile(launch, fitting))
     return list(dict.fromkeys(form_of(each, target) for each in tiled))
 
 
 def in_every_tile(
     launch: Launch, fitting: Callable[[TileProblem], Sequence[Tile]]
 ) -> Iterator[Launch]:
-    given: Any = dict(zip(launch.kernel.arg_names, launch.arguments, strict=False)).get("x")
     if launch.name not in PRODUCTS:
         yield launch
         return
+    x: Any = dict(zip(launch.kernel.arg_names, launch.arguments, strict=False))["x"]
     is_gated = launch.name == "_gated_product"
-    has_residual, is_in_slots = (
-        bool(launch.constants.get(name)) for name in ("HAS_RESIDUAL", "HAS_SIDES")
-    )
-    number = str(getattr(given, "base", given).dtype).removeprefix("torch.")
     problem = TileProblem(
-        number, 1, 1, 1, 1, has_residual, is_gated, places=2 * LINE if is_in_slots else 0
+        str(getattr(x, "base", x).dtype).removeprefix("torch."),
+        taps=1,
+        channels=1,
+        out_channels=1,
+        count=1,
+        has_residual=bool(launch.constants.get("HAS_RESIDUAL")),
+        is_gated=is_gated,
+        places=2 * LINE if launch.constants.get("HAS_SIDES") else 0,
     )
     for tile in fitting(problem):
         names = ("M", "N", "K", "num_warps", "num_stages")
@@ -181,8 +183,8 @@ def in_every_tile(
 
 @contextmanager
 def compiled_ahead(list_forms: Callable[[], tuple[list[Form], GPUTarget]]) -> Iterator[None]:
-    """Compile what Triton's cache lacks in other processes, and wait for them at the end of the
-    block. What fails is logged, and compiled at its first use."""
+    """Compile the forms that Triton's cache lacks, in other processes, and wait for them at the end
+    of the block. Failures are logged; such forms are compiled at their first use."""
     processes: list[subprocess.Popen[bytes]] = []
     try:
         count_compilations()
@@ -209,21 +211,21 @@ def compiled_ahead(list_forms: Callable[[], tuple[list[Form], GPUTarget]]) -> It
 
 @dataclass
 class Progress:
-    """Of compilation in other processes."""
+    """The progress of compilation in other processes."""
 
     total: int
     compiled: list[str] = field(default_factory=list)
     message: str = ""
 
     def follow(self, process: subprocess.Popen[bytes], order: bytes) -> None:
-        """Send a process its order, and read what it prints until it ends."""
+        """Send a process its order, and read its output until it ends."""
         assert process.stdin and process.stdout
         with process:
             try:
                 process.stdin.write(order)
                 process.stdin.close()
             except OSError:
-                # It ended early; what it printed says why.
+                # The process ended early; its output says why.
                 pass
             for line in process.stdout:
                 text = line.decode(errors="replace").strip()
@@ -240,16 +242,19 @@ def _processes() -> int:
 
 
 def _process() -> subprocess.Popen[bytes]:
-    # A spawned process of multiprocessing would run the caller's main module again.
-    pipe, output = subprocess.PIPE, subprocess.STDOUT
-    # It needs no GPU, and a context would take memory.
-    own = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "CUDA_VISIBLE_DEVICES": ""}
+    # multiprocessing would run the caller's main module again in a spawned process.
+    changes = {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        # The process needs no GPU, and a CUDA context would take memory.
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+    }
     return subprocess.Popen(
         [sys.executable, "-m", "engines.pytorch.forms"],
-        stdin=pipe,
-        stdout=pipe,
-        stderr=output,
-        env={**os.environ, **own, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **changes},
     )
 
 
@@ -267,8 +272,8 @@ def is_cached(form: Form, target: GPUTarget) -> bool:
 
 
 def compiled_forms() -> int:
-    """How many forms this process has compiled since `count_compilations`. Forms found in Triton's
-    cache do not count, nor do those that other processes compiled."""
+    """Return how many forms this process has compiled since `count_compilations`. Forms from
+    Triton's cache and forms that other processes compiled do not count."""
     return len(_compiled)
 
 
@@ -285,7 +290,7 @@ def _note_compilation(*, src: Any, cache_hit: bool, **_: Any) -> None:
 
 
 def main() -> int:
-    """Compile the forms that standard input holds."""
+    """Compile the forms that standard input contains."""
     forms, target = pickle.load(sys.stdin.buffer)
     for form in forms:
         try:

@@ -1,7 +1,7 @@
-"""Starts our Triton kernels on their tensor's GPU, or records the launch.
+"""Starts Triton kernels on their tensor's GPU, or records their launches.
 
-`noted` records what a network on the meta device would launch: how much it computes, and which
-variants must compile.
+`noted` records the launches of a network on the meta device. They show how much it computes, and
+which variants must be compiled.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from sdxl.specs import ModelSpec
 INTERPRETED = "TRITON_INTERPRET"
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 FUSION = {"enable_fp_fusion": True}
-"""Triton's default is about to change."""
+"""Stated because Triton's default will change."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel and its arguments, in the order and under the names of its parameters."""
+    """A kernel, its arguments in the order of its parameters, and constants by parameter name."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -42,7 +42,7 @@ class Launch:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors, descriptors' included."""
+        """The arguments' tensors, including those of descriptors."""
         bases = (getattr(argument, "base", argument) for argument in self.arguments)
         return [base for base in bases if isinstance(base, Tensor)]
 
@@ -53,7 +53,7 @@ _capability: ContextVar[tuple[int, int]] = ContextVar("capability", default=(9, 
 
 @contextmanager
 def noted() -> Iterator[list[Launch]]:
-    """Record launches on the meta device in the list; nothing runs."""
+    """Record launches on the meta device in the list. Nothing runs."""
     launches: list[Launch] = []
     token = _notes.set(launches)
     try:
@@ -73,8 +73,8 @@ def like_a_gpu(capability: tuple[int, int]) -> Iterator[None]:
 
 
 def capability_of(device: torch.device) -> tuple[int, int]:
-    """The compute capability of a GPU, or of the GPU that the meta device stands for; a CPU has
-    (0, 0)."""
+    """Return the compute capability of a GPU, or of the GPU that the meta device stands for. A CPU
+    has (0, 0)."""
     return _capability.get() if device.type == "meta" else _real_capability(device)
 
 
@@ -84,20 +84,21 @@ def _real_capability(device: torch.device) -> tuple[int, int]:
 
 
 def meta_inputs(spec: ModelSpec, axes: Mapping[str, int]) -> list[Tensor]:
-    """A call's inputs on the meta device; maps are channels-last, as in the loop."""
+    """Return a call's inputs on the meta device. Maps are channels-last, as in the loop."""
     inputs = [torch.empty(t.shape(axes), dtype=torch_dtype(t), device="meta") for t in spec.inputs]
     return [t.to(memory_format=torch.channels_last) if t.dim() == 4 else t for t in inputs]
 
 
 def has_kernels(x: Tensor) -> bool:
-    """Whether our kernels run on x: on a GPU, and on a CPU under Triton's interpreter."""
+    """Return whether Triton kernels run on x: on a GPU, and on a CPU in Triton's interpreter."""
     if x.is_meta:
         return _notes.get() is not None
     return x.is_cuda or os.environ.get(INTERPRETED) == "1"
 
 
 def triton_module(name: str) -> Any:
-    """Import one of our Triton modules on first use: without a GPU, Triton may be missing."""
+    """Import one of the Triton modules here. Imported late: without a GPU, Triton may be
+    missing."""
     return import_module(f"engines.pytorch.triton_{name}")
 
 
@@ -109,7 +110,7 @@ def launch(
     if notes is not None and x.is_meta:
         notes.append(Launch(kernel, grid, (x, *arguments), constants))
         return
-    # Triton uses the thread's current device, whatever the tensors are on.
+    # Triton uses the thread's current device, not the tensors' device.
     is_elsewhere = x.is_cuda and x.get_device() != torch.cuda.current_device()
     with torch.cuda.device(x.device) if is_elsewhere else nullcontext():
         kernel[grid](x, *arguments, **FUSION, **constants)

@@ -1,4 +1,4 @@
-"""The UNet's 3×3 convolutions in 16 bits, which also take maps in slots."""
+"""The UNet's 3×3 convolutions in 16 bits, with support for maps in slots."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engines.pytorch.slots import bordered_slot_of, sides_of
 
 
 class SlotConvolution(nn.Module):
-    """Outside slots it is the given convolution."""
+    """A convolution that supports maps in slots. Other maps go to the given convolution."""
 
     taps: Tensor
     """[out, 3, 3, in]"""
@@ -24,7 +24,7 @@ class SlotConvolution(nn.Module):
         super().__init__()
         self.conv = conv
         taps, bias = conv.weight.detach().permute(0, 2, 3, 1).contiguous(), conv.bias.detach()
-        # The same memory.
+        # Both layouts share one memory.
         conv.weight = nn.Parameter(taps.permute(0, 3, 1, 2), requires_grad=False)
         exact = bias.float()
         buffers = {"taps": taps, "bias": bias, "float_bias": exact, "scale": torch.ones_like(exact)}
@@ -36,11 +36,11 @@ class SlotConvolution(nn.Module):
 
     @property
     def rounding(self) -> dict[str, Any]:
-        """The arguments of a norm whose result this layer reads."""
+        """Arguments for a norm, so that its result has this layer's layout."""
         return {"is_bordered": True} if self._runs_by_descriptors else {}
 
     def product(self, x: Tensor, dtype: torch.dtype, residual: Tensor | None = None) -> Tensor:
-        """Convolve; in slots x may be bordered already."""
+        """Convolve. In slots, x may already be bordered."""
         if sides_of(x) is None:
             out: Tensor = self.conv(x)
             return out if residual is None else out + residual

@@ -1,9 +1,9 @@
 """Slots: maps of different sizes in one call.
 
-A slot is a line of pixels that holds a picture's map of up to that many pixels, line by line; the
-rest, its pads, are finite numbers that no picture reads. So a map is [rows, channels, 1, slot], and
-a table has each row's height and width. Convolutions, norms and attention among pixels read the
-table; everything else works on single pixels. It knows no modules.
+A slot is a line of pixels. It contains a picture's map line by line, and then pads, finite numbers
+that do not affect the picture. A map in slots is [rows, channels, 1, slot], and a table has each
+row's height and width. Convolutions, norms and attention among pixels read the table; all other
+operations work on single pixels. It knows no modules.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from dataclasses import dataclass
 from torch import Tensor
 
 LEVELS = 3
-"""of the UNet: each has a quarter of the pixels of the one before"""
+"""levels of the UNet; each has a quarter of the pixels of the level above"""
 LINE = 128
-"""Places of a bordered slot are a multiple of it, so no tile of a product reads two slots."""
+"""A bordered slot's size is a multiple of this, so no tile of a product reads two slots."""
 LARGE = 4096
-"""pixels of slots whose bordered places are a multiple of 2 × LINE, for the largest tiles"""
+"""From this number of pixels, a bordered slot's size is a multiple of 2 × LINE, for the largest
+tiles."""
 
 
 def slot_of(height: int, width: int, standard: int) -> int | None:
-    """Return the slot of a map, in pixels; None if it fits none. `standard` is the model's own
+    """Return the slot of a map, in pixels; None if no slot fits. `standard` is the model's own
     side. Slots are an eighth apart, so that at most an eighth is unused."""
     if height % 2 ** (LEVELS - 1) or width % 2 ** (LEVELS - 1):
-        # Lower levels would be stretched, not halved.
+        # Lower levels' sides would not be halves.
         return None
     step = standard**2 // 8
     while 16 * step < height * width:
@@ -45,25 +46,25 @@ def slot_of(height: int, width: int, standard: int) -> int | None:
 
 
 def bordered(slot: int) -> int:
-    """Pixels of a slot whose map has a column of zeros behind each line, and zeros behind the
-    last."""
+    """Return the size of a bordered slot: its map has a column of zeros behind each line, and zeros
+    behind the last line."""
     line = 2 * LINE if slot >= LARGE else LINE
     return slot + line * math.ceil(3 * math.sqrt(slot) / line)
 
 
 def widest(slot: int) -> int:
-    """The widest map of a slot."""
+    """Return the width of a slot's widest map."""
     return 2 * math.isqrt(slot) - 2
 
 
 def _fits(height: int, width: int, slot: int) -> bool:
-    """Whether enough zeros follow for the first line of the next row, however wide that is."""
+    """Return whether enough zeros follow for the first line of the next row's map, of any width."""
     return width <= widest(slot) and height * (width + 1) + widest(slot) + 2 <= bordered(slot)
 
 
 @dataclass(frozen=True)
 class Slots:
-    """The maps of a call by the pixels of their memory, bordered or not."""
+    """The maps of a call by their size in memory, bordered or not."""
 
     sides: Mapping[int, Tensor]
     """int32 [rows, 2]: each row's height and width"""
@@ -72,9 +73,9 @@ class Slots:
     @classmethod
     def of(cls, slot: int, sides: Tensor) -> Slots:
         levels = {slot >> (2 * level): (sides >> level).contiguous() for level in range(LEVELS)}
-        of_bordered = {bordered(each): each for each in levels}
-        both = {**levels, **{each: levels[plain] for each, plain in of_bordered.items()}}
-        return cls(both, of_bordered)
+        slot_of_bordered = {bordered(each): each for each in levels}
+        sides_of_bordered = {each: levels[plain] for each, plain in slot_of_bordered.items()}
+        return cls({**levels, **sides_of_bordered}, slot_of_bordered)
 
 
 _slots: ContextVar[Slots | None] = ContextVar("slots", default=None)
@@ -82,7 +83,8 @@ _slots: ContextVar[Slots | None] = ContextVar("slots", default=None)
 
 @contextmanager
 def in_slots(slot: int, sides: Tensor) -> Iterator[None]:
-    """Maps of `slot` pixels and of the levels below hold pictures with these sides."""
+    """While the block runs, maps of `slot` pixels and of the levels below contain pictures with
+    these sides."""
     token = _slots.set(Slots.of(slot, sides))
     try:
         yield
@@ -91,7 +93,7 @@ def in_slots(slot: int, sides: Tensor) -> Iterator[None]:
 
 
 def sides_of(x: Tensor) -> Tensor | None:
-    """Each row's height and width if x, a map or tokens, lies in slots."""
+    """Return each row's height and width if x, a map or tokens, is in slots."""
     slots = _slots.get()
     if slots is None:
         return None
@@ -99,6 +101,6 @@ def sides_of(x: Tensor) -> Tensor | None:
 
 
 def bordered_slot_of(x: Tensor) -> int | None:
-    """The slot whose bordered form x has."""
+    """Return the slot if x is a map in bordered slots."""
     slots = _slots.get()
     return None if slots is None or x.dim() != 4 else slots.slot_of_bordered.get(x.shape[3])

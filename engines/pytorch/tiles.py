@@ -99,7 +99,7 @@ class TileProblem:
     count: int
     has_residual: bool
     is_gated: bool = False
-    is_turned: bool = False
+    is_transposed: bool = False
     places: int = 0
     """of a bordered slot, if the map lies in slots"""
 
@@ -109,7 +109,7 @@ class TileProblem:
         size = min((self.count - 1).bit_length(), 17) // 2
         kind = f"{self.number} {self.taps} {self.channels} {self.out_channels}"
         names = ("residual", "gated", "turned", f"slots of {self.places}")
-        given = (self.has_residual, self.is_gated, self.is_turned, self.places)
+        given = (self.has_residual, self.is_gated, self.is_transposed, self.places)
         return " ".join([f"{kind} {size}", *itertools.compress(names, given)])
 
 

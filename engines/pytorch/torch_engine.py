@@ -1,5 +1,5 @@
-"""PyTorch as an Engine: the reference on a CPU, and a fast backend on a GPU, also in 8 bits by the
-numbers of an export.
+"""PyTorch as an Engine: the reference on a CPU, and a fast backend on a GPU. 8-bit precisions use
+the weights and scales of an export.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ from sdxl.specs import (
 
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 EIGHT_BIT = ("int8", "fp8")
-"""Other layers are in halves; a CPU, which has no 8-bit products, computes in float32."""
+"""Layers that are not in 8 bits are in 16 bits. A CPU has no 8-bit products and computes in
+float32."""
 
 IMAGES = (IMAGE_KEYS, IMAGE_MASK)
 
@@ -73,24 +74,24 @@ class TorchEngine:
     spec: ModelSpec
     module: nn.Module
     bank: Bank | None = None
-    """of a network with LoRAs"""
+    """the bank of a network with LoRAs"""
 
     @torch.inference_mode()
     def __call__(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
         check_inputs(self.spec, inputs)
-        given = {t.name: inputs[t.name] for t in self.spec.inputs}
-        images = [given.pop(name) for name in [*given] if name.startswith(IMAGES)]
-        own = list(given.values())
+        names = [tensor.name for tensor in self.spec.inputs]
+        images = [inputs[name] for name in names if name.startswith(IMAGES)]
+        arguments = [inputs[name] for name in names if not name.startswith(IMAGES)]
         with ExitStack() as stack:
             if (sides := inputs.get("sides")) is not None:
                 stack.enter_context(in_slots(inputs["sample"].shape[-1], sides))
             if self.bank is not None:
-                *own, pages, scales = own
+                *arguments, pages, scales = arguments
                 stack.enter_context(adapted(self.bank, pages, scales))
             if images:
-                *text, mask = images
-                stack.enter_context(prompted(text, mask))
-            results = self.module(*own)
+                *keys_and_values, mask = images
+                stack.enter_context(prompted(keys_and_values, mask))
+            results = self.module(*arguments)
         for tensor, result in zip(self.spec.outputs, results, strict=True):
             outputs[tensor.name].copy_(result)
 
@@ -105,8 +106,8 @@ def load_torch(
     numbers: Sequence[Path] = (),
     load_part: Callable[[str], nn.Module] | None = None,
 ) -> Engines:
-    """Load a checkpoint's networks. `numbers` are an export's files of 8-bit weights and scales for
-    the 8-bit precisions; `load_part` loads modules with LoRAs instead of the checkpoint's."""
+    """Load a checkpoint's networks. `numbers` are an export's files of 8-bit weights and scales,
+    for 8-bit precisions. `load_part` replaces `checkpoint.part` to load modules with LoRAs."""
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     is_cuda = chosen.type == "cuda"
     if is_cuda:
@@ -114,16 +115,16 @@ def load_torch(
     cuda = CudaDevice(chosen) if is_cuda else None
     precision = precision or ("fp16" if is_cuda else "fp32")
     options = options or (TorchOptions() if is_cuda else PLAIN)
-    _check(precision, numbers)
+    _check_precision(precision, numbers)
     dtype = PRECISIONS.get(precision, "float16" if is_cuda else "float32")
     specs = network_specs(checkpoint.arch, dtype, cut)
     engines: dict[str, Engine] = {}
     shapes: dict[str, tuple[int, ...]] = {}
-    placed = partial(_placed, specs=specs, cut=cut, options=options, numbers=numbers)
-    fit = partial(_control, options=options, numbers=numbers)
+    place = partial(_place_part, specs=specs, cut=cut, options=options, numbers=numbers)
+    fit = partial(_fit_control, options=options, numbers=numbers)
     has_kernels = is_cuda and options.rearranged
     with (
-        _compiled_ahead(checkpoint, chosen, specs, options, placed, fit)
+        _compile_ahead(checkpoint, chosen, specs, options, place, fit)
         if has_kernels
         else nullcontext()
     ):
@@ -132,11 +133,11 @@ def load_torch(
                 module = (load_part or checkpoint.part)(part)
                 if part in ADAPTED and not options.compile:
                     shapes |= adapt(part, module)
-                networks = placed(part, module, chosen)
+                networks = place(part, module, chosen)
             for name, network in networks.items():
                 is_compiled = options.compile and part == "unet"
-                runs: Any = torch.compile(network) if is_compiled else network
-                engines[name] = TorchEngine(specs[name], runs)
+                callable_network: Any = torch.compile(network) if is_compiled else network
+                engines[name] = TorchEngine(specs[name], callable_network)
     deep: Any = engines["unet_deep"]
     for name, spec in variants_of(specs, checkpoint.arch).items():
         plain: Any = engines[plain_name(name)]
@@ -144,19 +145,19 @@ def load_torch(
     prepare = partial(_add_loras, engines, specs, checkpoint.arch, shapes, chosen)
     shelf = BankShelf(prepare, steps_of(deep.module)) if shapes else None
     if is_cuda and options.graphs and "vae_decoder" in engines:
-        # Its own pool: graphs of one pool must not run at once, and pictures are decoded while
-        # others are denoised.
+        # Another device object has another pool. Graphs of one pool must not run at the same time,
+        # but pictures are decoded while others are denoised.
         engines["vae_decoder"] = RecordedEngine(engines["vae_decoder"], CudaDevice(chosen))
-    # The rows of a call are those of compiled engines on this GPU.
+    # Calls have the same numbers of rows as calls of compiled engines on this GPU.
     target = local_target(chosen) if is_cuda else None
     counts = (1, *buckets(target.max_batch)) if target else Engines.buckets
     if not is_cuda:
         counts = rows_on_cpu(checkpoint.arch, counts)
-    said = {"backend": "torch", "precision": precision, "device": str(chosen)}
+    description = {"backend": "torch", "precision": precision, "device": str(chosen)}
     if target:
-        said["gpu"] = target.name
+        description["gpu"] = target.name
     if options != PLAIN:
-        said["options"] = str(options)
+        description["options"] = str(options)
     layout = memory_format(options)
     has_slots = _has_slots(options, deep.module)
     standard = checkpoint.arch.sample_size
@@ -171,11 +172,11 @@ def load_torch(
         memory_format=layout,
         adapters=shelf,
         controls=control_shelf(checkpoint, dtype, chosen, layout, fit),
-        # What torch.compile makes of the network knows no image prompts.
+        # A network compiled by torch.compile takes no image prompts.
         image_prompts=None if options.compile else image_shelf(checkpoint, dtype, chosen),
         warming=partial(_warming, chosen, ticks) if is_cuda else nullcontext,
         run_recorded=ticks or Engines.run_recorded,
-        description=said,
+        description=description,
         compiled_kernels=_compiled_kernels if has_kernels else Engines.compiled_kernels,
         **(cuda.for_engines() if cuda else {}),
     )
@@ -190,13 +191,11 @@ def _add_loras(
 ) -> Bank:
     """Add the networks with LoRAs to the engines."""
     bank = new_bank(bank_specs(shapes, specs["unet_deep"].outputs[0].dtype), device)
-    with_pages = with_loras(specs)
-    others = variants_of({**specs, **with_pages}, arch)
-    added = with_pages | {n: each for n, each in others.items() if n not in engines}
-    for name, spec in added.items():
-        plain: Any = engines[plain_name(name)]
-        own = bank_of(name, plain.module, bank)
-        engines[name] = TorchEngine(spec, plain.module, own)
+    lora_specs = with_loras(specs)
+    for name, spec in {**lora_specs, **variants_of({**specs, **lora_specs}, arch)}.items():
+        if name not in engines:
+            plain: Any = engines[plain_name(name)]
+            engines[name] = TorchEngine(spec, plain.module, bank_of(name, plain.module, bank))
     return bank
 
 
@@ -207,7 +206,7 @@ def control_shelf(
     layout: torch.memory_format = torch.contiguous_format,
     fit: Callable[[nn.Module], None] = lambda net: None,
 ) -> NetShelf[ControlFile, ControlNet]:
-    """Return a shelf of ControlNets in PyTorch; `fit` changes their layers."""
+    """Return a shelf of ControlNets in PyTorch. `fit` replaces their layers."""
 
     def load(file: ControlFile) -> Make[ControlNet]:
         engines = torch_control(file, checkpoint.arch, dtype, device, layout, fit)
@@ -224,13 +223,13 @@ def torch_control(
     layout: torch.memory_format = torch.contiguous_format,
     fit: Callable[[nn.Module], None] = lambda net: None,
 ) -> dict[str, Engine]:
-    """Load a ControlNet's networks; `layout` is that of the loop's maps, `fit` changes layers."""
-    # diffusers' own `to` warns about other models' needs.
-    placed: Any = nn.Module.to(file.network(), device, getattr(torch, dtype))
-    specs = control_specs(arch, file.architecture, dtype)
-    placed = placed.to(memory_format=layout)
-    fit(placed)
-    return control_engines(specs, placed)
+    """Load a ControlNet's networks. `layout` is the memory format of the loop's maps; `fit`
+    replaces layers."""
+    # diffusers' `to` prints warnings that concern other models.
+    network: Any = nn.Module.to(file.network(), device, getattr(torch, dtype))
+    network = network.to(memory_format=layout)
+    fit(network)
+    return control_engines(control_specs(arch, file.architecture, dtype), network)
 
 
 def control_engines(specs: Mapping[str, ModelSpec], module: nn.Module) -> dict[str, Engine]:
@@ -238,7 +237,7 @@ def control_engines(specs: Mapping[str, ModelSpec], module: nn.Module) -> dict[s
     return {name: TorchEngine(specs[name], each) for name, each in networks.items()}
 
 
-def _placed(
+def _place_part(
     part: str,
     module: nn.Module,
     device: torch.device,
@@ -248,35 +247,35 @@ def _placed(
     options: TorchOptions,
     numbers: Sequence[Path],
 ) -> dict[str, nn.Module]:
-    """A part's networks on a device, with the options applied."""
+    """Return a part's networks on a device, with the options applied."""
     dtype = specs["unet_deep"].outputs[0].dtype
     if part == "unet":
-        # diffusers' own `to` warns about other models' needs.
+        # diffusers' `to` prints warnings that concern other models.
         module = nn.Module.to(module, device, getattr(torch, dtype))
-        networks = networks_of(part, _unet(module, options, numbers), cut)
+        networks = networks_of(part, _fit_unet(module, options, numbers), cut)
         return {name: flagged(network) for name, network in networks.items()}
     if part == "vae" and dtype == "float16":
         fit_halves(module)
     networks = networks_of(part, module, cut)
     placed = {name: _place(each, specs[name], device) for name, each in networks.items()}
     if part == "vae":
-        # After the networks are placed: a change of type would change the 8-bit numbers.
+        # After the networks are placed, because a change of type would change 8-bit numbers.
         decoder: Any = placed["vae_decoder"]
         _fit_decoder(decoder.decoder, options, is_eight_bit=bool(numbers))
     return placed
 
 
-def _compiled_ahead(
+def _compile_ahead(
     checkpoint: Checkpoint,
     device: torch.device,
     specs: Mapping[str, ModelSpec],
     options: TorchOptions,
-    placed: Callable[[str, nn.Module, torch.device], dict[str, nn.Module]],
+    place: Callable[[str, nn.Module, torch.device], dict[str, nn.Module]],
     fit: Callable[[nn.Module], None],
 ) -> AbstractContextManager[None]:
-    """Compile the kernels of the networks and of a ControlNet, which are listed without weights,
-    while the block runs."""
-    # Without a GPU, Triton may be missing.
+    """Compile the kernels of the networks and of a ControlNet while the block runs. Networks
+    without weights list the kernels."""
+    # Imported late: without a GPU, Triton may be missing.
     forms: Any = import_module("engines.pytorch.forms")
 
     def list_forms() -> Any:
@@ -290,16 +289,19 @@ def _compiled_ahead(
                         dtype = specs["unet_deep"].outputs[0].dtype
                         net = net_like(module, dtype)
                         widths = tuple(each.to_k.out_features for each in cross_attentions(net))
-                        own = control_specs(checkpoint.arch, ControlArchitecture(widths), dtype)
+                        nets = control_specs(checkpoint.arch, ControlArchitecture(widths), dtype)
                         fit(net)
                         networks["control_deep"] = control_networks(net)["control_deep"]
                 if part in ADAPTED and not options.compile:
                     shapes |= adapt(part, module)
-                networks |= placed(part, module.eval().requires_grad_(False), torch.device("meta"))
-            has_slots = _has_slots(options, networks["unet_deep"])
-            given = networks, {**specs, **own}, checkpoint.arch
-            bank = new_bank(bank_specs(shapes, "float16"), torch.device("meta"))
-            launches = forms.recorded_launches(*given, has_slots=has_slots, bank=bank)
+                networks |= place(part, module.eval().requires_grad_(False), torch.device("meta"))
+            launches = forms.recorded_launches(
+                networks,
+                {**specs, **nets},
+                checkpoint.arch,
+                has_slots=_has_slots(options, networks["unet_deep"]),
+                bank=new_bank(bank_specs(shapes, "float16"), torch.device("meta")),
+            )
         tiles = triton_module("product").tiles(device)
         target = forms.target_of(device)
         return forms.forms_of(launches, target, tiles.fitting), target
@@ -313,13 +315,13 @@ def _compiled_kernels() -> int:
 
 
 def memory_format(options: TorchOptions) -> torch.memory_format:
-    """The layout of the loop's maps: the rearranged UNet keeps channels-last throughout."""
+    """Return the layout of the loop's maps. The rearranged UNet's maps are all channels-last."""
     return torch.channels_last if options.rearranged else torch.contiguous_format
 
 
 @contextmanager
 def _warming(device: torch.device, ticks: Ticks | None) -> Iterator[None]:
-    """Measure tiles, in first runs that are not recorded."""
+    """Measure tiles during first runs, which are not recorded."""
     with measuring(triton_module("product").tiles(device)):
         if ticks is not None:
             ticks.is_measuring = True
@@ -330,7 +332,7 @@ def _warming(device: torch.device, ticks: Ticks | None) -> Iterator[None]:
                 ticks.is_measuring = False
 
 
-def _check(precision: str, numbers: Sequence[Path]) -> None:
+def _check_precision(precision: str, numbers: Sequence[Path]) -> None:
     allowed = (*PRECISIONS, *EIGHT_BIT)
     if precision not in allowed:
         raise InvalidParams.unknown("precision", precision, allowed)
@@ -339,8 +341,8 @@ def _check(precision: str, numbers: Sequence[Path]) -> None:
         raise InvalidParams("numbers", [str(each) for each in numbers] or None, needed)
 
 
-def _unet(unet: nn.Module, options: TorchOptions, numbers: Sequence[Path]) -> nn.Module:
-    # Before the 8-bit layers: a change of type would change their numbers.
+def _fit_unet(unet: nn.Module, options: TorchOptions, numbers: Sequence[Path]) -> nn.Module:
+    # Before the 8-bit layers, because a change of type would change their numbers.
     unet = unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if numbers:
         quantise(unet, *numbers)
@@ -348,8 +350,8 @@ def _unet(unet: nn.Module, options: TorchOptions, numbers: Sequence[Path]) -> nn
     return unet
 
 
-def _control(net: nn.Module, options: TorchOptions, numbers: Sequence[Path]) -> None:
-    """Fit a ControlNet as the UNet beside it."""
+def _fit_control(net: nn.Module, options: TorchOptions, numbers: Sequence[Path]) -> None:
+    """Replace a ControlNet's layers like the UNet's."""
     if numbers and has_e4m3(next(net.parameters()).device):
         put_control_layers(net, *numbers)
     _rearrange(net, options)
@@ -363,8 +365,8 @@ def _rearrange(network: nn.Module, options: TorchOptions) -> None:
 
 
 def _has_slots(options: TorchOptions, deep: nn.Module) -> bool:
-    """Whether pictures of several sizes may share calls. What torch.compile makes of the network
-    knows no slots."""
+    """Return whether pictures of several sizes may share calls. A network compiled by torch.compile
+    has no slots."""
     from engines.pytorch.fast_unet import takes_slots
 
     is_able = options.slots and options.rearranged and not options.compile

@@ -1,4 +1,4 @@
-"""Options of the torch backend, and their text in settings and flags: `attention=flash,compile`,
+"""Options of the torch backend. Settings and flags write them as text: `attention=flash,compile` or
 `no-graphs`. It knows no torch.
 """
 
@@ -14,21 +14,21 @@ ATTENTIONS = ("auto", "cudnn", "flash", "efficient", "math")
 
 @dataclass(frozen=True)
 class TorchOptions:
-    """The defaults of a GPU; a CPU's default is PLAIN."""
+    """Options. The defaults are for a GPU; a CPU's default is PLAIN."""
 
     rearranged: bool = True
-    """channels-last throughout, fused projections, norms and activations"""
+    """all maps channels-last; fused projections, norms and activations"""
     graphs: bool = True
-    """a whole tick as one CUDA graph"""
+    """record a whole tick as one CUDA graph"""
     compile: bool = False
-    """torch.compile of the UNet; minutes at the first call of each shape"""
+    """compile the UNet with torch.compile; takes minutes at the first call of each shape"""
     fp8_decoder: bool = True
-    """with an 8-bit UNet, compute most of the VAE's decoder in FP8 if the GPU has it"""
+    """with an 8-bit UNet, compute most of the VAE's decoder in FP8 if the GPU supports it"""
     slots: bool = True
-    """with an 8-bit UNet, pictures of several sizes share calls; GPUs from Hopper on"""
+    """with an 8-bit UNet, let pictures of several sizes share calls; GPUs from Hopper on"""
     attention: str = "auto"
-    """the preferred kernel, in 16 bits; auto leaves it to PyTorch, and between 8-bit layers uses
-    FP8 among pixels if the GPU has a tensor memory accelerator"""
+    """the preferred kernel in 16 bits; with auto, PyTorch chooses, and self-attention between 8-bit
+    layers runs in FP8 if the GPU has a tensor memory accelerator"""
 
     def __post_init__(self) -> None:
         if self.attention not in ATTENTIONS:
@@ -55,4 +55,4 @@ class TorchOptions:
 
 FLAGS = tuple(field.name for field in fields(TorchOptions) if field.type == "bool")
 PLAIN = TorchOptions(rearranged=False, graphs=False)
-"""diffusers' modules as they are"""
+"""diffusers' unchanged modules"""

@@ -17,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engines.pytorch.launches import LARGEST, launch
 from engines.pytorch.slots import sides_of
-from engines.pytorch.triton_shared import IS_INTERPRETED, jit, own_sides, store_rounded
+from engines.pytorch.triton_shared import IS_INTERPRETED, jit, row_sides, store_rounded
 from engines.pytorch.triton_tma_product import ALIGNED, has_tma
 
 SPREAD = tl.constexpr(8.0)
@@ -31,11 +31,11 @@ an FP8 result, it holds one and takes 1.38 times as long (docs/log.md)."""
 
 
 @jit
-def _with_keys(
+def _add_keys(
     q,
-    most,
+    highest,
     total,
-    found,
+    mixed,
     key,
     value,
     row,
@@ -51,16 +51,16 @@ def _with_keys(
     k = key.load([row, begin, first]).reshape(N, HEAD)
     scores = tl.dot(q, k.T)
     if IS_LAST:
-        is_there = begin + tl.arange(0, N) < keys
-        scores = tl.where(is_there[None, :], scores, float("-inf"))
+        is_key = begin + tl.arange(0, N) < keys
+        scores = tl.where(is_key[None, :], scores, float("-inf"))
     # A NaN may not show in the maximum, but does in the shares.
-    higher = tl.maximum(most, tl.max(scores, 1) * scale)
+    higher = tl.maximum(highest, tl.max(scores, 1) * scale)
     shares = tl.exp2(scores * scale - (higher - SPREAD)[:, None])
-    fades = tl.exp2(most - higher)
-    total = total * fades + tl.sum(shares, 1)
+    decay = tl.exp2(highest - higher)
+    total = total * decay + tl.sum(shares, 1)
     v = value.load([row, first, begin]).reshape(HEAD, N)
-    found = tl.dot(shares.to(v.dtype), v.T, found * fades[:, None])
-    return higher, total, found
+    mixed = tl.dot(shares.to(v.dtype), v.T, mixed * decay[:, None])
+    return higher, total, mixed
 
 
 @jit
@@ -83,28 +83,28 @@ def _attention(
 ):
     start, first, row = tl.program_id(0) * M, tl.program_id(1) * HEAD, tl.program_id(2)
     q = query.load([row, start, first]).reshape(M, HEAD)
-    most = tl.full([M], float("-inf"), tl.float32)
+    highest = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
-    found = tl.zeros([M, HEAD], tl.float32)
+    mixed = tl.zeros([M, HEAD], tl.float32)
     # In slots the other tokens are no keys; as queries they give numbers that nothing reads.
-    height, width = own_sides(sides, row, 1, tokens, HAS_SIDES)
+    height, width = row_sides(sides, row, 1, tokens, HAS_SIDES)
     keys = height * width
     whole = keys // N * N
     # Descriptors read zeros beyond the last key; only this block masks their scores. It comes first
     # because sums of zero need no registers.
     if whole < keys:
-        most, total, found = _with_keys(
-            q, most, total, found, key, value, row, first, whole, keys, scale, True, HEAD, N
+        highest, total, mixed = _add_keys(
+            q, highest, total, mixed, key, value, row, first, whole, keys, scale, True, HEAD, N
         )
     for begin in range(0, whole, N):
-        most, total, found = _with_keys(
-            q, most, total, found, key, value, row, first, begin, keys, scale, False, HEAD, N
+        highest, total, mixed = _add_keys(
+            q, highest, total, mixed, key, value, row, first, begin, keys, scale, False, HEAD, N
         )
     token, channel = start + tl.arange(0, M), first + tl.arange(0, HEAD)
-    found = found / total[:, None] * tl.load(steps + channel)[None, :]
+    mixed = mixed / total[:, None] * tl.load(steps + channel)[None, :]
     place = (row.to(tl.int64) * tokens + token)[:, None] * channels + channel[None, :]
     mask = (token < tokens)[:, None] & (channel < channels)[None, :]
-    store_rounded(out + place, flags + row, found, mask, largest)
+    store_rounded(out + place, flags + row, mixed, mask, largest)
 
 
 def fits_attention(x: Tensor, heads: int) -> bool:

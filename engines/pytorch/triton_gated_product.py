@@ -17,10 +17,10 @@ from engines.pytorch.tiles import Tile
 from engines.pytorch.triton_low_rank import TokenRanks, arguments_of, lora_sums, rows_of_tile
 from engines.pytorch.triton_shared import (
     jit,
-    own_tile,
     scaled,
     settings_of,
     store_rounded_lines,
+    tile_start,
 )
 
 FALLS = tl.constexpr((-1.0097, -1.0771, -0.5502, -0.01275))
@@ -63,7 +63,7 @@ def _gated_product(
     K: tl.constexpr,
 ):
     HALF: tl.constexpr = N // 2
-    down, right = own_tile(count, out_channels, M, HALF)
+    down, right = tile_start(count, out_channels, M, HALF)
     total = tl.zeros([M, N], tl.int32 if IS_WHOLE else tl.float32)
     if HAS_LORAS:
         low_rank = (ranks, up, pages, page_count, lora_tokens)
@@ -79,12 +79,12 @@ def _gated_product(
         total = tl.dot(a, b.T, total, out_dtype=tl.int32 if IS_WHOLE else tl.float32)
     value, gate = total.to(tl.float32).reshape(M, 2, HALF).permute(0, 2, 1).split()
     target = right + tl.arange(0, HALF)
-    is_there = target < out_channels
-    value = scaled(value, scale, bias, target, is_there)
-    gate = scaled(gate, scale + out_channels, bias + out_channels, target, is_there)
+    is_channel = target < out_channels
+    value = scaled(value, scale, bias, target, is_channel)
+    gate = scaled(gate, scale + out_channels, bias + out_channels, target, is_channel)
     token = down + tl.arange(0, M)
     place = token.to(tl.int64)[:, None] * out_channels + target[None, :]
-    mask = (token < count)[:, None] & is_there[None, :]
+    mask = (token < count)[:, None] & is_channel[None, :]
     store_rounded_lines(out + place, flags + token // tokens, value * gelu(gate), mask, largest)
 
 

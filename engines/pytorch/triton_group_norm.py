@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engines.pytorch.launches import launch
 from engines.pytorch.slots import sides_of
-from engines.pytorch.triton_shared import jit, own_sides
+from engines.pytorch.triton_shared import jit, row_sides
 
 PROGRAMS, SPLITS = 2048, 256
 """programs that sum, and the most that share a row"""
@@ -47,7 +47,7 @@ def _sum_channels(
     # For each place in the tile: adding them up would synchronise the program's warps.
     total = tl.zeros([PIXELS, CHANNELS], tl.float32)
     squares = tl.zeros([PIXELS, CHANNELS], tl.float32)
-    height, width = own_sides(sides, row, 1, pixels, HAS_SIDES)
+    height, width = row_sides(sides, row, 1, pixels, HAS_SIDES)
     # A joined map's pads are zeros.
     until = pixels if HAS_BESIDE else height * width
     for start in range(split * PIXELS, until, splits * PIXELS):
@@ -90,7 +90,7 @@ def _fold_norm(
     HAS_SIDES: tl.constexpr,
 ):
     row, group = tl.program_id(0), tl.program_id(1)
-    height, width = own_sides(sides, row, 1, pixels, HAS_SIDES)
+    height, width = row_sides(sides, row, 1, pixels, HAS_SIDES)
     pixels = height * width
     index = tl.arange(0, SIZE)
     channel = group * per_group + index

@@ -21,7 +21,7 @@ from engines.pytorch.slots import sides_of
 from engines.pytorch.triton_group_norm import folded, summed
 from engines.pytorch.triton_shared import (
     jit,
-    own_sides,
+    row_sides,
     store_rounded,
     store_rounded_lines,
     store_steps,
@@ -63,7 +63,7 @@ def _affine(
     channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
     here = channel < channels
     target = pixel
-    height, width = own_sides(sides, row, pixels // width, width, HAS_SIDES)
+    height, width = row_sides(sides, row, pixels // width, width, HAS_SIDES)
     inside = pixel < (height * width if HAS_SIDES else pixels)
     if IS_BORDERED:
         # A column behind each line and a line behind each picture, of zeros.

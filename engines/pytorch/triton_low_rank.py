@@ -76,10 +76,12 @@ def _ranks(
         for start in range(0, channels, K):
             channel = start + tl.arange(0, K)
             inside = channel < channels
-            seen = (token < tokens)[:, None] & inside[None, :]
-            a = tl.load(x + (source * channels)[:, None] + channel[None, :], mask=seen, other=0.0)
-            held = is_used[None, :] & inside[:, None]
-            b = tl.load(down + line[None, :] + channel[:, None], mask=held, other=0.0)
+            input_mask = (token < tokens)[:, None] & inside[None, :]
+            a = tl.load(
+                x + (source * channels)[:, None] + channel[None, :], mask=input_mask, other=0.0
+            )
+            weight_mask = is_used[None, :] & inside[:, None]
+            b = tl.load(down + line[None, :] + channel[:, None], mask=weight_mask, other=0.0)
             total = tl.dot(a.to(b.dtype), b, total)
         own = row * page_count * PAGE + rank
         total *= tl.load(scales + own, mask=is_used, other=0.0).to(tl.float32)[None, :]
@@ -123,7 +125,7 @@ def lora_sums(low_rank, scale, token, line, rows, count, lines, IS_WHOLE: tl.con
 
 
 @jit
-def turned_lora_sums(low_rank, scale, line, token, row, count, IS_WHOLE: tl.constexpr):
+def transposed_lora_sums(low_rank, scale, line, token, row, count, IS_WHOLE: tl.constexpr):
     """The same as [lines, tokens], of tokens of one row."""
     ranks, up, pages, page_count, tokens = low_rank
     is_line, is_token = line < count, token < tokens

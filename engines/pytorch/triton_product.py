@@ -26,13 +26,13 @@ from engines.pytorch.triton_shared import (
     IS_INTERPRETED,
     jit,
     out_channels_of,
-    own_tile,
     quarters_of,
-    result_of,
+    result_pixel,
     scaled,
     settings_of,
-    tap_by,
+    tap_offset,
     taps_of,
+    tile_start,
 )
 from engines.pytorch.triton_tma_product import (
     ALIGNED,
@@ -42,7 +42,7 @@ from engines.pytorch.triton_tma_product import (
     takes_tma,
 )
 
-__all__ = ["fits_tma", "gated_product", "product", "tiles", "turned_product"]
+__all__ = ["fits_tma", "gated_product", "product", "tiles", "transposed_product"]
 
 SMALL = Tile(32, 32, 32, 4, 1)
 """for the interpreter"""
@@ -74,7 +74,7 @@ def _product(
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    down, right = own_tile(count, out_channels, M, N)
+    down, right = tile_start(count, out_channels, M, N)
     quarter = tl.program_id(1) if TAPS == 4 else 0
     pixel, target = down + tl.arange(0, M), right + tl.arange(0, N)
     left, top = pixel % width, (pixel // width) % height
@@ -86,23 +86,23 @@ def _product(
         total = lora_sums(low_rank, scale, pixel, target, rows, count, out_channels, IS_WHOLE)
     for k in range(TAPS * blocks):
         tap, channel = k // blocks, (k % blocks) * K + tl.arange(0, K)
-        down_by, right_by = tap_by(tap, quarter, TAPS)
+        down_by, right_by = tap_offset(tap, quarter, TAPS)
         inside = (left + right_by >= 0) & (left + right_by < width) & (pixel < count)
         inside = inside & (top + down_by >= 0) & (top + down_by < height)
         source = (pixel + down_by * width + right_by).to(tl.int64)[:, None] * channels
-        seen = inside[:, None] & (channel < channels)[None, :]
-        a = tl.load(x + source + channel[None, :], mask=seen, other=0.0)
+        input_mask = inside[:, None] & (channel < channels)[None, :]
+        a = tl.load(x + source + channel[None, :], mask=input_mask, other=0.0)
         line = quarter * out_channels + target
         place = (line[None, :] * TAPS + tap) * channels + channel[:, None]
-        held = (target < out_channels)[None, :] & (channel < channels)[:, None]
-        b = tl.load(weight + place, mask=held, other=0.0)
+        weight_mask = (target < out_channels)[None, :] & (channel < channels)[:, None]
+        b = tl.load(weight + place, mask=weight_mask, other=0.0)
         # Triton 3.6 would assume float32 and refuse a total of whole numbers.
         total = tl.dot(a, b, total, out_dtype=tl.int32 if IS_WHOLE else tl.float32)
-    is_there = target < out_channels
-    value = scaled(total, scale + quarter * out_channels, bias, target, is_there)
-    mask = (pixel < count)[:, None] & is_there[None, :]
+    is_channel = target < out_channels
+    value = scaled(total, scale + quarter * out_channels, bias, target, is_channel)
+    mask = (pixel < count)[:, None] & is_channel[None, :]
     if TAPS == 4:
-        pixel = result_of(pixel // width, left, width, quarter, TAPS)
+        pixel = result_pixel(pixel // width, left, width, quarter, TAPS)
     place = pixel.to(tl.int64)[:, None] * out_channels + target[None, :]
     if HAS_RESIDUAL:
         value += tl.load(residual + place, mask=mask, other=0.0).to(tl.float32)
@@ -129,7 +129,7 @@ def product(
     return out
 
 
-def turned_product(
+def transposed_product(
     x: Tensor,
     weight: Tensor,
     scale: Tensor,
@@ -145,8 +145,8 @@ def turned_product(
     out = torch.empty(dims, dtype=dtype, device=x.device)[:, :, :tokens]
     # Weight and tokens swap places.
     given = (weight, x.flatten(0, 1), scale, bias, None, out)
-    run = partial(run_tma_product, *given, is_turned=True, low_rank=low_rank)
-    run(_tile(x, weight, False, run, is_turned=True))
+    run = partial(run_tma_product, *given, is_transposed=True, low_rank=low_rank)
+    run(_tile(x, weight, False, run, is_transposed=True))
     return out
 
 
@@ -190,7 +190,7 @@ def _tile(
     run: Callable[[Tile], None],
     *,
     is_gated: bool = False,
-    is_turned: bool = False,
+    is_transposed: bool = False,
 ) -> Tile:
     if IS_INTERPRETED:
         return SMALL
@@ -202,7 +202,7 @@ def _tile(
         x.numel() // weight.shape[-1],
         has_residual,
         is_gated,
-        is_turned,
+        is_transposed,
         0 if bordered_slot_of(x) is None else x.shape[3],
     )
     return tiles(x.device).choose(problem, run, _seconds)

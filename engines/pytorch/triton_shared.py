@@ -50,7 +50,7 @@ def jit(function: Any) -> Any:
 
 
 @jit
-def own_tile(count, lines, M: tl.constexpr, N: tl.constexpr):
+def tile_start(count, lines, M: tl.constexpr, N: tl.constexpr):
     """The first row and the first line of this program's tile, of `count` rows by `lines`."""
     across = tl.cdiv(lines, N)
     in_group = _GROUP * across
@@ -61,7 +61,7 @@ def own_tile(count, lines, M: tl.constexpr, N: tl.constexpr):
 
 
 @jit
-def own_sides(sides, row, height, width, HAS_SIDES: tl.constexpr):
+def row_sides(sides, row, height, width, HAS_SIDES: tl.constexpr):
     """The height and width of a row: in slots from the table."""
     if HAS_SIDES:
         height, width = tl.load(sides + 2 * row), tl.load(sides + 2 * row + 1)
@@ -69,7 +69,7 @@ def own_sides(sides, row, height, width, HAS_SIDES: tl.constexpr):
 
 
 @jit
-def tap_by(tap, quarter, TAPS: tl.constexpr):
+def tap_offset(tap, quarter, TAPS: tl.constexpr):
     """How far down and right of its pixel a tap reads."""
     if TAPS == 9:
         down, right = tap // 3 - 1, tap % 3 - 1
@@ -81,7 +81,7 @@ def tap_by(tap, quarter, TAPS: tl.constexpr):
 
 
 @jit
-def result_of(line, left, width, quarter, TAPS: tl.constexpr):
+def result_pixel(line, left, width, quarter, TAPS: tl.constexpr):
     """The result's pixel, from the line among all pictures' and the place in it."""
     if TAPS == 4:
         pixel = 2 * ((2 * line + quarter // 2) * width + left) + quarter % 2
@@ -91,10 +91,10 @@ def result_of(line, left, width, quarter, TAPS: tl.constexpr):
 
 
 @jit
-def scaled(total, scale, bias, channel, is_there):
+def scaled(total, scale, bias, channel, is_channel):
     """A product's sums [rows, channels], scaled and with their bias."""
-    value = total.to(tl.float32) * tl.load(scale + channel, mask=is_there, other=0.0)[None, :]
-    return value + tl.load(bias + channel, mask=is_there, other=0.0)[None, :]
+    value = total.to(tl.float32) * tl.load(scale + channel, mask=is_channel, other=0.0)[None, :]
+    return value + tl.load(bias + channel, mask=is_channel, other=0.0)[None, :]
 
 
 @jit

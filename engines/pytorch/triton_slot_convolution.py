@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engines.pytorch.launches import launch
 from engines.pytorch.slots import sides_of
-from engines.pytorch.triton_shared import IS_INTERPRETED, jit, own_tile, tap_by
+from engines.pytorch.triton_shared import IS_INTERPRETED, jit, tap_offset, tile_start
 
 M, N = (32, 32) if IS_INTERPRETED else (128, 64)
 """pixels and channels of a tile"""
@@ -36,7 +36,7 @@ def _slot_convolution(
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    down, right = own_tile(count, out_channels, M, N)
+    down, right = tile_start(count, out_channels, M, N)
     row = down // pixels
     height, width = tl.load(sides + 2 * row), tl.load(sides + 2 * row + 1)
     pixel, target = down - row * pixels + tl.arange(0, M), right + tl.arange(0, N)
@@ -46,20 +46,20 @@ def _slot_convolution(
     total = tl.zeros([M, N], tl.float32)
     for k in range(9 * blocks):
         tap, channel = k // blocks, (k % blocks) * K + tl.arange(0, K)
-        down_by, right_by = tap_by(tap, 0, 9)
+        down_by, right_by = tap_offset(tap, 0, 9)
         x_by, y_by = left * STRIDE + right_by, top * STRIDE + down_by
         inside = (top < height) & (x_by >= 0) & (x_by < width * STRIDE)
         inside = inside & (y_by >= 0) & (y_by < height * STRIDE)
         source = (start + y_by * (width * STRIDE) + x_by)[:, None] * channels + channel[None, :]
         a = tl.load(x + source, mask=inside[:, None] & (channel < channels)[None, :], other=0.0)
         place = (target[None, :] * 9 + tap) * channels + channel[:, None]
-        held = (target < out_channels)[None, :] & (channel < channels)[:, None]
-        total = tl.dot(a, tl.load(weight + place, mask=held, other=0.0), total)
-    is_there = target < out_channels
-    total += tl.load(bias + target, mask=is_there, other=0.0).to(tl.float32)[None, :]
+        weight_mask = (target < out_channels)[None, :] & (channel < channels)[:, None]
+        total = tl.dot(a, tl.load(weight + place, mask=weight_mask, other=0.0), total)
+    is_channel = target < out_channels
+    total += tl.load(bias + target, mask=is_channel, other=0.0).to(tl.float32)[None, :]
     total = tl.where((top < height)[:, None], total, 0.0)
     place = (row.to(tl.int64) * pixels + pixel)[:, None] * out_channels + target[None, :]
-    tl.store(out + place, total.to(out.dtype.element_ty), mask=is_there[None, :])
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=is_channel[None, :])
 
 
 def slot_convolution(x: Tensor, weight: Tensor, bias: Tensor, stride: int) -> Tensor:

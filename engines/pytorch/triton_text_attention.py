@@ -25,11 +25,11 @@ WARPS, STAGES = 4, 2
 
 
 @jit
-def _with_keys(
+def _add_keys(
     q,
-    most,
+    highest,
     total,
-    found,
+    mixed,
     key,
     value,
     begin,
@@ -41,17 +41,17 @@ def _with_keys(
 ):
     """Add these keys to the largest score, the sum of the shares and that of the values."""
     index, channel = begin + tl.arange(0, N), tl.arange(0, HEAD)
-    is_there = index < keys
+    is_key = index < keys
     place = index[:, None] * channels + channel[None, :]
-    k = tl.load(key + place, mask=is_there[:, None], other=0.0)
-    v = tl.load(value + place, mask=is_there[:, None], other=0.0)
-    scores = tl.where(is_there[None, :], tl.dot(q, k.T) * scale, float("-inf"))
+    k = tl.load(key + place, mask=is_key[:, None], other=0.0)
+    v = tl.load(value + place, mask=is_key[:, None], other=0.0)
+    scores = tl.where(is_key[None, :], tl.dot(q, k.T) * scale, float("-inf"))
     # A NaN may not show in the maximum, but does in the shares.
-    higher = tl.maximum(most, tl.max(scores, 1))
+    higher = tl.maximum(highest, tl.max(scores, 1))
     shares = tl.exp2(scores - higher[:, None])
-    fades = tl.exp2(most - higher)
-    found = tl.dot(shares.to(v.dtype), v, found * fades[:, None])
-    return higher, total * fades + tl.sum(shares, 1), found
+    decay = tl.exp2(highest - higher)
+    mixed = tl.dot(shares.to(v.dtype), v, mixed * decay[:, None])
+    return higher, total * decay + tl.sum(shares, 1), mixed
 
 
 @jit
@@ -78,22 +78,22 @@ def _text_attention(
     place = (row * tokens + token)[:, None] * channels + channel[None, :]
     mask = (token < tokens)[:, None] & (channel < channels)[None, :]
     q = tl.load(query + place, mask=mask, other=0.0)
-    most = tl.full([M], float("-inf"), tl.float32)
+    highest = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
-    found = tl.zeros([M, HEAD], tl.float32)
+    mixed = tl.zeros([M, HEAD], tl.float32)
     key += row * keys * channels + first
     value += row * keys * channels + first
     whole = keys // N * N
     for begin in range(0, whole, N):
-        most, total, found = _with_keys(
-            q, most, total, found, key, value, begin, keys, channels, scale, HEAD, N
+        highest, total, mixed = _add_keys(
+            q, highest, total, mixed, key, value, begin, keys, channels, scale, HEAD, N
         )
     for begin in tl.range(whole, keys, TAIL, num_stages=1):
-        most, total, found = _with_keys(
-            q, most, total, found, key, value, begin, keys, channels, scale, HEAD, TAIL
+        highest, total, mixed = _add_keys(
+            q, highest, total, mixed, key, value, begin, keys, channels, scale, HEAD, TAIL
         )
-    found = found / total[:, None] * tl.load(steps + channel)[None, :]
-    store_rounded_lines(out + place, flags + row + tl.zeros_like(token), found, mask, largest)
+    mixed = mixed / total[:, None] * tl.load(steps + channel)[None, :]
+    store_rounded_lines(out + place, flags + row + tl.zeros_like(token), mixed, mask, largest)
 
 
 def fits_text_attention(query: Tensor, heads: int) -> bool:

@@ -22,21 +22,21 @@ from engines.pytorch.triton_low_rank import (
     arguments_of,
     lora_sums,
     rows_of_tile,
-    turned_lora_sums,
+    transposed_lora_sums,
 )
 from engines.pytorch.triton_shared import (
     IS_INTERPRETED,
     jit,
     limited,
     out_channels_of,
-    own_sides,
-    own_tile,
     quarters_of,
-    result_of,
+    result_pixel,
+    row_sides,
     scaled,
     settings_of,
-    tap_by,
+    tap_offset,
     taps_of,
+    tile_start,
 )
 
 ALIGNED = 16
@@ -54,22 +54,22 @@ def _store_sums(
     TAPS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     HAS_SIDES: tl.constexpr,
-    IS_TURNED: tl.constexpr,
+    IS_TRANSPOSED: tl.constexpr,
 ):
     scale, bias, residual, out, down, quarter, count, out_channels, own = given
     row, height, width, places, pixels = own
     M: tl.constexpr = total.shape[0]
     N: tl.constexpr = total.shape[1]
     target = right + tl.arange(0, N)
-    is_there = target < out_channels
+    is_channel = target < out_channels
     scale += quarter * out_channels
-    if IS_TURNED:
+    if IS_TRANSPOSED:
         # The layer's channels are the lines of the result.
         line = down + tl.arange(0, M)
         value = total.to(tl.float32) * tl.load(scale + line, mask=line < count, other=0.0)[:, None]
         value += tl.load(bias + line, mask=line < count, other=0.0)[:, None]
     else:
-        value = scaled(total, scale, bias, target, is_there)
+        value = scaled(total, scale, bias, target, is_channel)
     pixel = down + tl.arange(0, M)
     inside = pixel < count
     if HAS_SIDES:
@@ -81,7 +81,7 @@ def _store_sums(
         pad = height * width + behind
         if TAPS == 4:
             pad = 4 * pad + quarter
-        pixel = tl.where(behind < 0, result_of(top, left, width, quarter, TAPS), pad)
+        pixel = tl.where(behind < 0, result_pixel(top, left, width, quarter, TAPS), pad)
         inside = is_picture | ((behind >= 0) & (pad < pixels))
         value = tl.where(is_picture[:, None], value, 0.0)
         pixel += row * pixels
@@ -90,13 +90,13 @@ def _store_sums(
         left, line = pixel % (width + 1), pixel // (width + 1)
         top = line % (height + 1)
         inside = inside & (left < width) & (top < height)
-        pixel = result_of(line // (height + 1) * height + top, left, width, quarter, TAPS)
-    if IS_TURNED:
+        pixel = result_pixel(line // (height + 1) * height + top, left, width, quarter, TAPS)
+    if IS_TRANSPOSED:
         batch, rows = tl.program_id(1).to(tl.int64), tl.num_programs(1)
         place = ((pixel.to(tl.int64) * rows + batch) * out_channels)[:, None] + target[None, :]
     else:
         place = pixel.to(tl.int64)[:, None] * out_channels + target[None, :]
-    mask = inside[:, None] & is_there[None, :]
+    mask = inside[:, None] & is_channel[None, :]
     if HAS_RESIDUAL:
         value += tl.load(residual + place, mask=mask, other=0.0).to(tl.float32)
     if out.dtype.element_ty == tl.float8e4nv:
@@ -130,27 +130,27 @@ def _tma_product(
     HAS_SIDES: tl.constexpr,
     HAS_LORAS: tl.constexpr,
     IS_WHOLE: tl.constexpr,
-    IS_TURNED: tl.constexpr,
+    IS_TRANSPOSED: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    down, right = own_tile(count, out_channels, M, N)
+    down, right = tile_start(count, out_channels, M, N)
     quarter = tl.program_id(1) if TAPS == 4 else 0
     line = quarter * out_channels + right
-    if IS_TURNED:
+    if IS_TRANSPOSED:
         # A tile has tokens of one row, whose results are `out_channels` long, padding included.
         line = tl.program_id(1) * width + right
     blocks = tl.cdiv(channels, K)
     row = down // places
-    height, width = own_sides(sides, row, height, width, HAS_SIDES)
+    height, width = row_sides(sides, row, height, width, HAS_SIDES)
     total = tl.zeros([M, N], tl.int32 if IS_WHOLE else tl.float32)
     if HAS_LORAS:
         low_rank = (ranks, up, pages, page_count, lora_tokens)
         first, second = down + tl.arange(0, M), right + tl.arange(0, N)
-        if IS_TURNED:
+        if IS_TRANSPOSED:
             batch = tl.program_id(1)
-            total = turned_lora_sums(low_rank, scale, first, second, batch, count, IS_WHOLE)
+            total = transposed_lora_sums(low_rank, scale, first, second, batch, count, IS_WHOLE)
         else:
             rows = rows_of_tile(down, M, count, lora_tokens)
             total = lora_sums(low_rank, scale, first, second, rows, count, out_channels, IS_WHOLE)
@@ -160,7 +160,7 @@ def _tma_product(
         steps = tl.where(down - row * places < height * (width + 1), steps, 0)
     for k in range(steps):
         tap, channel = k // blocks, (k % blocks) * K
-        down_by, right_by = tap_by(tap, quarter, TAPS)
+        down_by, right_by = tap_offset(tap, quarter, TAPS)
         a = x.load([down + down_by * (width + 1) + right_by, channel])
         b = weight.load([line, tap * channels + channel])
         total = tl.dot(a, b.T, total, out_dtype=tl.int32 if IS_WHOLE else tl.float32)
@@ -169,10 +169,10 @@ def _tma_product(
     if M * N > MOST_AT_ONCE:
         # More would spill where sums come out of tensor memory, as on Blackwell.
         first, second = total.reshape(M, 2, N // 2).permute(0, 2, 1).split()
-        _store_sums(first, right, given, TAPS, HAS_RESIDUAL, HAS_SIDES, IS_TURNED)
-        _store_sums(second, right + N // 2, given, TAPS, HAS_RESIDUAL, HAS_SIDES, IS_TURNED)
+        _store_sums(first, right, given, TAPS, HAS_RESIDUAL, HAS_SIDES, IS_TRANSPOSED)
+        _store_sums(second, right + N // 2, given, TAPS, HAS_RESIDUAL, HAS_SIDES, IS_TRANSPOSED)
     else:
-        _store_sums(total, right, given, TAPS, HAS_RESIDUAL, HAS_SIDES, IS_TURNED)
+        _store_sums(total, right, given, TAPS, HAS_RESIDUAL, HAS_SIDES, IS_TRANSPOSED)
 
 
 def has_tma(device: torch.device) -> bool:
@@ -222,10 +222,10 @@ def run_tma_product(
     out: Tensor,
     tile: Tile,
     *,
-    is_turned: bool = False,
+    is_transposed: bool = False,
     low_rank: TokenRanks | None = None,
 ) -> None:
-    """Multiply by a weight. `is_turned`: x is the weight and `weight` the tokens [rows, tokens,
+    """Multiply by a weight. `is_transposed`: x is the weight and `weight` the tokens [rows, tokens,
     channels]; the lines of `out` [out, rows, tokens] are padded to multiples of 16 bytes."""
     out_channels, channels = out_channels_of(weight), weight.shape[-1]
     taps, quarters = taps_of(weight), quarters_of(weight)
@@ -237,7 +237,7 @@ def run_tma_product(
         places, pixels = width, out.shape[3]
     elif taps > 1:
         count = x.shape[0] * (height + 1) * (width + 1)
-    if is_turned:
+    if is_transposed:
         quarters, width = out.shape[1:]
         out_channels = out.stride(1)
     launch(
@@ -267,6 +267,6 @@ def run_tma_product(
         HAS_RESIDUAL=residual is not None,
         HAS_SIDES=sides is not None,
         HAS_LORAS=low_rank is not None,
-        IS_TURNED=is_turned,
+        IS_TRANSPOSED=is_transposed,
         **settings_of(tile, x),
     )

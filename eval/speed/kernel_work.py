@@ -168,7 +168,7 @@ def work_of_launch(launch: Launch, weights: Mapping[int, tuple[Tensor, str]]) ->
     taps = int(launch.constants.get("TAPS", 1))
     # The weight also has the gates' channels, or the channels of an upsampled map's four quarters.
     columns = arguments["out_channels"] * (2 if launch.name == GATED else 4 if taps == 4 else 1)
-    if launch.constants.get("IS_TURNED"):
+    if launch.constants.get("IS_TRANSPOSED"):
         columns = arguments["out"].numel() // arguments["count"]
     depth, shape = taps * arguments["channels"], (arguments["count"], columns)
     if launch.constants["HAS_LORAS"]:

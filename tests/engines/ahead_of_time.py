@@ -136,7 +136,7 @@ def main(argv: list[str]) -> int:
 
 def chosen(arch: int, only_products: bool) -> Iterator[Form]:
     usual: set[tuple[Any, ...]] = set()
-    given = ("TAPS", "HAS_RESIDUAL", "HAS_LORAS", "IS_TURNED")
+    given = ("TAPS", "HAS_RESIDUAL", "HAS_LORAS", "IS_TRANSPOSED")
     tiles = Tiles(SHARED_BYTES[arch], arch // 10 in TENSOR_MEMORY)
     for form in forms_of(launches(arch, only_products), target_of(arch), tiles.fitting):
         kind = (form.kernel, number_of(form), *(form.constants.get(name) for name in given))

@@ -200,12 +200,15 @@ def test_8_bit_products_with_loras_are_those_of_the_cpu(number: torch.dtype, tok
     bank = {f"layer.{side}": torch.randn(5, 16, n) / 30 for side, n in (("down", 128), ("up", 256))}
     pages, scales = torch.tensor([[1, 2], [0, 3], [4, 4]]), torch.randn(3, 2)
     with adapted(bank, pages, scales):
-        expected = layer.product(stored, torch.float32, residual), layer.turned(stored, torch.half)
+        expected = (
+            layer.product(stored, torch.float32, residual),
+            layer.transposed(stored, torch.half),
+        )
     on_gpu = {name: each.cuda().half() for name, each in bank.items()}
     layer, stored = layer.to("cuda"), stored.cuda()
     with adapted(on_gpu, pages.cuda(), scales.cuda()):
         found = layer.product(stored, torch.half, residual.cuda().half())
-        turned = layer.turned(stored, torch.half)
+        turned = layer.transposed(stored, torch.half)
     for ours, theirs in zip((found, turned), expected, strict=True):
         measured = float((ours.cpu().float() - theirs.float()).norm() / theirs.float().norm())
         assert measured <= 0.01, f"{measured:.4f}, at most 0.01"

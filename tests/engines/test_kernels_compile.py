@@ -94,7 +94,7 @@ def test_products_compile_for_hopper(cache: Path) -> None:
     forms = compiled(cache, "90", "--products")
     assert [f["number"] for f in forms if f["kernel"] == "_attention"] == ["*fp8e4nv"]
     forms_of_products = [f for f in forms if f["kernel"] in PRODUCTS]
-    assert any(f["constants"].get("IS_TURNED") for f in forms_of_products)
+    assert any(f["constants"].get("IS_TRANSPOSED") for f in forms_of_products)
     kinds = {(f["number"], f["constants"].get("TAPS", GATED)) for f in forms_of_products}
     assert kinds == {(n, t) for n in ("*i8", "*fp8e4nv") for t in (1, 4, 9, GATED)}
     assert not report(forms), report(forms)
@@ -107,7 +107,7 @@ def assert_gates_take_what_the_paper_says(products: list[dict[str, Any]]) -> Non
         f["number"]: f["behind_sums"]
         for f in products
         if f["constants"].get("TAPS") == 1
-        and not any(f["constants"][n] for n in ("HAS_RESIDUAL", "HAS_LORAS", "IS_TURNED"))
+        and not any(f["constants"][n] for n in ("HAS_RESIDUAL", "HAS_LORAS", "IS_TRANSPOSED"))
     }
     gated = {
         f["number"]: f["behind_sums"]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engines.pytorch.triton_attention import attention
-from engines.pytorch.triton_product import turned_product
+from engines.pytorch.triton_product import transposed_product
 from engines.pytorch.triton_text_attention import text_attention
 from engines.pytorch.triton_tma_product import ALIGNED
 from tests.engines.pytorch.kernel_checks import (
@@ -83,7 +83,7 @@ def attentions_of_any_number_of_tokens() -> Iterator[str]:
     scale, bias = torch.ones(channels), torch.zeros(channels)
     for tokens in (31, 40, 988):
         query, key, value = torch.randn(3, rows, tokens, channels).to(torch.float8_e4m3fn)
-        turned = turned_product(value, weight, scale, bias, torch.float8_e4m3fn)
+        turned = transposed_product(value, weight, scale, bias, torch.float8_e4m3fn)
         if turned.stride(1) % ALIGNED or turned.shape[1:] != (rows, tokens):
             yield f"{tokens}: shape {tuple(turned.shape)}, strides {turned.stride()}"
         values = turned.float()

@@ -21,7 +21,7 @@ from engines.pytorch.eight_bit import EightBit, Flagged, quartered
 from engines.pytorch.triton_group_norm import FOLDED, summed
 from engines.pytorch.triton_kernels import add_norm, affine, gated, norm_act
 from engines.pytorch.triton_low_rank import low_rank
-from engines.pytorch.triton_product import gated_product, product, turned_product
+from engines.pytorch.triton_product import gated_product, product, transposed_product
 from engines.pytorch.triton_tma_product import is_bordered
 from sdxl.specs import PAGE_RANK
 from tests.engines.pytorch import interpreted_attention  # noqa: F401
@@ -276,7 +276,7 @@ def products_with_loras() -> Iterator[str]:
         yield from wrong_by(found, expected + past.double(), most, (*what, "residual"))
         if inside % 16:
             continue
-        found = turned_product(tokens, weight, scale, bias, torch.float32, both)
+        found = transposed_product(tokens, weight, scale, bias, torch.float32, both)
         yield from wrong_by(found, expected.permute(2, 0, 1), most, (*what, "turned"))
         steps = torch.cat([torch.rand(out) * 20 + 1, torch.ones(out)])
         given = (tokens, weight, scale * steps, bias * steps, flags, number, both, scale)
@@ -297,10 +297,10 @@ def turned_products() -> Iterator[str]:
     for number in NUMBERS:
         tokens, weight = whole(ROWS, 7, inside).to(number), whole(out, inside).to(number)
         expected = linear(tokens, weight, scale, bias)
-        found = turned_product(tokens, weight, scale, bias, torch.float32)
+        found = transposed_product(tokens, weight, scale, bias, torch.float32)
         yield from wrong_by(found, expected.permute(2, 0, 1), 1e-5, number)
         for small, straight in (
-            (turned_product(tokens, weight, scale, bias, torch.float8_e4m3fn), False),
+            (transposed_product(tokens, weight, scale, bias, torch.float8_e4m3fn), False),
             (product(tokens, weight, scale, bias, torch.float8_e4m3fn), True),
         ):
             wanted = expected if straight else expected.permute(2, 0, 1)

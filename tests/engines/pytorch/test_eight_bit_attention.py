@@ -108,7 +108,7 @@ def test_values_that_e4m3_cannot_hold_become_the_largest() -> None:
     wide = eight_bit_layer(16, 16)
     wide.bias += torch.tensor([1e4, -1e4] * 8)
     stored = wide.stored(torch.randn(1, 3, 16))
-    for found in (wide.product(stored, E4M3), wide.turned(stored, E4M3).permute(1, 2, 0)):
+    for found in (wide.product(stored, E4M3), wide.transposed(stored, E4M3).permute(1, 2, 0)):
         assert found.float()[0, 0].tolist() == [448.0, -448.0] * 8
 
 

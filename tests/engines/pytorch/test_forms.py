@@ -134,9 +134,9 @@ def test_loading_lists_the_forms_without_weights(
     numbers = tmp_path / "numbers.safetensors"
     save_file(dict(numbers_of(mini.part("unet"), "fp8")), numbers)
     settings: Any = {"specs": specs, "cut": "reference", "options": TorchOptions()}
-    placed = partial(torch_engine._placed, **settings, numbers=[numbers])
-    fit = partial(torch_engine._control, options=TorchOptions(), numbers=[numbers])
-    torch_engine._compiled_ahead(mini, meta, specs, TorchOptions(), placed, fit)
+    placed = partial(torch_engine._place_part, **settings, numbers=[numbers])
+    fit = partial(torch_engine._fit_control, options=TorchOptions(), numbers=[numbers])
+    torch_engine._compile_ahead(mini, meta, specs, TorchOptions(), placed, fit)
     found, target = listed[0]()
     networks = {**unets("fp8", "mini"), "vae_decoder": decoder("fp8", "mini")}
     launches = recorded_launches(networks, specs, mini.arch)
