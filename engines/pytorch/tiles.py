@@ -1,8 +1,8 @@
-"""Chooses the tiles of an 8-bit product: those that fit a GPU, and the fastest measured.
+"""Chooses the tile of a product: the fastest of those that fit the GPU.
 
-Tiles are measured only while a service warms up; a product that was not measured takes the tile
-that usually wins. Results are kept on disk for each GPU, driver, PyTorch, Triton and version of the
-kernels. For the GPUs in `tiles_shipped` they come along, so that a first start measures few.
+Tiles are measured only while a service warms up. A product that was not measured uses the tile that
+is usually fastest. Results are stored for each GPU, driver, PyTorch, Triton and version of the
+kernels. `tiles_shipped` has results for some GPUs, so a first start there measures few products.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ log = logging.getLogger(__name__)
 SHIPPED = Path(__file__).with_name("tiles_shipped")
 KIB = 1024
 MOST_SUMS = 64
-"""of a thread, in a gated product on a GPU with tensor memory"""
+"""sums of a thread, in a gated product on a GPU with tensor memory"""
 TENSOR_MEMORY = (10, 11)
-"""compute capabilities of data-centre Blackwells, whose tensor cores keep sums in tensor memory"""
+"""major compute capabilities of data-centre Blackwells, whose tensor cores keep sums in tensor
+memory"""
 FP8, HALVES = "float8_e4m3fn", ("float16", "bfloat16")
 Run = Callable[["Tile"], None]
 Measure = Callable[[Callable[[], None]], float]
-"""seconds of one run"""
+"""returns the seconds of one run"""
 
 
 @dataclass(frozen=True)
@@ -49,17 +50,17 @@ class Tile:
 
     @property
     def sums(self) -> int:
-        """of a thread"""
+        """The sums of a thread."""
         return self.m * self.n // (32 * self.warps)
 
     @property
     def shared_bytes(self) -> int:
-        """shared memory of the loads in flight, 8-bit numbers of both factors"""
+        """The shared memory of loads in flight, 8-bit numbers of both factors."""
         return (self.m + self.n) * self.k * self.stages
 
 
 USUAL = Tile(128, 128, 128, 8, 3)
-"""It wins most often, and fits everywhere."""
+"""the tile that is fastest most often, and fits every GPU"""
 TILES = (
     USUAL,
     Tile(256, 128, 128, 8, 4),
@@ -68,29 +69,27 @@ TILES = (
     Tile(64, 64, 128, 4, 4),
 )
 TILES_WITH_RESIDUAL = (USUAL, Tile(128, 64, 128, 4, 4), Tile(64, 64, 128, 4, 4))
-"""A larger tile has no registers left for the residual, and spills."""
+"""no larger tiles: they have no registers for the residual, and spill"""
 GATED_TILES = (
     USUAL,
     Tile(256, 128, 128, 8, 3),
     Tile(128, 128, 128, 4, 3),
     Tile(128, 64, 128, 4, 4),
 )
-"""Tiles of the feed-forward's first product with its GEGLU; half of `n` are values, half gates. A
-multiprocessor holds two tiles of four warps, and one multiplies while the other ends."""
-
-
+"""tiles of the feed-forward's first product with its GEGLU; half of `n` are values, half gates. A
+multiprocessor runs two tiles of four warps: one multiplies while the other ends."""
 HALF_TILES = (
     Tile(128, 64, 64, 4, 4),
     Tile(128, 128, 64, 8, 3),
     Tile(256, 64, 64, 8, 4),
     Tile(128, 32, 64, 4, 4),
 )
-"""Tiles of a product in 16 bits."""
+"""tiles of a product in 16 bits"""
 
 
 @dataclass(frozen=True)
 class TileProblem:
-    """What the choice of a tile depends on."""
+    """The properties of a product that decide its tile."""
 
     number: str
     taps: int
@@ -101,16 +100,17 @@ class TileProblem:
     is_gated: bool = False
     is_transposed: bool = False
     places: int = 0
-    """of a bordered slot, if the map lies in slots"""
+    """size of a bordered slot, if the map is in slots"""
 
     @property
     def key(self) -> str:
-        """Sizes within a factor of four share a tile, as do all beyond 2^16 rows."""
+        """The key of the measured tile. Sizes within a factor of four share a key, and so do all
+        sizes above 2^16 rows."""
         size = min((self.count - 1).bit_length(), 17) // 2
         kind = f"{self.number} {self.taps} {self.channels} {self.out_channels}"
         names = ("residual", "gated", "turned", f"slots of {self.places}")
-        given = (self.has_residual, self.is_gated, self.is_transposed, self.places)
-        return " ".join([f"{kind} {size}", *itertools.compress(names, given)])
+        values = (self.has_residual, self.is_gated, self.is_transposed, self.places)
+        return " ".join([f"{kind} {size}", *itertools.compress(names, values)])
 
 
 def fitting(
@@ -129,14 +129,14 @@ def fitting(
 
 
 def spills(tile: Tile, problem: TileProblem) -> bool:
-    """Whether FP8 sums spill coming out of tensor memory (tests/engines/test_kernels_compile.py):
-    those of 256 lines, and of a gated product, which needs both halves at once."""
+    """Return whether FP8 sums from tensor memory spill (tests/engines/test_kernels_compile.py):
+    sums of 256 lines, and sums of a gated product, which needs both halves at the same time."""
     return tile.m > 128 or (problem.is_gated and tile.sums > MOST_SUMS)
 
 
 @dataclass
 class Tiles:
-    """The tiles of one GPU. `file` keeps the results; None keeps them for this process."""
+    """The tiles of one GPU. Results are stored in `file`; without a file, in this process."""
 
     shared_bytes: int
     has_tensor_memory: bool = False
@@ -144,7 +144,7 @@ class Tiles:
     chosen: dict[str, Tile] = field(default_factory=dict)
     is_measuring: bool = False
     shipped: Mapping[str, Tile] = field(default_factory=dict)
-    """measured before, on such a GPU"""
+    """results that were measured on a GPU of this name before"""
 
     def __post_init__(self) -> None:
         if self.file is None:
@@ -152,7 +152,7 @@ class Tiles:
         try:
             self.chosen = table_of(self.file)
         except FileNotFoundError:
-            # Nothing is measured yet.
+            # Nothing has been measured yet.
             pass
         except OSError as error:
             log.warning("%s cannot be read (%s); tiles are measured anew", self.file, error)
@@ -163,18 +163,18 @@ class Tiles:
         known = self.chosen.get(problem.key) or self.shipped.get(problem.key)
         if known is not None:
             return known
-        if not self.is_measuring:
-            return self.fitting(problem)[0]
         tiles = self.fitting(problem)
+        if not self.is_measuring:
+            return tiles[0]
         seconds = {tile: measure(lambda tile=tile: run(tile)) for tile in tiles}  # type: ignore[misc]
         self.chosen[problem.key] = best = min(tiles, key=seconds.__getitem__)
-        self._keep()
+        self._store()
         return best
 
     def fitting(self, problem: TileProblem) -> tuple[Tile, ...]:
         return fitting(problem, self.shared_bytes, self.has_tensor_memory)
 
-    def _keep(self) -> None:
+    def _store(self) -> None:
         if self.file is None:
             return
         stored = {key: astuple(tile) for key, tile in sorted(self.chosen.items())}
@@ -192,7 +192,7 @@ def table_of(file: Path) -> dict[str, Tile]:
 
 @contextmanager
 def measuring(tiles: Tiles) -> Iterator[None]:
-    """Measure unknown products, which takes time: not while a picture is being made."""
+    """Measure unknown products while the block runs. It takes time, so no picture should wait."""
     tiles.is_measuring = True
     try:
         yield
@@ -202,7 +202,7 @@ def measuring(tiles: Tiles) -> Iterator[None]:
 
 @cache
 def tiles_of(device: torch.device, kernels: str) -> Tiles:
-    """The tiles of a GPU; `kernels` identifies the version of the kernels."""
+    """Return the tiles of a GPU. `kernels` identifies the version of the kernels."""
     if device.type != "cuda":
         return Tiles(99 * KIB)
     gpu = torch.cuda.get_device_properties(device)
@@ -222,13 +222,15 @@ def file_name_of(gpu: str) -> str:
 
 
 def place_of(versions: tuple[str, ...]) -> Path:
-    """`versions` are the GPU's name, then everything that a measurement depends on."""
+    """Return the file of measured tiles. `versions` are the GPU's name, then everything else that a
+    measurement depends on."""
     digest = hashlib.sha256("\n".join(versions).encode()).hexdigest()[:12]
     return home() / "tiles" / f"{file_name_of(versions[0])}-{digest}.json"
 
 
 def driver_version(file: Path = Path("/proc/driver/nvidia/version")) -> str:
-    """The kernel module's version; if a container hides it, the driver's newest CUDA."""
+    """Return the kernel module's version, or in a container without it the driver's CUDA
+    version."""
     try:
         return file.read_text(encoding="utf-8")
     except OSError:

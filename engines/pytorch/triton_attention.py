@@ -1,8 +1,8 @@
-"""Attention among pixels in FP8, for GPUs with a tensor memory accelerator (TMA), Hopper and later:
-descriptors read query, key and value in E4M3, and the result is rounded for the next layer.
+"""Attention among pixels in FP8, for GPUs with a tensor memory accelerator (TMA), Hopper and later.
+Descriptors read query, key and value in E4M3, and the result is rounded for the next layer.
 
-A value's tokens lie next to each other, as the tensor cores need an 8-bit second factor. It knows
-no modules; with TRITON_INTERPRET=1, set before the import, it runs on a CPU.
+A value's tokens are adjacent in memory, because tensor cores need this of an 8-bit second factor.
+It knows no modules; with TRITON_INTERPRET=1, set before the import, it runs on a CPU.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from engines.pytorch.triton_shared import IS_INTERPRETED, jit, row_sides, store_
 from engines.pytorch.triton_tma_product import ALIGNED, has_tma
 
 SPREAD = tl.constexpr(8.0)
-"""Shares of a softmax go to E4M3 as 256 times themselves: it holds down to 2^-9."""
+"""A softmax's shares are multiplied by 2^8 before they are rounded to E4M3, whose smallest number
+is 2^-9."""
 M, N = (32, 32) if IS_INTERPRETED else (128, 128)
 """queries of a program, and keys at a time"""
 WARPS, STAGES = 8, 3
 REGISTERS = 128
-"""of a thread, so that a multiprocessor holds two programs. With the compiler's own choice, 148 for
-an FP8 result, it holds one and takes 1.38 times as long (docs/log.md)."""
+"""registers of a thread, so that a multiprocessor runs two programs. The compiler would choose 148
+for an FP8 result; then it runs one and takes 1.38 times as long (docs/log.md)."""
 
 
 @jit
@@ -47,13 +48,13 @@ def _add_keys(
     HEAD: tl.constexpr,
     N: tl.constexpr,
 ):
-    """Add these keys to the largest score, the sum of the shares and that of the values."""
+    """Add these keys to the highest score, the sum of shares and the sum of values."""
     k = key.load([row, begin, first]).reshape(N, HEAD)
     scores = tl.dot(q, k.T)
     if IS_LAST:
         is_key = begin + tl.arange(0, N) < keys
         scores = tl.where(is_key[None, :], scores, float("-inf"))
-    # A NaN may not show in the maximum, but does in the shares.
+    # The maximum may hide a NaN, but the shares do not.
     higher = tl.maximum(highest, tl.max(scores, 1) * scale)
     shares = tl.exp2(scores * scale - (higher - SPREAD)[:, None])
     decay = tl.exp2(highest - higher)
@@ -86,12 +87,12 @@ def _attention(
     highest = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     mixed = tl.zeros([M, HEAD], tl.float32)
-    # In slots the other tokens are no keys; as queries they give numbers that nothing reads.
+    # In slots, pads are no keys. As queries they give numbers that nothing reads.
     height, width = row_sides(sides, row, 1, tokens, HAS_SIDES)
     keys = height * width
     whole = keys // N * N
-    # Descriptors read zeros beyond the last key; only this block masks their scores. It comes first
-    # because sums of zero need no registers.
+    # Descriptors read zeros beyond the last key, and only this block masks their scores. It comes
+    # first, because sums of zero need no registers.
     if whole < keys:
         highest, total, mixed = _add_keys(
             q, highest, total, mixed, key, value, row, first, whole, keys, scale, True, HEAD, N
@@ -108,8 +109,8 @@ def _attention(
 
 
 def fits_attention(x: Tensor, heads: int) -> bool:
-    """Whether tokens have channels of multiples of 16 bytes, as descriptors need, and heads as wide
-    as a tile may be."""
+    """Return whether the channels are a multiple of 16 bytes, which descriptors need, and a head's
+    width is one of the kernel's."""
     head = x.shape[-1] // heads
     return has_tma(x.device) and x.shape[-1] % ALIGNED == 0 and head in (64, 128)
 
@@ -124,9 +125,9 @@ def attention(
     number: torch.dtype,
     flags: Tensor,
 ) -> Tensor:
-    """Attend among query and key [rows, tokens, channels], which may be parts of wider lines, and
-    value [channels, rows, tokens], whose rows are multiples of 16 bytes apart; the result is in
-    `number`, in `steps` a unit."""
+    """Attend. Query and key are [rows, tokens, channels] and may be parts of wider lines. Value is
+    [channels, rows, tokens]; its rows are multiples of 16 bytes apart. The result is rounded to
+    `number` with `steps` for each unit."""
     rows, tokens, channels = query.shape
     head = channels // heads
     out = torch.empty((rows, tokens, channels), dtype=number, device=query.device)

@@ -1,8 +1,8 @@
-"""The feed-forward's first product with its GEGLU, rounded for the second: by descriptors, for GPUs
-with a tensor memory accelerator, Hopper and later.
+"""The feed-forward's first product with its GEGLU, rounded for the second product. Descriptors read
+both factors, for GPUs with a tensor memory accelerator, Hopper and later.
 
-A tile holds values and their gates, and a thread both of a pair. It knows no modules; with
-TRITON_INTERPRET=1, set before the import, it runs on a CPU.
+A tile has values and their gates, and each thread has both halves of its pairs. It knows no
+modules; with TRITON_INTERPRET=1, set before the import, it runs on a CPU.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from engines.pytorch.triton_shared import (
     tile_start,
 )
 
-FALLS = tl.constexpr((-1.0097, -1.0771, -0.5502, -0.01275))
-"""Coefficients of log2(share(-a)), the normal distribution's: the share is within 0.7% from 0 to 5,
-beyond which a × share is 1e-6 and less. E4M3 rounds to 6%."""
+SHARE = tl.constexpr((-1.0097, -1.0771, -0.5502, -0.01275))
+"""coefficients of log2(share(-a)), where share is the normal distribution function. The share is
+within 0.7% from 0 to 5; beyond, a × share is at most 1e-6. E4M3 rounds to 6%."""
 
 
 @jit
 def gelu(x):
-    """x × share(x), as max(x, 0) - |x| × share(-|x|), which is as exact for small results as for
-    large ones. An infinity becomes NaN."""
-    far = tl.abs(x)
-    share = tl.exp2(((FALLS[3] * far + FALLS[2]) * far + FALLS[1]) * far + FALLS[0])
-    return tl.maximum(x, 0.0) - far * share
+    """Return x × share(x), computed as max(x, 0) - |x| × share(-|x|), which is as exact for small
+    results as for large ones. An infinity becomes NaN."""
+    size = tl.abs(x)
+    share = tl.exp2(((SHARE[3] * size + SHARE[2]) * size + SHARE[1]) * size + SHARE[0])
+    return tl.maximum(x, 0.0) - size * share
 
 
 @jit
@@ -44,7 +44,7 @@ def _gated_product(
     x,
     weight,
     flags,
-    own_scale,
+    lora_scale,
     ranks,
     up,
     pages,
@@ -68,11 +68,11 @@ def _gated_product(
     if HAS_LORAS:
         low_rank = (ranks, up, pages, page_count, lora_tokens)
         place, rows = down + tl.arange(0, M), rows_of_tile(down, M, count, lora_tokens)
-        # Values, then their gates. Beyond the last channel, results are not stored.
+        # Values, then their gates. Results beyond the last channel are not stored.
         each = tl.arange(0, N)
         line = (each // HALF) * out_channels + right + each % HALF
         lines = 2 * out_channels
-        total = lora_sums(low_rank, own_scale, place, line, rows, count, lines, IS_WHOLE)
+        total = lora_sums(low_rank, lora_scale, place, line, rows, count, lines, IS_WHOLE)
     for channel in range(0, channels, K):
         a = x.load([down, channel])
         b = weight.load([0, right, channel]).reshape(N, K)
@@ -96,10 +96,10 @@ def run_gated_product(
     flags: Tensor,
     out: Tensor,
     low_rank: TokenRanks | None,
-    own_scale: Tensor | None,
+    lora_scale: Tensor | None,
     tile: Tile,
 ) -> None:
-    """Multiply tokens [rows, tokens, channels]; the second half of the weight makes the gates."""
+    """Multiply tokens [rows, tokens, channels]. The second half of the weight computes gates."""
     out_channels, channels = weight.shape[0] // 2, weight.shape[-1]
     count, half = x.numel() // channels, tile.n // 2
     sizes, strides = [2, out_channels, channels], [out_channels * channels, channels, 1]
@@ -111,7 +111,7 @@ def run_gated_product(
         TensorDescriptor(x, [count, channels], [channels, 1], [tile.m, tile.k]),
         TensorDescriptor(weight, sizes, strides, [2, half, tile.k]),
         flags,
-        scale if own_scale is None else own_scale,
+        scale if lora_scale is None else lora_scale,
         *arguments_of(low_rank, scale),
         out,
         x.shape[1],

@@ -1,8 +1,8 @@
-"""A group norm in Triton as one factor and offset by row and channel, from sums per channel of a
-channels-last map. The first kernel also joins two maps that are read as one.
+"""A group norm in Triton. The first kernel sums each channel of a channels-last map, and can join
+two maps. The second turns the sums into a factor and an offset for each row and channel.
 
-A NaN stays visible in the sums. It knows no modules; with TRITON_INTERPRET=1, set before the
-import, it runs on a CPU.
+A NaN makes the sums NaN. It knows no modules; with TRITON_INTERPRET=1, set before the import, it
+runs on a CPU.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from engines.pytorch.slots import sides_of
 from engines.pytorch.triton_shared import jit, row_sides
 
 PROGRAMS, SPLITS = 2048, 256
-"""programs that sum, and the most that share a row"""
+"""the wanted number of programs that sum, and the most programs for a row"""
 FOLDED = 32
-"""sums at a time"""
+"""splits that are added at a time"""
 PIXELS, CHANNELS, WARPS = 64, 64, 4
 
 
@@ -40,15 +40,15 @@ def _sum_channels(
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Sum each channel; with a map beside x, which has the `first` channels, also join both."""
+    """Sum each channel. With a map beside x, join both; x has the `first` channels."""
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     splits = tl.num_programs(1)
     channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
-    # For each place in the tile: adding them up would synchronise the program's warps.
+    # A sum for each place in the tile: adding them up would synchronise the program's warps.
     total = tl.zeros([PIXELS, CHANNELS], tl.float32)
     squares = tl.zeros([PIXELS, CHANNELS], tl.float32)
     height, width = row_sides(sides, row, 1, pixels, HAS_SIDES)
-    # A joined map's pads are zeros.
+    # A joined map gets zeros as pads, so its pads are visited too.
     until = pixels if HAS_BESIDE else height * width
     for start in range(split * PIXELS, until, splits * PIXELS):
         pixel = start + tl.arange(0, PIXELS)
@@ -107,7 +107,7 @@ def _fold_norm(
     added = tl.zeros([SIZE], tl.float32)
     if HAS_SHIFT:
         added = tl.load(shift + row * channels + channel, mask=mask, other=0.0).to(tl.float32)
-    # The sums of value + added, from the sums of value.
+    # Convert sums of `value` into sums of `value + added`.
     squares += 2 * added * total + pixels * added * added
     total += pixels * added
     count = pixels * per_group
@@ -121,13 +121,14 @@ def _fold_norm(
 
 
 def splits_of(others: int, pixels: int) -> int:
-    """Into how many programs a row's pixels are split, a power of two, beside `others`."""
+    """Return the number of programs for a row's pixels, a power of two. `others` is the number of
+    programs without this split."""
     wanted = min(SPLITS, triton.cdiv(PROGRAMS, others), triton.cdiv(pixels, PIXELS))
     return int(triton.next_power_of_2(wanted))
 
 
 def summed(x: Tensor, beside: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return a map [rows, channels, h, w], channels last, joined with the map beside it, and the
+    """Return a map [rows, channels, h, w], channels last, joined with the map `beside`, and the
     sums of its channels."""
     rows, first, height, width = x.shape
     channels, pixels = first + (0 if beside is None else beside.shape[1]), height * width
@@ -168,8 +169,8 @@ def folded(
 ) -> Tensor:
     """Return the factors and the offsets, [2, rows, channels]."""
     rows, splits, _, channels = sums.shape
-    found = sums.new_empty((2, rows, channels))
-    factor, offset = found
+    factor_and_offset = sums.new_empty((2, rows, channels))
+    factor, offset = factor_and_offset
     launch(
         _fold_norm,
         (rows, groups),
@@ -190,4 +191,4 @@ def folded(
         HAS_SHIFT=shift is not None,
         HAS_SIDES=sides is not None,
     )
-    return found
+    return factor_and_offset

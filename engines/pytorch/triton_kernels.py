@@ -1,10 +1,10 @@
-"""Triton kernels that do in one pass over memory what PyTorch does in several, for channels-last
-maps and tokens.
+"""Triton kernels for channels-last maps and tokens that need one pass over memory where PyTorch
+needs several.
 
-A group norm reads twice: sums per channel, then one multiplication and addition a value, with SiLU
-and the rounding to 8 bits in the same pass. A NaN stays visible: in FP8 as a value, in int8 as the
-row's flag. It knows no modules; launches.py decides when these run. With TRITON_INTERPRET=1, set
-before the import, they run on a CPU.
+A group norm reads twice: for the sums of each channel, then for one multiplication and addition a
+value, with SiLU and rounding to 8 bits in the same pass. A NaN is preserved: in FP8 as a value, in
+int8 as the row's flag. It knows no modules; launches.py decides when these run. With
+TRITON_INTERPRET=1, set before the import, they run on a CPU.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from engines.pytorch.triton_shared import (
 from engines.pytorch.triton_tma_product import bordered_places, empty_bordered
 
 PIXELS, CHANNELS, WARPS = 32, 128, 4
-"""of a tile of a map, and the warps that work on it"""
+"""the size of a tile of a map, and its warps"""
 NORM_WARPS = 1
-"""of a token's layer norm: several would wait for each other, twice"""
+"""warps of a token's layer norm; several would wait for each other twice"""
 
 
 @jit
@@ -66,7 +66,7 @@ def _affine(
     height, width = row_sides(sides, row, pixels // width, width, HAS_SIDES)
     inside = pixel < (height * width if HAS_SIDES else pixels)
     if IS_BORDERED:
-        # A column behind each line and a line behind each picture, of zeros.
+        # A column of zeros behind each line, and a line of zeros behind each picture.
         left, top = pixel % (width + 1), pixel // (width + 1)
         inside = (left < width) & (top < height)
         pixel = top * width + left
@@ -124,7 +124,7 @@ def _gated(
 def _added(x, added, total, place, mask, HAS_ADDED: tl.constexpr):
     value = tl.load(x + place, mask=mask, other=0.0)
     if HAS_ADDED:
-        # Rounded as stored: the norm is of the sum that the next layer adds to.
+        # Rounded like the stored sum: the norm reads the sum to which the next layer adds.
         value = value.to(tl.float32) + tl.load(added + place, mask=mask, other=0.0).to(tl.float32)
         value = value.to(total.dtype.element_ty)
         tl.store(total + place, value, mask=mask)
@@ -163,7 +163,8 @@ def _add_norm(
     CHANNELS: tl.constexpr,
     MORE: tl.constexpr,
 ):
-    """A token's first `CHANNELS` channels and `MORE` after them, both powers of two."""
+    """Norm a token's first `CHANNELS` channels and `MORE` channels after them, both powers of
+    two."""
     token = tl.program_id(0).to(tl.int64)
     channel, more = tl.arange(0, CHANNELS), CHANNELS + tl.arange(0, MORE)
     here, there = channel < channels, more < channels
@@ -179,7 +180,7 @@ def _add_norm(
     _store_normed(value, scale, weight, bias, steps, out, channel, here, largest, HAS_STEPS)
     _store_normed(other, scale, weight, bias, steps, out, more, there, largest, HAS_STEPS)
     if out.dtype.element_ty == tl.int8:
-        # Any NaN is in the sum of all squares.
+        # Any NaN makes the sum of all squares NaN.
         tl.store(flags + token // tokens, variance, mask=variance != variance)
 
 
@@ -198,8 +199,9 @@ def norm_act(
     flags: Tensor | None = None,
     is_bordered: bool = False,
 ) -> Tensor:
-    """Norm [rows, channels, h, w], channels last, after adding `shift` [rows, channels]. `sums` are
-    `summed`'s, if known; `flags`, one for each row, mark NaN that int8 cannot hold."""
+    """Norm x + `shift`, x [rows, channels, h, w], channels last, and `shift` [rows, channels].
+    `sums` are the result of `summed`, if known. `flags`, one for each row, mark NaN, which int8
+    lacks."""
     sums = summed(x)[1] if sums is None else sums
     pixels, sides = x.shape[2] * x.shape[3], sides_of(x)
     factor, offset = folded(sums, weight, bias, shift, pixels, groups, eps, sides)
@@ -219,9 +221,9 @@ def affine(
     flags: Tensor | None = None,
     is_bordered: bool = False,
 ) -> Tensor:
-    """Compute (x + added) * factor + offset by row and channel, SiLU, and round to `number` in
-    `steps` a unit. x is a channels-last map or tokens. `is_bordered` writes a map as
-    triton_tma_product.py reads it."""
+    """Compute (x + added) * factor + offset by row and channel, apply SiLU, and round to `number`
+    with `steps` for each unit. x is a channels-last map or tokens. With `is_bordered`, write the
+    bordered map that triton_tma_product.py reads."""
     rows = x.shape[0]
     channels = x.shape[1] if x.dim() == 4 else x.shape[-1]
     places = pixels = x.numel() // (rows * channels)
@@ -271,7 +273,7 @@ def add_norm(
     number: torch.dtype | None = None,
     flags: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Add to tokens [rows, tokens, channels]; return the sum and its layer norm."""
+    """Add `added` to tokens [rows, tokens, channels]; return the sum and its layer norm."""
     channels = x.shape[-1]
     first = 1 << (channels.bit_length() - 1)
     total = x if added is None else torch.empty_like(x)

@@ -1,8 +1,8 @@
-"""LoRAs in 8-bit products, in Triton: the ranks of every token, and the sums with which a product
-begins.
+"""LoRAs in 8-bit products, in Triton. One kernel computes the ranks of every token; functions
+compute the sums with which a product begins.
 
-A token's ranks are its products with the `down` factors of its row's pages, times their strengths.
-It knows no modules; with TRITON_INTERPRET=1, set before the import, it runs on a CPU.
+A token's ranks are its products with the `down` factors of its row's pages, times their scales. It
+knows no modules; with TRITON_INTERPRET=1, set before the import, it runs on a CPU.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from engines.pytorch.triton_shared import jit
 from sdxl.specs import PAGE_RANK
 
 AT_ONCE = tl.constexpr(32)
-"""ranks"""
+"""ranks at a time"""
 PAGE = tl.constexpr(PAGE_RANK)
 LEAST_SCALE = tl.constexpr(1e-30)
-"""Channels whose weights are zero have less."""
+"""avoids a division by zero for channels whose weights are zero"""
 M, K = 128, 64
 
 
 @dataclass(frozen=True)
 class TokenRanks:
-    """What LoRAs add to a layer's product of tokens."""
+    """LoRAs of a layer's product of tokens."""
 
     ranks: Tensor
     """[rows, tokens, pages × rank]"""
@@ -40,13 +40,13 @@ class TokenRanks:
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """A product's, in the order of its parameters."""
+        """The arguments for a product kernel, in the order of its parameters."""
         return self.ranks, self.up, self.pages, self.pages.shape[1], self.ranks.shape[1]
 
 
-def arguments_of(low_rank: TokenRanks | None, instead: Tensor) -> tuple[Any, ...]:
-    """The same, or what stands for them in a product without LoRAs."""
-    return (instead, instead, instead, 1, 1) if low_rank is None else low_rank.arguments
+def arguments_of(low_rank: TokenRanks | None, unused: Tensor) -> tuple[Any, ...]:
+    """Return a product kernel's arguments; without LoRAs, values that the kernel does not read."""
+    return (unused, unused, unused, 1, 1) if low_rank is None else low_rank.arguments
 
 
 @jit
@@ -90,21 +90,21 @@ def _ranks(
         there = (token < tokens)[:, None] & is_used[None, :]
         tl.store(out + place, value, mask=there)
         if IS_WHOLE:
-            # Whole sums cannot hold it.
+            # Sums of whole numbers cannot hold a NaN or an infinity.
             broken = there & (value - value != 0.0)
             tl.store(flags + row + tl.zeros_like(place), float("nan"), mask=broken)
 
 
 @jit
 def rows_of_tile(down, M: tl.constexpr, count, tokens):
-    """The first and the last row of which a tile has tokens."""
+    """Return the first and the last row whose tokens a tile has."""
     return down // tokens, (tl.minimum(down + M, count) - 1) // tokens
 
 
 @jit
 def lora_sums(low_rank, scale, token, line, rows, count, lines, IS_WHOLE: tl.constexpr):
-    """The sums [tokens, lines] with which a product begins, in units of `scale`: a tile of tokens
-    may have several rows, from the first to the last of `rows`."""
+    """Return the sums [tokens, lines] with which a product begins, in units of `scale`. A tile may
+    have tokens of several rows, from the first to the last of `rows`."""
     ranks, up, pages, page_count, tokens = low_rank
     first_row, last_row = rows
     is_line = line < lines
@@ -126,7 +126,7 @@ def lora_sums(low_rank, scale, token, line, rows, count, lines, IS_WHOLE: tl.con
 
 @jit
 def transposed_lora_sums(low_rank, scale, line, token, row, count, IS_WHOLE: tl.constexpr):
-    """The same as [lines, tokens], of tokens of one row."""
+    """Return the sums as [lines, tokens], for tokens of one row."""
     ranks, up, pages, page_count, tokens = low_rank
     is_line, is_token = line < count, token < tokens
     total = tl.zeros([line.shape[0], token.shape[0]], tl.float32)
@@ -158,9 +158,8 @@ def _in_units(total, unit, IS_WHOLE: tl.constexpr):
 def low_rank(
     x: Tensor, flags: Tensor, down: Tensor, up: Tensor, pages: Tensor, scales: Tensor
 ) -> TokenRanks:
-    """Multiply 8-bit tokens [rows, tokens, channels] by their rows' `down`; `scales` are
-    [rows, pages × rank]. Of int8 tokens, the flag of a row whose ranks are no numbers becomes
-    NaN."""
+    """Multiply 8-bit tokens [rows, tokens, channels] by their rows' `down`. `scales` are
+    [rows, pages × rank]. For int8 tokens, a row's flag becomes NaN if a rank is not finite."""
     rows, tokens, channels = x.shape
     ranks = torch.empty((rows, tokens, scales.shape[1]), dtype=down.dtype, device=x.device)
     launch(

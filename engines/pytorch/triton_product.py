@@ -1,7 +1,7 @@
-"""The 8-bit product of linears and of 3×3 convolutions, in Triton: an implicit matrix product whose
-epilogue scales, adds the bias and the residual.
+"""The 8-bit product of linear layers and 3×3 convolutions, in Triton: an implicit matrix product
+that ends with scaling and adding the bias and the residual.
 
-It knows no modules; launches.py decides when it runs, and tiles.py how it is cut. With
+It knows no modules; launches.py decides when it runs, and tiles.py chooses its tile. With
 TRITON_INTERPRET=1, set before the import, it runs on a CPU.
 """
 
@@ -45,7 +45,7 @@ from engines.pytorch.triton_tma_product import (
 __all__ = ["fits_tma", "gated_product", "product", "tiles", "transposed_product"]
 
 SMALL = Tile(32, 32, 32, 4, 1)
-"""for the interpreter"""
+"""the interpreter's tile"""
 
 
 @jit
@@ -118,10 +118,10 @@ def product(
     residual: Tensor | None = None,
     low_rank: TokenRanks | None = None,
 ) -> Tensor:
-    """x 8-bit: tokens [..., channels] with a weight [out, channels], or a channels-last map
-    [rows, channels, h, w] with a weight [out, 3, 3, channels], or, as if it were doubled,
-    [4, out, 2, 2, channels]; bordered, it comes by descriptors.
-    LoRAs add to a product of tokens alone."""
+    """Multiply 8-bit tokens [..., channels] by a weight [out, channels], or convolve a
+    channels-last map [rows, channels, h, w] with a weight [out, 3, 3, channels], or a map as if it
+    were doubled with [4, out, 2, 2, channels]. Descriptors read bordered maps. Only products of
+    tokens support LoRAs."""
     out = _empty_product(x, weight, dtype)
     start = run_tma_product if takes_tma(x, weight) else _run_product
     run = partial(start, x, weight, scale, bias, residual, out, low_rank=low_rank)
@@ -137,15 +137,15 @@ def transposed_product(
     dtype: torch.dtype,
     low_rank: TokenRanks | None = None,
 ) -> Tensor:
-    """A linear layer's product of tokens [rows, tokens, channels] as [out, rows, tokens]: a
-    channel's tokens lie side by side, and rows are padded to multiples of 16 bytes. By descriptors
-    only."""
+    """Multiply tokens [rows, tokens, channels] by a linear layer's weight; return
+    [out, rows, tokens], with rows padded to multiples of 16 bytes. Descriptors read both
+    factors."""
     rows, tokens = x.shape[:-1]
     dims = weight.shape[0], rows, triton.cdiv(tokens, ALIGNED) * ALIGNED
     out = torch.empty(dims, dtype=dtype, device=x.device)[:, :, :tokens]
     # Weight and tokens swap places.
-    given = (weight, x.flatten(0, 1), scale, bias, None, out)
-    run = partial(run_tma_product, *given, is_transposed=True, low_rank=low_rank)
+    arguments = (weight, x.flatten(0, 1), scale, bias, None, out)
+    run = partial(run_tma_product, *arguments, is_transposed=True, low_rank=low_rank)
     run(_tile(x, weight, False, run, is_transposed=True))
     return out
 
@@ -158,15 +158,14 @@ def gated_product(
     flags: Tensor,
     number: torch.dtype,
     low_rank: TokenRanks | None = None,
-    own_scale: Tensor | None = None,
+    lora_scale: Tensor | None = None,
 ) -> Tensor:
-    """A linear layer's product of tokens: the first half of its channels times the GELU of the
-    second, rounded to `number`. The first half's scale and bias contain the steps, `own_scale` does
-    not: LoRAs add in its units. By descriptors only."""
+    """Multiply tokens by a linear layer's weight; return the first half of the channels times the
+    GELU of the second half, rounded to `number`. The first half's scale and bias contain the steps.
+    `lora_scale` does not, and LoRAs add in its units. Descriptors read both factors."""
     channels = weight.shape[0] // 2
     out = torch.empty((*x.shape[:-1], channels), dtype=number, device=x.device)
-    given = (x, weight, scale, bias, flags, out, low_rank, own_scale)
-    run = partial(run_gated_product, *given)
+    run = partial(run_gated_product, x, weight, scale, bias, flags, out, low_rank, lora_scale)
     run(_tile(x, weight, False, run, is_gated=True))
     return out
 
@@ -210,7 +209,7 @@ def _tile(
 
 @cache
 def tiles(device: torch.device) -> Tiles:
-    """The tiles for this GPU, Triton and version of the kernels."""
+    """Return the tiles for this GPU, Triton and version of the kernels."""
     kernels = (_product, _tma_product, _gated_product)
     keys = " ".join(kernel.cache_key for kernel in kernels)
     return tiles_of(device, f"{triton.__version__} {keys}")

@@ -1,9 +1,9 @@
-"""What several of our kernels share: tiles of a product, where its taps read, its scaled sums, and
-how results are rounded to 8 bits.
+"""Functions that several Triton kernels share: tiles of a product, offsets of its taps, scaling of
+its sums, and rounding to 8 bits.
 
-A convolution of a doubled map is four of 2×2 taps on the map itself: one quarter for each of the
-four pixels that a pixel becomes. Rounding limits what is too large and keeps NaN: FP8 has a value
-for it, and of an int8 tensor the row's flag becomes NaN.
+A convolution of a doubled map is four convolutions of 2×2 taps on the undoubled map: one quarter
+for each of the four pixels that a pixel becomes. Rounding clamps numbers that are too large, and
+preserves NaN: FP8 has a NaN, and for int8 the row's flag becomes NaN.
 """
 
 from __future__ import annotations
@@ -30,28 +30,29 @@ SIZES = (
     "page_count",
     "lora_tokens",
 )
-"""Parameters that depend on the picture's size or on the rows of a call. Kernels do not specialise
-them, so that one compiled form serves all sizes; channels stay specialised, and their divisibility
+"""parameters that depend on the picture's size or on the rows of a call. Kernels do not specialise
+them, so one compiled form serves all sizes. Numbers of channels are specialised: their divisibility
 vectorises addresses."""
 _GROUP = tl.constexpr(8)
-"""rows of tiles that are computed together, so that they share weights in the cache"""
+"""rows of tiles that are computed together, because they share weights in the cache"""
 HALF_STEP = tl.constexpr(12582912.0)
-"""1.5 × 2^23: adding and subtracting it rounds a float32 to the nearest whole number, halves to
+"""1.5 × 2^23: adding and subtracting this rounds a float32 to the nearest whole number, halves to
 even"""
 
 
 def jit(function: Any) -> Any:
-    """Make a Triton function and compute its key at once: Triton omits the constants of callees
-    that have no key yet, so keys would differ between processes."""
-    made = triton.jit(function, do_not_specialize=SIZES)
+    """Make a Triton function and compute its key at once. Triton omits the constants of callees
+    without a key, so keys computed later would differ between processes."""
+    kernel = triton.jit(function, do_not_specialize=SIZES)
     if not IS_INTERPRETED:
-        _ = made.cache_key
-    return made
+        _ = kernel.cache_key
+    return kernel
 
 
 @jit
 def tile_start(count, lines, M: tl.constexpr, N: tl.constexpr):
-    """The first row and the first line of this program's tile, of `count` rows by `lines`."""
+    """Return the first row and the first line of this program's tile, of `count` rows by
+    `lines`."""
     across = tl.cdiv(lines, N)
     in_group = _GROUP * across
     first = (tl.program_id(0) // in_group) * _GROUP
@@ -62,7 +63,7 @@ def tile_start(count, lines, M: tl.constexpr, N: tl.constexpr):
 
 @jit
 def row_sides(sides, row, height, width, HAS_SIDES: tl.constexpr):
-    """The height and width of a row: in slots from the table."""
+    """Return the height and width of a row's map, in slots from the table."""
     if HAS_SIDES:
         height, width = tl.load(sides + 2 * row), tl.load(sides + 2 * row + 1)
     return height, width
@@ -70,7 +71,7 @@ def row_sides(sides, row, height, width, HAS_SIDES: tl.constexpr):
 
 @jit
 def tap_offset(tap, quarter, TAPS: tl.constexpr):
-    """How far down and right of its pixel a tap reads."""
+    """Return how far below and to the right of its pixel a tap reads."""
     if TAPS == 9:
         down, right = tap // 3 - 1, tap % 3 - 1
     elif TAPS == 4:
@@ -82,7 +83,8 @@ def tap_offset(tap, quarter, TAPS: tl.constexpr):
 
 @jit
 def result_pixel(line, left, width, quarter, TAPS: tl.constexpr):
-    """The result's pixel, from the line among all pictures' and the place in it."""
+    """Return the result's pixel. `line` counts the lines of all pictures; `left` is the place in
+    the line."""
     if TAPS == 4:
         pixel = 2 * ((2 * line + quarter // 2) * width + left) + quarter % 2
     else:
@@ -92,7 +94,7 @@ def result_pixel(line, left, width, quarter, TAPS: tl.constexpr):
 
 @jit
 def scaled(total, scale, bias, channel, is_channel):
-    """A product's sums [rows, channels], scaled and with their bias."""
+    """Scale a product's sums [rows, channels] and add the bias."""
     value = total.to(tl.float32) * tl.load(scale + channel, mask=is_channel, other=0.0)[None, :]
     return value + tl.load(bias + channel, mask=is_channel, other=0.0)[None, :]
 
@@ -105,11 +107,11 @@ def limited(value, largest):
 
 @jit
 def store_steps(out, value, mask, largest):
-    """Store the nearest 8-bit numbers; the caller has checked int8 values for NaN."""
+    """Store the nearest 8-bit numbers. The caller has checked int8 values for NaN."""
     dtype: tl.constexpr = out.dtype.element_ty
     value = limited(value, largest)
     if dtype == tl.int8:
-        # The nearest whole number is in the lowest bits of the sum.
+        # The lowest bits of the sum are the nearest whole number.
         tl.store(out, (value + HALF_STEP).to(tl.int32, bitcast=True).to(tl.int8), mask=mask)
     else:
         tl.store(out, value.to(dtype), mask=mask)
@@ -117,7 +119,7 @@ def store_steps(out, value, mask, largest):
 
 @jit
 def store_rounded(out, flag, value, mask, largest):
-    """Store rounded values; the row's `flag` becomes NaN if an int8 value is."""
+    """Store rounded values. The row's `flag` becomes NaN if a value for int8 is NaN."""
     dtype: tl.constexpr = out.dtype.element_ty
     if dtype == tl.int8:
         broken = mask & (value != value)
@@ -131,8 +133,8 @@ def store_rounded(out, flag, value, mask, largest):
 
 @jit
 def store_rounded_lines(out, flags, value, mask, largest):
-    """Store a tile with a flag for each line, in fewer operations a value: a line with a NaN has a
-    sum of NaN. Masked values must be numbers."""
+    """Store a tile with a flag for each line. It takes fewer operations a value: the sum of a line
+    with a NaN is NaN. Masked values must be numbers."""
     if out.dtype.element_ty == tl.int8:
         total = tl.sum(limited(value, largest), 1)
         tl.store(flags, total, mask=(total != total) & (tl.max(mask.to(tl.int32), 1) > 0))
@@ -140,7 +142,8 @@ def store_rounded_lines(out, flags, value, mask, largest):
 
 
 def taps_of(weight: Tensor) -> int:
-    """[out, in], [out, 3, 3, in], or of four quarters [4, out, 2, 2, in]."""
+    """Return the taps of a weight [out, in], [out, 3, 3, in], or of four quarters
+    [4, out, 2, 2, in]."""
     return {2: 1, 4: 9, 5: 4}[weight.dim()]
 
 

@@ -1,6 +1,6 @@
-"""A 3×3 convolution in 16 bits of maps in slots, in Triton: for the few that are not in 8 bits and
-that descriptors cannot read, because of their stride or their narrow input. It knows no modules;
-with TRITON_INTERPRET=1, set before the import, it runs on a CPU.
+"""A 3×3 convolution of maps in slots in 16 bits, in Triton. It is for the few convolutions that are
+not in 8 bits and that descriptors cannot read, because of their stride or narrow input. It knows no
+modules; with TRITON_INTERPRET=1, set before the import, it runs on a CPU.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _slot_convolution(
 
 
 def slot_convolution(x: Tensor, weight: Tensor, bias: Tensor, stride: int) -> Tensor:
-    """x [rows, channels, 1, slot], channels last; weight [out, 3, 3, channels]."""
+    """Convolve x [rows, channels, 1, slot], channels last, with `weight` [out, 3, 3, channels]."""
     rows, channels, _, slot = x.shape
     pixels, out_channels = slot // stride**2, weight.shape[0]
     out = x.new_empty((rows, 1, pixels, out_channels)).permute(0, 3, 1, 2)

@@ -1,8 +1,8 @@
-"""Attention of pixels to a prompt in 16 bits, whose result is rounded to 8 for the next layer.
+"""Attention of pixels to a prompt in 16 bits. The result is rounded to 8 bits for the next layer.
 
-A prompt has few keys, 77 or a small multiple: a program keeps its queries and reads the keys in
-blocks, those left in small blocks. It knows no modules; with TRITON_INTERPRET=1, set before the
-import, it runs on a CPU.
+A prompt has few keys, 77 or a small multiple. A program keeps its queries and reads the keys in
+blocks, the last keys in smaller blocks. It knows no modules; with TRITON_INTERPRET=1, set before
+the import, it runs on a CPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engines.pytorch.triton_shared import IS_INTERPRETED, jit, store_rounded_lin
 M, N = (32, 32) if IS_INTERPRETED else (64, 64)
 """queries of a program, and keys at a time"""
 TAIL = 16
-"""keys at a time beyond whole blocks: the fewest that the tensor cores take"""
+"""keys at a time behind the whole blocks: the fewest that tensor cores support"""
 WARPS, STAGES = 4, 2
 
 
@@ -39,14 +39,14 @@ def _add_keys(
     HEAD: tl.constexpr,
     N: tl.constexpr,
 ):
-    """Add these keys to the largest score, the sum of the shares and that of the values."""
+    """Add these keys to the highest score, the sum of shares and the sum of values."""
     index, channel = begin + tl.arange(0, N), tl.arange(0, HEAD)
     is_key = index < keys
     place = index[:, None] * channels + channel[None, :]
     k = tl.load(key + place, mask=is_key[:, None], other=0.0)
     v = tl.load(value + place, mask=is_key[:, None], other=0.0)
     scores = tl.where(is_key[None, :], tl.dot(q, k.T) * scale, float("-inf"))
-    # A NaN may not show in the maximum, but does in the shares.
+    # The maximum may hide a NaN, but the shares do not.
     higher = tl.maximum(highest, tl.max(scores, 1))
     shares = tl.exp2(scores - higher[:, None])
     decay = tl.exp2(highest - higher)
@@ -97,7 +97,8 @@ def _text_attention(
 
 
 def fits_text_attention(query: Tensor, heads: int) -> bool:
-    """Whether the kernel takes heads of this width; it takes halves, and the interpreter floats."""
+    """Return whether the kernel supports heads of this width in 16 bits. The interpreter supports
+    float32 too."""
     is_half = query.element_size() == 2 or IS_INTERPRETED
     return is_half and query.shape[-1] // heads in (16, 32, 64, 128)
 
@@ -112,7 +113,8 @@ def text_attention(
     number: torch.dtype,
     flags: Tensor,
 ) -> Tensor:
-    """Attend among [rows, tokens, channels] each; the result is in `number`, in `steps` a unit."""
+    """Attend. All tensors are [rows, tokens, channels]. The result is rounded to `number` with
+    `steps` for each unit."""
     rows, tokens, channels = query.shape
     keys, head = key.shape[1], channels // heads
     out = torch.empty_like(query, dtype=number)

@@ -1,7 +1,8 @@
-"""The 8-bit product for GPUs with a tensor memory accelerator, Hopper and later: descriptors read
-both factors, so the loop masks and addresses nothing and loads the next tiles while it multiplies.
+"""The 8-bit product for GPUs with a tensor memory accelerator, Hopper and later. Descriptors read
+both factors, so the loop computes no masks or addresses, and loads the next tiles while it
+multiplies.
 
-A 3×3 convolution reads a bordered map: a column of zeros behind each line and a line of zeros
+A 3×3 convolution reads a bordered map: a column of zeros behind each line, and a line of zeros
 behind each picture. Each tap then reads the same rows of memory at another offset. It knows no
 modules; with TRITON_INTERPRET=1, set before the import, it runs on a CPU.
 """
@@ -40,10 +41,10 @@ from engines.pytorch.triton_shared import (
 )
 
 ALIGNED = 16
-"""bytes that lines of a descriptor's tensor are a multiple of"""
+"""Lines of a descriptor's tensor are multiples of this number of bytes."""
 LARGEST_E4M3 = tl.constexpr(LARGEST[torch.float8_e4m3fn])
 MOST_AT_ONCE = tl.constexpr(128 * 128)
-"""sums of a tile"""
+"""sums of a tile that are stored at the same time"""
 
 
 @jit
@@ -64,7 +65,7 @@ def _store_sums(
     is_channel = target < out_channels
     scale += quarter * out_channels
     if IS_TRANSPOSED:
-        # The layer's channels are the lines of the result.
+        # The result's lines are the layer's channels.
         line = down + tl.arange(0, M)
         value = total.to(tl.float32) * tl.load(scale + line, mask=line < count, other=0.0)[:, None]
         value += tl.load(bias + line, mask=line < count, other=0.0)[:, None]
@@ -76,7 +77,7 @@ def _store_sums(
         place = pixel - row * places
         left, top = place % (width + 1), place // (width + 1)
         is_picture = (left < width) & (top < height)
-        # The places behind the picture make the zeros of the result's pads.
+        # The places behind the picture write the zeros of the result's pads.
         behind = place - height * (width + 1)
         pad = height * width + behind
         if TAPS == 4:
@@ -86,7 +87,7 @@ def _store_sums(
         value = tl.where(is_picture[:, None], value, 0.0)
         pixel += row * pixels
     elif TAPS > 1:
-        # From a place in the bordered map to that in a plain one.
+        # Convert a place in the bordered map to a place in the plain map.
         left, line = pixel % (width + 1), pixel // (width + 1)
         top = line % (height + 1)
         inside = inside & (left < width) & (top < height)
@@ -139,7 +140,7 @@ def _tma_product(
     quarter = tl.program_id(1) if TAPS == 4 else 0
     line = quarter * out_channels + right
     if IS_TRANSPOSED:
-        # A tile has tokens of one row, whose results are `out_channels` long, padding included.
+        # A tile has tokens of one row. Its results are `out_channels` long, including padding.
         line = tl.program_id(1) * width + right
     blocks = tl.cdiv(channels, K)
     row = down // places
@@ -167,7 +168,7 @@ def _tma_product(
     own = (row, height, width, places, pixels)
     given = (scale, bias, residual, out, down, quarter, count, out_channels, own)
     if M * N > MOST_AT_ONCE:
-        # More would spill where sums come out of tensor memory, as on Blackwell.
+        # Storing all at once would spill on Blackwell, whose sums are in tensor memory.
         first, second = total.reshape(M, 2, N // 2).permute(0, 2, 1).split()
         _store_sums(first, right, given, TAPS, HAS_RESIDUAL, HAS_SIDES, IS_TRANSPOSED)
         _store_sums(second, right + N // 2, given, TAPS, HAS_RESIDUAL, HAS_SIDES, IS_TRANSPOSED)
@@ -176,7 +177,7 @@ def _tma_product(
 
 
 def has_tma(device: torch.device) -> bool:
-    """Whether the device has a TMA; the interpreter counts as having one."""
+    """Return whether the device has a TMA. The interpreter counts as having one."""
     return IS_INTERPRETED or capability_of(device) >= (9, 0)
 
 
@@ -185,12 +186,12 @@ def fits_tma(weight: Tensor) -> bool:
 
 
 def takes_tma(x: Tensor, weight: Tensor) -> bool:
-    """Whether a product of these factors runs by descriptors."""
+    """Return whether descriptors read the factors of this product."""
     return fits_tma(weight) and (weight.dim() == 2 or is_bordered(x))
 
 
 def empty_bordered(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """An empty map like x, channels last, in memory with a border."""
+    """Return an empty map like x, channels last, in memory with a border."""
     rows, channels, height, width = x.shape
     if sides_of(x) is not None:
         place = x.new_empty((rows, 1, bordered_places(x), channels), dtype=dtype)
@@ -200,7 +201,7 @@ def empty_bordered(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def bordered_places(x: Tensor) -> int:
-    """Pixels of a row of a map with its border."""
+    """Return the pixels of one row of a bordered map."""
     height, width = x.shape[2:]
     return (height + 1) * (width + 1) if sides_of(x) is None else bordered(width)
 
@@ -225,8 +226,9 @@ def run_tma_product(
     is_transposed: bool = False,
     low_rank: TokenRanks | None = None,
 ) -> None:
-    """Multiply by a weight. `is_transposed`: x is the weight and `weight` the tokens [rows, tokens,
-    channels]; the lines of `out` [out, rows, tokens] are padded to multiples of 16 bytes."""
+    """Multiply x by a weight. With `is_transposed`, x is the weight and `weight` the tokens
+    [rows × tokens, channels]; the lines of `out` [out, rows, tokens] are padded to multiples of 16
+    bytes."""
     out_channels, channels = out_channels_of(weight), weight.shape[-1]
     taps, quarters = taps_of(weight), quarters_of(weight)
     height, width = x.shape[-2:] if x.dim() == 4 else (1, 1)
