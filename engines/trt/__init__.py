@@ -1,1 +1,1 @@
-"""TensorRT as a backend: plans built, loaded and run."""
+"""TensorRT as a backend: builds, loads and runs plans."""

@@ -1,7 +1,7 @@
 """Builds a folder of TensorRT plans from an export folder.
 
-Workers build the plans into a folder beside the target, which is renamed when all are there. A
-killed build continues, and a plan whose recipe did not change is not built again.
+Workers build the plans into a folder beside the target. It is renamed when all plans are built. A
+killed build can be continued, and a plan whose recipe did not change is not built again.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from sdxl.places import home
 from sdxl.specs import ModelSpec, plain_name, with_images, with_loras, with_residuals
 
 RECIPE = 1
-"""Increase it when a change to the code makes plans worth building again."""
+"""Increase this number when a change to the code makes plans worth building again."""
 
 Prove = Callable[[EngineFolder], Proof]
-"""runs built engines, or says why they cannot run here"""
+"""runs built engines, or returns why they cannot run here"""
 OnProgress = Callable[[str, float], None]
-"""the network, and its plan's progress from 0 to 1"""
+"""gets the network and its plan's progress from 0 to 1"""
 
 
 @dataclass(frozen=True)
 class BuildSpec:
-    """What one build makes, and where."""
+    """The plans of one build, and their folder."""
 
     export: ExportFolder
     target: Target
@@ -58,11 +58,11 @@ class BuildSpec:
     is_sparse: bool
     out: Path
     has_loras: bool = False
-    """whether there are plans for LoRAs of requests, too"""
+    """Build plans for requests' LoRAs too."""
     has_controlnets: bool = False
-    """whether there are plans for ControlNets of requests, too"""
+    """Build plans for requests' ControlNets too."""
     has_image_prompts: bool = False
-    """whether there are plans for image prompts of requests, too"""
+    """Build plans for requests' image prompts too."""
 
     @cached_property
     def specs(self) -> dict[str, ModelSpec]:
@@ -79,7 +79,7 @@ class BuildSpec:
         }
 
     def graph(self, name: str) -> Graph:
-        """The graph that a plan is made from."""
+        """Return the graph from which a plan is made."""
         return self.export.graphs[plain_name(name)]
 
     def job(self, name: str, plan: Path) -> PlanJob:
@@ -100,7 +100,7 @@ class BuildSpec:
         )
 
     def recipe(self, name: str) -> str:
-        """A digest of everything that a plan is made from, not of its place."""
+        """Return a digest of everything that the plan depends on, but not of its folder."""
         graph, job = self.graph(name), self.job(name, Path())
         facts = {
             "recipe": RECIPE,
@@ -144,63 +144,66 @@ def build(
     on_progress: OnProgress = lambda name, share: None,
     prove: Prove = lambda engines: not_run("not asked for"),
 ) -> EngineFolder:
-    """Build the engines at `order.out` that are missing there, run them by `prove`, which raises if
-    they differ from the model, and publish them."""
+    """Build the engines that are missing at `order.out`, run all with `prove`, which raises if they
+    differ from the model, and publish them."""
     with locked(order.out, waits=False):
-        published = _published(order.out)
+        published = _read_published(order.out)
         refuse_other_folder(order.out, FILE, "a folder of engines")
-        kept = {} if published is None else _kept(order, published)
-        if published is not None and _is_made(order, kept, published):
+        reusable = {} if published is None else _reusable_plans(order, published)
+        if published is not None and _is_complete(order, reusable, published):
             return published if published.is_run else _run_again(published, prove)
         making = order.out.with_name(f".{order.out.name}.making")
         with _disk_errors(order.out):
             making.mkdir(exist_ok=True)
             plans = {}
             for name in order.specs:
-                if plan := kept.get(name):
-                    _take_over(order.out / plan.file, making / plan.file)
+                if plan := reusable.get(name):
+                    (making / plan.file).unlink(missing_ok=True)
+                    link_or_copy(order.out / plan.file, making / plan.file)
                 plans[name] = (
                     plan
-                    or _finished(order, name, making)
-                    or _build(order, name, making, on_progress)
+                    or _read_finished(order, name, making)
+                    or _build_plan(order, name, making, on_progress)
                 )
-            # The notes go last: they tell the next build which plans are finished.
             order.manifest(plans, not_run("being built")).write(making)
             order.manifest(plans, prove(EngineFolder.read(making))).write(making)
             sync_folder(making)
+            # The notes, which tell the next build which plans are finished, are removed last.
             _keep_only(making, {FILE, *(plan.file for plan in plans.values())})
         publish(making, order.out)
         return EngineFolder.read(order.out)
 
 
-def _is_made(order: BuildSpec, kept: dict[str, EnginePlan], published: EngineFolder) -> bool:
-    """Whether the order's engines are published, even if their proof failed."""
+def _is_complete(
+    order: BuildSpec, reusable: dict[str, EnginePlan], published: EngineFolder
+) -> bool:
+    """Return whether the order's engines are published, even if their proof failed."""
     proof = Proof(published.parity, published.costs, published.device_bytes)
-    is_whole = set(kept) == set(order.specs)
-    return is_whole and order.manifest(kept, proof).as_dict() == published.as_dict()
+    has_all = set(reusable) == set(order.specs)
+    return has_all and order.manifest(reusable, proof).as_dict() == published.as_dict()
 
 
 def _run_again(engines: EngineFolder, prove: Prove) -> EngineFolder:
     """Run plans that were built without their GPU."""
     proof = prove(engines)
-    found = replace(
+    proven = replace(
         engines, parity=proof.parity, costs=proof.costs, device_bytes=proof.device_bytes
     )
-    if found != engines:
-        found.write()
-    return found
+    if proven != engines:
+        proven.write()
+    return proven
 
 
-def _published(out: Path) -> EngineFolder | None:
+def _read_published(out: Path) -> EngineFolder | None:
+    """Read the published engines; None if they are missing or damaged, and must be built again."""
     try:
         return EngineFolder.read(out)
     except EngineError:
-        # Missing or damaged: it is built again.
         return None
 
 
-def _kept(order: BuildSpec, published: EngineFolder) -> dict[str, EnginePlan]:
-    """The published plans that are whole and have the order's recipe."""
+def _reusable_plans(order: BuildSpec, published: EngineFolder) -> dict[str, EnginePlan]:
+    """Return the published plans that are undamaged and have the order's recipe."""
     return {
         name: plan
         for name, plan in published.plans.items()
@@ -210,13 +213,8 @@ def _kept(order: BuildSpec, published: EngineFolder) -> dict[str, EnginePlan]:
     }
 
 
-def _take_over(plan: Path, target: Path) -> None:
-    target.unlink(missing_ok=True)
-    link_or_copy(plan, target)
-
-
-def _finished(order: BuildSpec, name: str, making: Path) -> EnginePlan | None:
-    """The plan that an earlier, stopped build finished."""
+def _read_finished(order: BuildSpec, name: str, making: Path) -> EnginePlan | None:
+    """Return the plan if an earlier, stopped build finished it."""
     try:
         plan = EnginePlan.from_dict(
             name, json.loads(_note(making, name).read_text(encoding="utf-8"))
@@ -227,14 +225,14 @@ def _finished(order: BuildSpec, name: str, making: Path) -> EnginePlan | None:
         return None
 
 
-def _build(order: BuildSpec, name: str, making: Path, on_progress: OnProgress) -> EnginePlan:
+def _build_plan(order: BuildSpec, name: str, making: Path, on_progress: OnProgress) -> EnginePlan:
     _check_space(order, name)
     path, unfinished = making / f"{name}{SUFFIX}", making / f"{name}.unfinished"
     job = order.job(name, unfinished)
     if job.timing_cache:
         Path(job.timing_cache).parent.mkdir(parents=True, exist_ok=True)
     log = making / f"{name}.log"
-    # TensorRT opens graph and weights by name.
+    # load_checked is needed because TensorRT opens graph and weights by name.
     cost = order.export.load_checked(
         lambda: run_worker(job, log, lambda share: on_progress(name, share))
     )
@@ -257,7 +255,7 @@ def _build(order: BuildSpec, name: str, making: Path, on_progress: OnProgress) -
 
 
 def _check_space(order: BuildSpec, name: str) -> None:
-    """Refuse a build that would end in a full disk, before it takes minutes."""
+    """Refuse at once a build that would fill the disk after minutes."""
     needed = sum(order.export.data[file].bytes for file in order.graph(name).data)
     free = shutil.disk_usage(order.out.parent).free
     if free < needed:

@@ -1,7 +1,7 @@
-"""The differences between the two TensorRTs, as data; everything else is one code path.
+"""The differences between the two TensorRTs, as data. Everything else is one code path.
 
-`tensorrt` is the data-centre library: it builds on the GPU it builds for. `tensorrt-rtx` compiles
-for a list of architectures without a GPU, and finishes on the GPU at load.
+`tensorrt` is the data-centre library. It builds on the GPU for which it builds. `tensorrt-rtx`
+compiles for a list of architectures without a GPU, and finishes on the GPU at load.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sdxl.params import InvalidParams
 
 
 class BackendFailed(RuntimeError):
-    """An installed backend cannot load or run what it was given."""
+    """An installed backend cannot load or run a network."""
 
 
 class BackendMissing(RuntimeError):
@@ -31,19 +31,19 @@ class Flavour:
     module: str
     needs_gpu_to_build: bool
     has_timing_cache: bool
-    """whether it chooses kernels by timing them, and can store the times"""
+    """It chooses kernels by timing them, and can store the times."""
     has_exact_profiles: bool
-    """whether a profile for one exact shape pays: not if kernels are specialised at run time, where
-    it would only compile more"""
+    """A profile for one exact shape is faster. If kernels are specialised at run time, such a
+    profile only takes time to compile."""
     architectures: tuple[str, ...] | None
-    """its targets; None for the GPU it runs on"""
+    """the targets; None for the local GPU"""
 
     @property
     def is_installed(self) -> bool:
         return importlib.util.find_spec(self.module) is not None
 
     def load(self) -> Any:
-        """The library's module."""
+        """Import the library's module."""
         if not self.is_installed:
             raise BackendMissing(f"{self.name} is not installed; run pip install {self.name}")
         try:
@@ -73,7 +73,7 @@ TENSORRT_RTX = Flavour(
     architectures=("SM75", "SM80", "SM86", "SM89", "SM120", "SM121"),
 )
 FLAVOURS = {flavour.name: flavour for flavour in (TENSORRT, TENSORRT_RTX)}
-"""best first"""
+"""the fastest first"""
 
 
 def flavour_named(name: str) -> Flavour:
@@ -83,7 +83,7 @@ def flavour_named(name: str) -> Flavour:
 
 
 def check_buildable(flavour: Flavour, target: Target, local: Target | None) -> None:
-    """Refuse a build that would fail, or be for the wrong GPU, before it takes minutes."""
+    """Refuse at once a build that would fail after minutes, or build for the wrong GPU."""
     if flavour.needs_gpu_to_build and local != target:
         found = f"a {local.name}" if local else "no NVIDIA GPU"
         raise BackendMissing(

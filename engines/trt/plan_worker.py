@@ -1,7 +1,8 @@
 """Builds one plan in its own process: `python -m engines.trt.plan_worker JOB`.
 
-Polygraphy chooses between the two TensorRTs when it is imported, and a process returns all memory
-that a build took. The worker reads a job, writes the plan, and prints its progress as JSON lines.
+A separate process is needed because Polygraphy chooses one of the two TensorRTs when it is
+imported, and because the end of a process frees all memory of a build. The worker reads a job,
+writes the plan, and prints its progress as JSON lines.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ SWITCH = "POLYGRAPHY_USE_TENSORRT_RTX"
 PR_SET_PDEATHSIG = 1
 MAX_MESSAGE = 500
 DTYPES = {"float32": "FLOAT", "float16": "HALF", "int64": "INT64"}
-"""the specs' names and TensorRT's"""
+"""TensorRT's names of types, by the specs' names"""
 
 
 class BuildError(RuntimeError):
-    """A plan was not built: its graph, and TensorRT's messages."""
+    """A plan was not built. The message names its graph and has TensorRT's messages."""
 
 
 @dataclass(frozen=True)
 class PlanJob:
-    """One plan to build. `module` is the library's; `architecture` is tensorrt-rtx's target, None
-    for the local GPU."""
+    """One plan to build. `module` is the library's module. `architecture` is tensorrt-rtx's target;
+    None means the local GPU."""
 
     name: str
     onnx: str
@@ -57,7 +58,7 @@ class PlanJob:
 
 @dataclass
 class BuildProgress:
-    """Turns TensorRT's nested phases, outermost first, into one share of the build."""
+    """Converts TensorRT's nested phases, the outermost first, into one share of the build."""
 
     say: Callable[[float], None]
     last: int = -1
@@ -83,9 +84,9 @@ class BuildProgress:
 
 def run_worker(job: PlanJob, log: Path, on_share: Callable[[float], None]) -> dict[str, Any]:
     """Build a plan in a worker and return its cost. TensorRT's messages go to `log`."""
-    paper = log.with_suffix(".job")
-    paper.write_text(json.dumps(asdict(job)), encoding="utf-8")
-    command = [sys.executable, "-m", "engines.trt.plan_worker", str(paper)]
+    job_file = log.with_suffix(".job")
+    job_file.write_text(json.dumps(asdict(job)), encoding="utf-8")
+    command = [sys.executable, "-m", "engines.trt.plan_worker", str(job_file)]
     last: dict[str, Any] = {}
     with (
         log.open("wb") as stderr,
@@ -109,23 +110,24 @@ def run_worker(job: PlanJob, log: Path, on_share: Callable[[float], None]) -> di
         name = signal.Signals(-code).name
         hint = "; out of memory, most likely" if -code == signal.SIGKILL else ""
         raise BuildError(f"{job.onnx}: building its plan was ended by {name}{hint} (see {log})")
-    messages = complaints(log.read_text(encoding="utf-8", errors="replace"))
+    messages = errors_in(log.read_text(encoding="utf-8", errors="replace"))
     error = last.get("error", f"exit code {code}")
     raise BuildError(f"{job.onnx}: {error}: {messages}"[:MAX_MESSAGE])
 
 
-def complaints(text: str) -> str:
-    """TensorRT's errors in a log, except that there is no GPU: a build may need none."""
+def errors_in(text: str) -> str:
+    """Return TensorRT's errors in a log. Errors about a missing GPU are left out, because a build
+    may not need one."""
     lines = [
         line.strip().removeprefix("[E]").strip() for line in text.splitlines() if "[E]" in line
     ]
-    shown = [line for line in lines if "cudaError" not in line and "CUDA driver" not in line]
-    return " ".join(dict.fromkeys(shown)) or "nothing else"
+    relevant = [line for line in lines if "cudaError" not in line and "CUDA driver" not in line]
+    return " ".join(dict.fromkeys(relevant)) or "nothing else"
 
 
 def main(argv: list[str]) -> int:
     die_with_parent()
-    # stdout is the parent's channel; the libraries' own output goes to stderr.
+    # Messages for the parent go to stdout; the libraries' output goes to stderr.
     channel = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
     job = PlanJob(**json.loads(Path(argv[0]).read_text(encoding="utf-8")))
@@ -136,7 +138,10 @@ def main(argv: list[str]) -> int:
     start = time.perf_counter()
     try:
         plan = build(job, lambda share: say(share=share))
-        write(Path(job.plan), plan)
+        with Path(job.plan).open("wb") as file:
+            file.write(memoryview(plan))
+            file.flush()
+            os.fsync(file.fileno())
     except OSError as error:
         say(errno=error.errno, error=str(error))
         return 1
@@ -148,7 +153,7 @@ def main(argv: list[str]) -> int:
 
 
 def die_with_parent() -> None:
-    """Let no worker outlive a killed build and write into the next one's folder."""
+    """End this worker when its build is killed. It must not write into the next build's folder."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -158,7 +163,7 @@ def build(job: PlanJob, on_progress: Callable[[float], None]) -> Any:
     from polygraphy.backend.trt import EngineBytesFromNetwork
 
     spec = spec_from_dict(job.name, job.spec)
-    builder, network, parser = parsed(job, spec)
+    builder, network, parser = parse_network(job, spec)
     check_tensors(network, spec)
     let_attention_decompose(network, importlib.import_module(job.module))
     return EngineBytesFromNetwork(
@@ -166,13 +171,13 @@ def build(job: PlanJob, on_progress: Callable[[float], None]) -> Any:
     )()
 
 
-def parsed(job: PlanJob, spec: ModelSpec) -> tuple[Any, Any, Any]:
-    """Read the job's graph, with LoRAs and residuals if its network has them."""
+def parse_network(job: PlanJob, spec: ModelSpec) -> tuple[Any, Any, Any]:
+    """Parse the job's graph, with LoRAs, residuals and image prompts if its network has them."""
     from polygraphy.backend.trt import CreateNetwork, NetworkFromOnnxPath, get_trt_logger
 
     if job.name == plain_name(job.name):
-        whole: tuple[Any, Any, Any] = NetworkFromOnnxPath(job.onnx, strongly_typed=True)()
-        return whole
+        parsed: tuple[Any, Any, Any] = NetworkFromOnnxPath(job.onnx, strongly_typed=True)()
+        return parsed
     graph, _ = variant_graph(Path(job.onnx).read_bytes(), spec)
     builder, network = CreateNetwork(strongly_typed=True)()
     parser = importlib.import_module(job.module).OnnxParser(network, get_trt_logger())
@@ -182,17 +187,15 @@ def parsed(job: PlanJob, spec: ModelSpec) -> tuple[Any, Any, Any]:
 
 
 def check_tensors(network: Any, spec: ModelSpec) -> None:
-    """Check that TensorRT reads the specs' tensors: a wrong graph fails here, not in service."""
-
-    def facts(tensors: list[Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
-        return {t.name: (t.dtype.name, tuple(t.shape)) for t in tensors}
-
-    found = facts([network.get_input(i) for i in range(network.num_inputs)])
-    outputs = facts([network.get_output(i) for i in range(network.num_outputs)])
-    for wanted, there in ((spec.all_inputs, found), (spec.outputs, outputs)):
-        needed = {t.name: DTYPES[t.dtype] for t in wanted}
-        if needed != {name: dtype for name, (dtype, _) in there.items()}:
-            raise BuildError(f"{spec.name}: TensorRT reads {there}, expected {needed}")
+    """Check that TensorRT reads the spec's tensors. A wrong graph must fail now, not in a
+    service."""
+    inputs = [network.get_input(i) for i in range(network.num_inputs)]
+    outputs = [network.get_output(i) for i in range(network.num_outputs)]
+    for specs, tensors in ((spec.all_inputs, inputs), (spec.outputs, outputs)):
+        needed = {t.name: DTYPES[t.dtype] for t in specs}
+        if needed != {t.name: t.dtype.name for t in tensors}:
+            found = {t.name: (t.dtype.name, tuple(t.shape)) for t in tensors}
+            raise BuildError(f"{spec.name}: TensorRT reads {found}, expected {needed}")
 
 
 def let_attention_decompose(network: Any, library: Any) -> None:
@@ -202,13 +205,6 @@ def let_attention_decompose(network: Any, library: Any) -> None:
         if layer.type == library.LayerType.ATTENTION_INPUT:
             layer.__class__ = library.IAttentionInputLayer
             layer.attention.decomposable = True
-
-
-def write(path: Path, plan: Any) -> None:
-    with path.open("wb") as file:
-        file.write(memoryview(plan))
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _config(job: PlanJob, on_progress: Callable[[float], None]) -> Any:
@@ -221,7 +217,7 @@ def _config(job: PlanJob, on_progress: Callable[[float], None]) -> Any:
     if not job.is_rtx:
         from polygraphy.backend.trt import CreateConfig
 
-        # Without it float32 products take several times as long.
+        # Without TF32, float32 products take several times as long.
         return CreateConfig(tf32=True, **settings)
     from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
     from polygraphy.backend.trt import PostprocessConfig
@@ -236,7 +232,7 @@ def _config(job: PlanJob, on_progress: Callable[[float], None]) -> Any:
 
 
 def _make_capturable(builder: Any, network: Any, config: Any) -> None:
-    """Forbid tensorrt-rtx to allocate while it runs, which a CUDA graph cannot contain."""
+    """Forbid tensorrt-rtx to allocate while it runs. A CUDA graph cannot contain allocations."""
     library = importlib.import_module("tensorrt_rtx")
     config.set_flag(library.BuilderFlag.REQUIRE_USER_ALLOCATION)
 

@@ -1,8 +1,9 @@
-"""TensorRT plans as Engines, in either flavour.
+"""TensorRT plans as Engines, for both TensorRTs.
 
-A call binds its tensors by address: nothing is copied and nothing waits. Calls on recurring
-tensors, the loop's buffers, become CUDA graphs. A graph holds the state of the context that it was
-captured from, so each has its own context; they take turns in one block of working memory.
+A call binds its tensors by address. It copies nothing and does not wait. Calls on the loop's
+buffers, which are always the same tensors, become CUDA graphs. A graph contains the state of its
+context, so each graph has its own context. All contexts use one block of working memory, one after
+the other.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from sdxl.engine import check_inputs
 from sdxl.specs import ModelSpec, ShapeError, TensorSpec
 
 MAX_LANES = 32
-"""Contexts kept by one engine, for as many shapes or sets of tensors."""
+"""the most contexts of one engine, one for each shape or set of tensors"""
 
 Key = tuple[tuple[int, ...], ...]
 
@@ -31,8 +32,8 @@ class TensorRTError(BackendFailed):
 
 
 class Scratch:
-    """Working memory of engines that never run at the same time. It grows with a larger shape;
-    graphs on the old block must then be captured again."""
+    """Working memory of engines that never run at the same time. A larger shape replaces the block
+    by a larger one; graphs on the old block must then be captured again."""
 
     def __init__(self, device: RecordingDevice) -> None:
         self._device = device
@@ -55,16 +56,16 @@ class Scratch:
 
 @dataclass
 class Lane:
-    """A context for one set of shapes or tensors, and the graph captured from it."""
+    """A context for one set of shapes or tensors, and its graph."""
 
     context: Any
     recording: Recording
     captured_on: int = 0
-    """the address of the working memory that the graph uses"""
+    """address of the graph's working memory"""
 
 
 class TensorRTEngine:
-    """One plan. `captures` says whether its tensors recur, so that graphs pay."""
+    """One plan. With `captures`, calls use the same tensors again and are captured as graphs."""
 
     def __init__(
         self,
@@ -88,9 +89,9 @@ class TensorRTEngine:
 
     def __call__(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
         check_inputs(self.spec, inputs)
-        tensors = [self._own(t, inputs) for t in self.spec.inputs]
+        tensors = [self._contiguous(t, inputs) for t in self.spec.inputs]
         tensors += [self._bank[t.name] for t in self.spec.bank]
-        tensors += [self._own(t, outputs) for t in self.spec.outputs]
+        tensors += [self._contiguous(t, outputs) for t in self.spec.outputs]
         lane = self._lane(tensors)
         if lane.captured_on != self._scratch.address:
             lane.recording.replay, lane.captured_on = None, self._scratch.address
@@ -100,7 +101,7 @@ class TensorRTEngine:
             lambda: self._captures and self._is_capturable(lane),
         )
 
-    def _own(self, spec: TensorSpec, tensors: Mapping[str, Tensor]) -> Tensor:
+    def _contiguous(self, spec: TensorSpec, tensors: Mapping[str, Tensor]) -> Tensor:
         tensor = tensors[spec.name]
         if not tensor.is_contiguous():
             raise ShapeError(
@@ -132,9 +133,11 @@ class TensorRTEngine:
         profile = choose(self.spec.name, self._profiles, inputs)
         context = self._new_context(self._plan)
         stream = self._device.stream()
-        self._must(context.set_optimization_profile_async(profile, stream), "profile", profile)
+        self._check_accepted(
+            context.set_optimization_profile_async(profile, stream), "profile", profile
+        )
         for name, shape in inputs.items():
-            self._must(context.set_input_shape(name, shape), name, shape)
+            self._check_accepted(context.set_input_shape(name, shape), name, shape)
         if unknown := context.infer_shapes():
             raise TensorRTError(f"{self.spec.name}: the shapes of {unknown} stay unknown")
         for spec in self.spec.outputs:
@@ -150,22 +153,24 @@ class TensorRTEngine:
         lane.context.set_device_memory(self._scratch.address, self._scratch.size)
         for spec, tensor in zip(self.spec.tensors, tensors, strict=True):
             address = tensor.data_ptr()
-            self._must(lane.context.set_tensor_address(spec.name, address), spec.name, address)
-        self._must(lane.context.execute_async_v3(stream), "stream", stream)
+            self._check_accepted(
+                lane.context.set_tensor_address(spec.name, address), spec.name, address
+            )
+        self._check_accepted(lane.context.execute_async_v3(stream), "stream", stream)
 
     def _is_capturable(self, lane: Lane) -> bool:
-        """Whether tensorrt-rtx can capture the network; tensorrt always can."""
-        asks = getattr(lane.context, "is_stream_capturable", None)
-        return asks is None or bool(asks(self._device.capturing_stream))
+        """Return whether tensorrt-rtx can capture the network. tensorrt always can."""
+        is_capturable = getattr(lane.context, "is_stream_capturable", None)
+        return is_capturable is None or bool(is_capturable(self._device.capturing_stream))
 
-    def _must(self, is_done: bool, what: str, value: object) -> None:
-        if not is_done:
-            raise TensorRTError(f"{self.spec.name}: TensorRT refused {what} = {value}")
+    def _check_accepted(self, is_accepted: bool, name: str, value: object) -> None:
+        if not is_accepted:
+            raise TensorRTError(f"{self.spec.name}: TensorRT refused {name} = {value}")
 
 
 def _check_tensors(spec: ModelSpec, plan: Any) -> None:
-    found = {plan.get_tensor_name(i) for i in range(plan.num_io_tensors)}
-    if found != (needed := {t.name for t in spec.tensors}):
+    names = {plan.get_tensor_name(i) for i in range(plan.num_io_tensors)}
+    if names != (needed := {t.name for t in spec.tensors}):
         raise TensorRTError(
-            f"{spec.name}: the plan has the tensors {sorted(found)}, expected {sorted(needed)}"
+            f"{spec.name}: the plan has the tensors {sorted(names)}, expected {sorted(needed)}"
         )

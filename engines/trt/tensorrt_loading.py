@@ -18,7 +18,7 @@ from sdxl.engine import Engine, Engines
 from sdxl.slow import log_if_slow
 from sdxl.specs import plain_name
 
-TURNS = {
+MEMORY_GROUPS = {
     "clip_l": "encode",
     "clip_g": "encode",
     "unet_prompt": "denoise",
@@ -27,20 +27,20 @@ TURNS = {
     "vae_decoder": "decode",
     "vae_encoder": "encode",
 }
-"""Engines of one turn never overlap and share working memory; encoding and decoding may overlap
-with denoising."""
+"""Engines of one group never run at the same time and share working memory. Encoding and decoding
+may run during denoising."""
 
 CAPTURED = ("unet_deep", "unet_shallow")
-"""called with the loop's own buffers, which recur"""
+"""engines that are always called with the loop's buffers"""
 
 
 def load_tensorrt(folder: EngineFolder, flavour: Flavour) -> Engines:
-    """Load engines that run here, by `EngineFolder.mismatch`."""
+    """Load engines. `EngineFolder.mismatch` must have found that they run here."""
     device = numbered()
     cuda = CudaDevice(device)
     deep = folder.plans["unet_deep"]
-    banked = [tensor for plan in folder.plans.values() for tensor in plan.spec.bank]
-    bank = new_bank(banked, device) if banked else {}
+    bank_specs = [tensor for plan in folder.plans.values() for tensor in plan.spec.bank]
+    bank = new_bank(bank_specs, device) if bank_specs else {}
     return Engines(
         folder.arch,
         open_plans(folder, flavour, flavour.load(), cuda, bank),
@@ -69,7 +69,7 @@ def open_plans(
     bank: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Engine]:
     runtime = library.Runtime(library.Logger(library.Logger.WARNING))
-    scratch = {turn: Scratch(device) for turn in set(TURNS.values())}
+    scratch = {group: Scratch(device) for group in set(MEMORY_GROUPS.values())}
     new_context = context_maker(flavour, library)
     engines: dict[str, Engine] = {}
     for name, plan in folder.plans.items():
@@ -86,7 +86,7 @@ def open_plans(
             plan.profiles,
             new_context,
             device,
-            scratch[TURNS[plain_name(name)]],
+            scratch[MEMORY_GROUPS[plain_name(name)]],
             captures=plain_name(name) in CAPTURED,
             bank=bank,
         )
@@ -94,17 +94,17 @@ def open_plans(
 
 
 def context_maker(flavour: Flavour, library: Any) -> Callable[[Any], Any]:
-    """Return a function that makes contexts without memory of their own."""
+    """Return a function that makes contexts without working memory."""
     strategy = library.ExecutionContextAllocationStrategy.USER_MANAGED
     if flavour.has_exact_profiles:
         return lambda plan: plan.create_execution_context(strategy)
 
-    def specialised(plan: Any) -> Any:
+    def make_context(plan: Any) -> Any:
         config = plan.create_runtime_config()
         config.set_execution_context_allocation_strategy(strategy)
-        # Compile at the first call: a graph would keep the provisional kernels.
+        # Compile at the first call. Otherwise a CUDA graph would keep the provisional kernels.
         kernels = library.DynamicShapesKernelSpecializationStrategy.EAGER
         config.dynamic_shapes_kernel_specialization_strategy = kernels
         return plan.create_execution_context(config)
 
-    return specialised
+    return make_context

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engines.folders.manifest import spec_as_dict
-from engines.trt.plan_worker import BuildError, BuildProgress, PlanJob, complaints, run_worker
+from engines.trt.plan_worker import BuildError, BuildProgress, PlanJob, errors_in, run_worker
 from sdxl.specs import network_specs
 from tests.fakes import ARCH
 
@@ -72,4 +72,4 @@ def test_a_full_disk_in_the_worker_is_the_file_systems_own_error(
 
 def test_that_there_is_no_gpu_is_not_a_complaint() -> None:
     log = "[W] slow\n[E] Cuda Runtime (cudaError 35: CUDA driver version)\n[E] x\n[E] x\n[E] y"
-    assert complaints(log) == "x y"
+    assert errors_in(log) == "x y"
