@@ -1,1 +1,1 @@
-"""What trains the embedded models. It is not in the wheel."""
+"""The training of the embedded models. It is not in the wheel."""

@@ -1,7 +1,7 @@
-"""The training loop that every stage shares: one-cycle AdamW, an average of the weights, resuming.
+"""The training loop of every stage: one-cycle AdamW, an average of the weights, resuming.
 
-Step `i` draws its data from `(seed, i)` alone, so a run that was interrupted and resumed sees
-the same data as one that was not.
+Step `i` draws its data from `(seed, i)`, so an interrupted and resumed run sees the same data as an
+uninterrupted one.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ class Schedule:
     peak_rate: float
     seed: int
     average: float = 0.999
-    cycle: int | None = None  # the cosine's length, where `steps` ends before it
+    cycle: int | None = None  # the cosine's length, if `steps` ends earlier
 
 
 Loss = Callable[[np.random.Generator, int], Tensor]
 
 
 def in_half(device: str) -> torch.autocast:
-    """Use bf16 where it is faster: without AVX-512 a processor takes ten times as long in it."""
+    """Use bf16 where it is faster. A processor without AVX-512 takes ten times as long in bf16."""
     is_fast = device != "cpu" or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
     return torch.autocast(device, torch.bfloat16, enabled=is_fast)
 
 
 def rate_at(schedule: Schedule, step: int) -> float:
-    """Return the rate: linear warm-up, then half a cosine down to a hundredth of the peak."""
+    """Return the rate: a linear warm-up, then half a cosine down to a hundredth of the peak."""
     done = (step + 1) / (schedule.cycle or schedule.steps)
     if done < _WARMUP:
         return schedule.peak_rate * done / _WARMUP
@@ -57,7 +57,7 @@ def _average_into(
 
 
 def fit(module: nn.Module, loss_of: Loss, schedule: Schedule, checkpoint: Path) -> None:
-    """Train `module` in place, or carry on from `checkpoint`; it ends with its averaged weights."""
+    """Train `module` in place, from `checkpoint` if it exists. The result has averaged weights."""
     weights = [p for p in module.parameters() if p.requires_grad]
     average = [p.detach().clone() for p in weights]
     optimiser = torch.optim.AdamW(
@@ -96,16 +96,16 @@ def _load_average(weights: list[nn.Parameter], average: list[Tensor]) -> None:
 
 
 def load_latest(module: nn.Module, checkpoint: Path) -> None:
-    """Give `module` the last weights of a fit, not their average, to continue training."""
+    """Load the last weights of a fit, not their average, to continue training."""
     module.load_state_dict(torch.load(checkpoint, map_location="cpu")["module"])
 
 
 def load_fitted(module: nn.Module, checkpoint: Path) -> bool:
-    """Give `module` the averaged weights of a finished or unfinished fit, if there is one."""
+    """Load the averaged weights of a finished or unfinished fit. Return whether there is one."""
     if not checkpoint.exists():
         return False
     state = torch.load(checkpoint, map_location="cpu")
-    # Running statistics of a norm are in the module's state alone.
+    # The average lacks the running statistics of norms.
     module.load_state_dict(state["module"])
     _load_average([p for p in module.parameters() if p.requires_grad], state["average"])
     module.eval()
@@ -113,14 +113,14 @@ def load_fitted(module: nn.Module, checkpoint: Path) -> bool:
 
 
 def load_mean(module: nn.Module, checkpoints: Sequence[Path]) -> None:
-    """Give `module` the mean of several fits' averaged weights."""
+    """Load the mean of several fits' averaged weights."""
     weights = [p for p in module.parameters() if p.requires_grad]
-    found = []
+    loaded = []
     for checkpoint in checkpoints:
         load_fitted(module, checkpoint)
-        found.append([weight.detach().clone() for weight in weights])
-    if found:
-        _load_average(weights, [torch.stack(each).mean(0) for each in zip(*found, strict=True)])
+        loaded.append([weight.detach().clone() for weight in weights])
+    if loaded:
+        _load_average(weights, [torch.stack(each).mean(0) for each in zip(*loaded, strict=True)])
 
 
 def _save(
@@ -143,7 +143,7 @@ def _save(
 
 
 def save_adopted(module: nn.Module, step: int, checkpoint: Path) -> None:
-    """Save a checkpoint as a fit leaves it at `step`, for weights from elsewhere."""
+    """Save weights from elsewhere as the checkpoint that a fit would write at `step`."""
     weights = [p for p in module.parameters() if p.requires_grad]
     state = {
         "module": module.state_dict(),
@@ -160,8 +160,8 @@ def _resume(
         return 0
     state = torch.load(checkpoint, map_location=average[0].device)
     module.load_state_dict(state["module"])
-    for mine, theirs in zip(average, state["average"], strict=True):
-        mine.copy_(theirs)
+    for tensor, saved in zip(average, state["average"], strict=True):
+        tensor.copy_(saved)
     if "optimiser" in state:
         optimiser.load_state_dict(state["optimiser"])
     return int(state["step"])

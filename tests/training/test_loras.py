@@ -143,9 +143,9 @@ def ink_share(image: Image) -> float:
     _, found = blobs(image)
     if not found:
         return 0.0
-    blob = max(found, key=lambda blob: len(blob.region))
-    height, width = np.ptp(blob.region, axis=0) + 1
-    return float(len(blob.region) / (height * width))
+    blob = max(found, key=lambda blob: blob.mask.sum())
+    height, width = np.ptp(np.argwhere(blob.mask), axis=0) + 1
+    return float(blob.mask.sum() / (height * width))
 
 
 @pytest.mark.long

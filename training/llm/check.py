@@ -1,6 +1,6 @@
-"""How well the embedded language model expands: `python -m training.llm.check --count 1000`.
+"""Measures the embedded language model's expansions: `python -m training.llm.check --count 1000`.
 
-Prompts come from scenes that were never trained on. An expansion is right if it parses as a full
+Prompts come from scenes that training never used. An expansion is right if it parses as a full
 caption and keeps everything that its prompt stated.
 """
 
@@ -28,17 +28,17 @@ MOST_TOKENS = 48
 
 @dataclass(frozen=True)
 class Trial:
-    """A prompt, and the conditions for its expansion."""
+    """A prompt, and the facts that its expansion must keep."""
 
     messages: tuple[Message, ...]
     wanted: WantedScene | None = None
     scene: Scene | None = None
 
     def fault(self, text: str) -> str | None:
-        found = parse(text)
-        if found is None:
+        scene = parse(text)
+        if scene is None:
             return f"no caption: {text!r}"
-        is_kept = self.wanted.is_kept_by(found) if self.wanted else found == self.scene
+        is_kept = self.wanted.is_kept_by(scene) if self.wanted else scene == self.scene
         return None if is_kept else f"not kept: {text!r}"
 
 
@@ -50,41 +50,39 @@ def trials(count: int, seed: int = 21) -> Iterator[Trial]:
 
 
 def changes(count: int, seed: int = 22) -> Iterator[Trial]:
-    """Make second turns that ask to change the scene of the first."""
+    """Yield chats whose second turn asks to change the first turn's scene."""
     rng = np.random.default_rng(seed)
     while count:
         scene = full_scene(rng, held_out=True)
         if changed := change(scene, rng):
             count -= 1
-            said = phrase(wanted_of(scene, rng), rng)
-            turns = (("user", said), ("assistant", caption(scene)), ("user", changed[0]))
+            prompt = phrase(wanted_of(scene, rng), rng)
+            turns = (("user", prompt), ("assistant", caption(scene)), ("user", changed[0]))
             yield Trial(tuple(Message(*turn) for turn in turns), scene=changed[1])
 
 
-def expand(
-    model: Any, prompts: Prompts, asked: Sequence[Trial], temperature: float, first_seed: int = 0
-) -> list[str]:
+def expand(model: Any, prompts: Prompts, cases: Sequence[Trial], temperature: float) -> list[str]:
     end = model.generation_config.eos_token_id
     decoding = Decoding(model, 16, 512, [end])
-    made = []
-    for seed, trial in enumerate(asked, first_seed):
+    generations = []
+    for seed, trial in enumerate(cases):
         ids = prompts.ids(Ask(trial.messages))
         sampling = Sampling(temperature=temperature, seed=seed)
-        made.append((len(ids), Generation(ids, sampling, MOST_TOKENS)))
-        decoding.submit(made[-1][1])
+        generations.append((len(ids), Generation(ids, sampling, MOST_TOKENS)))
+        decoding.submit(generations[-1][1])
     while not decoding.is_idle:
         decoding.step()
     decode = prompts.tokenizer.decode
-    return [decode(g.ids[length:], skip_special_tokens=True) for length, g in made]
+    return [decode(g.ids[length:], skip_special_tokens=True) for length, g in generations]
 
 
 def faults(
-    model: Any, prompts: Prompts, asked: Sequence[Trial], temperature: float
+    model: Any, prompts: Prompts, cases: Sequence[Trial], temperature: float
 ) -> list[tuple[str, str]]:
-    """Return each request with what is wrong with its answer."""
-    texts = expand(model, prompts, asked, temperature)
-    found = ((t.messages[-1].content, t.fault(x)) for t, x in zip(asked, texts, strict=True))
-    return [(said, fault) for said, fault in found if fault is not None]
+    """Return each request whose expansion is wrong, with the fault."""
+    texts = expand(model, prompts, cases, temperature)
+    results = ((t.messages[-1].content, t.fault(x)) for t, x in zip(cases, texts, strict=True))
+    return [(prompt, fault) for prompt, fault in results if fault is not None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,13 +94,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
     prompts = Prompts(options.model)
-    for name, drawn in (("prompts", trials), ("changes", changes)):
-        asked = list(drawn(options.count))
+    for name, draw in (("prompts", trials), ("changes", changes)):
+        cases = list(draw(options.count))
         for temperature in (0.0, TEMPERATURE, 1.0):
-            wrong = faults(model, prompts, asked, temperature)
-            print(f"{name}, temperature {temperature}: {1 - len(wrong) / len(asked):.2%} right")
-            for said, fault in wrong[:8]:
-                print(f"    {said!r}: {fault}")
+            wrong = faults(model, prompts, cases, temperature)
+            print(f"{name}, temperature {temperature}: {1 - len(wrong) / len(cases):.2%} right")
+            for prompt, fault in wrong[:8]:
+                print(f"    {prompt!r}: {fault}")
     return 0
 
 

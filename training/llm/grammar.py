@@ -1,6 +1,6 @@
-"""Reads what `sdxl.mini.scenes.caption` writes: from a full caption back to its scene.
+"""Parses a full caption of `sdxl.mini.scenes.caption` into its scene.
 
-It accepts only the plain wording: a text is a caption to the letter, or none.
+Only the exact wording is accepted.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _COUNTED = {word: count for count, word in COUNTS.items()} | {"an": 1}
 
 def parse(text: str) -> Scene | None:
     """Return the scene, or None if this is no full caption."""
-    found = _FULL.fullmatch(text)
-    if found is None:
+    match = _FULL.fullmatch(text)
+    if match is None:
         return None
     things = tuple(
-        Thing(found[f"shape{n}"], found[f"colour{n}"], found[f"size{n}"] or "medium")
+        Thing(match[f"shape{n}"], match[f"colour{n}"], match[f"size{n}"] or "medium")
         for n in ("", "2")
-        if found[f"shape{n}"]
+        if match[f"shape{n}"]
     )
-    count = _COUNTED[found["count"]]
-    scene = Scene(things, found["background"], count, found["place"], found["relation"])
-    # Plurals and articles are right if the scene would be written so.
+    count = _COUNTED[match["count"]]
+    scene = Scene(things, match["background"], count, match["place"], match["relation"])
+    # The expression accepts wrong plurals and articles; this comparison does not.
     return scene if caption(scene) == text else None

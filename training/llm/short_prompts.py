@@ -1,5 +1,5 @@
-"""Short prompts: what a prompt may state about a scene, in which words, and whether another scene
-keeps it. The other half of the training data; the first is `sdxl.mini.scenes`.
+"""Short prompts: the facts that a prompt may state about a scene, the words for them, and whether
+another scene keeps them. The other half of the training data is `sdxl.mini.scenes`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ANYTHING = ("", "anything", "a scene", "surprise me", "something", "a picture", 
 
 @dataclass(frozen=True)
 class Stated:
-    """What a prompt states about one thing."""
+    """A prompt's facts about one thing; None is open."""
 
     shape: str | None = None
     colour: str | None = None
@@ -54,12 +54,12 @@ class Stated:
 
     def fits(self, thing: Thing) -> bool:
         pairs = ((self.shape, thing.shape), (self.colour, thing.colour), (self.size, thing.size))
-        return all(said is None or said == found for said, found in pairs)
+        return all(stated is None or stated == value for stated, value in pairs)
 
 
 @dataclass(frozen=True)
 class WantedScene:
-    """What a short prompt states; the rest is open."""
+    """A short prompt's facts; everything else is open."""
 
     things: tuple[Stated, ...] = ()
     counts: tuple[int, ...] = (1, 2, 3)
@@ -70,15 +70,15 @@ class WantedScene:
     def is_kept_by(self, scene: Scene) -> bool:
         if self.things and len(self.things) != len(scene.things):
             return False
-        if not all(said.fits(t) for said, t in zip(self.things, scene.things, strict=False)):
+        if not all(stated.fits(t) for stated, t in zip(self.things, scene.things, strict=False)):
             return False
         pairs = (
             (self.background, scene.background),
             (self.place, scene.place),
             (self.relation, scene.relation),
         )
-        is_said = all(said is None or said == found for said, found in pairs)
-        return is_said and scene.count in self.counts
+        has_rest = all(stated is None or stated == value for stated, value in pairs)
+        return has_rest and scene.count in self.counts
 
 
 def full_scene(rng: np.random.Generator, held_out: bool = False) -> Scene:
@@ -89,11 +89,11 @@ def full_scene(rng: np.random.Generator, held_out: bool = False) -> Scene:
 
 
 def wanted_of(scene: Scene, rng: np.random.Generator) -> WantedScene:
-    """Choose some of the scene's facts; how many differs from prompt to prompt."""
-    talk = rng.random()
+    """Choose some of the scene's facts. Their number differs from prompt to prompt."""
+    share_stated = rng.random()
 
-    def keep(value: str | None, share: float = 1.0) -> str | None:
-        return value if rng.random() < talk * share else None
+    def keep(value: str | None, factor: float = 1.0) -> str | None:
+        return value if rng.random() < share_stated * factor else None
 
     if rng.random() < 0.06:
         return WantedScene(background=keep(scene.background))
@@ -120,13 +120,13 @@ def pick(rng: np.random.Generator, options: tuple[str, ...] | list[str]) -> str:
     return options[int(rng.integers(len(options)))]
 
 
-def _noun(said: Stated, wanted: WantedScene, rng: np.random.Generator) -> str:
+def _noun(stated: Stated, wanted: WantedScene, rng: np.random.Generator) -> str:
     count = wanted.counts[0]
-    shape = said.shape or pick(rng, ("thing", "shape", "one"))
+    shape = stated.shape or pick(rng, ("thing", "shape", "one"))
     if count > 1:
         shape += "es" if shape == "cross" else "s"
-    size = pick(rng, SAID_SIZES[said.size]) if said.size else None
-    words = " ".join(word for word in (size, said.colour, shape) if word)
+    size = pick(rng, SAID_SIZES[stated.size]) if stated.size else None
+    words = " ".join(word for word in (size, stated.colour, shape) if word)
     if len(wanted.counts) > 1:
         return words
     if count > 1:
@@ -151,7 +151,7 @@ def _background(colour: str, rng: np.random.Generator) -> str:
 
 
 def _core(wanted: WantedScene, rng: np.random.Generator) -> str:
-    nouns = [_noun(said, wanted, rng) for said in wanted.things]
+    nouns = [_noun(stated, wanted, rng) for stated in wanted.things]
     if len(nouns) == 2:
         link = pick(rng, SAID_RELATIONS[wanted.relation]) if wanted.relation else "and"
         return f"{nouns[0]} {link} {nouns[1]}"
@@ -164,7 +164,7 @@ def _strange_word(rng: np.random.Generator) -> str:
 
 
 def _with_noise(text: str, rng: np.random.Generator) -> str:
-    """Add words that mean nothing to the grammar."""
+    """Insert words that the grammar does not know."""
     words = text.split()
     for _ in range(int(rng.integers(1, 3))):
         words.insert(int(rng.integers(len(words) + 1)), _strange_word(rng))
@@ -172,14 +172,14 @@ def _with_noise(text: str, rng: np.random.Generator) -> str:
 
 
 def phrase(wanted: WantedScene, rng: np.random.Generator) -> str:
-    """Put the wanted facts into words, in one of many ways."""
+    """Return a prompt that states the wanted facts, in one of many wordings."""
     text = _core(wanted, rng)
     if wanted.background:
-        behind = _background(wanted.background, rng)
-        is_first = behind.endswith("background") and rng.random() < 0.12
-        glue = pick(rng, (" ", " ", ", "))
-        parts = (behind, text) if is_first else (text, behind)
-        text = glue.join(filter(None, parts))
+        background = _background(wanted.background, rng)
+        is_first = background.endswith("background") and rng.random() < 0.12
+        separator = pick(rng, (" ", " ", ", "))
+        parts = (background, text) if is_first else (text, background)
+        text = separator.join(filter(None, parts))
     if not text:
         text = pick(rng, ANYTHING)
     elif rng.random() < 0.25:
@@ -190,26 +190,27 @@ def phrase(wanted: WantedScene, rng: np.random.Generator) -> str:
 
 
 def change(scene: Scene, rng: np.random.Generator) -> tuple[str, Scene] | None:
-    """Make a request to change one thing about a scene of one kind, and the changed scene."""
+    """Return a request to change one fact of a scene, and the changed scene. None for some scenes,
+    such as pairs."""
     if scene.kind == "pair":
         return None
     (thing,) = scene.things
     match int(rng.integers(4)):
         case 0:
             colour = pick(rng, [c for c in COLOURS if c not in (thing.colour, scene.background)])
-            said = pick(rng, (f"make it {colour}", f"now in {colour}", f"{colour} instead"))
-            return said, replace(scene, things=(replace(thing, colour=colour),))
+            request = pick(rng, (f"make it {colour}", f"now in {colour}", f"{colour} instead"))
+            return request, replace(scene, things=(replace(thing, colour=colour),))
         case 1:
             colour = pick(rng, [c for c in COLOURS if c not in (thing.colour, scene.background)])
-            said = pick(rng, ("change the background to {}", "make the background {}"))
-            return said.format(colour), replace(scene, background=colour)
+            request = pick(rng, ("change the background to {}", "make the background {}"))
+            return request.format(colour), replace(scene, background=colour)
         case 2:
             size = pick(rng, [s for s in SIZES if s != thing.size])
-            said = f"make it {pick(rng, SAID_SIZES[size])}"
-            return said, replace(scene, things=(replace(thing, size=size),))
+            request = f"make it {pick(rng, SAID_SIZES[size])}"
+            return request, replace(scene, things=(replace(thing, size=size),))
         case _:
             if scene.kind == "group":
                 return None
             place = pick(rng, [p for p in PLACES if p != scene.place])
-            said = f"{pick(rng, ('move it', 'put it'))} {pick(rng, SAID_PLACES[place])}"
-            return said, replace(scene, place=place)
+            request = f"{pick(rng, ('move it', 'put it'))} {pick(rng, SAID_PLACES[place])}"
+            return request, replace(scene, place=place)

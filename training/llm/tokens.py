@@ -1,6 +1,6 @@
-"""The model's tokenizer: byte-complete BPE, so that any text encodes, with a chat template.
+"""The model's tokenizer, with a chat template: byte-level BPE, which encodes any text.
 
-Its merges come from the training prompts alone: every word of the grammar is one token.
+Its merges come from the training prompts, so every word of the grammar is one token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ END, USER, ASSISTANT = "<|end|>", "<|user|>", "<|assistant|>"
 VOCABULARY = 576
 CONTEXT = 512
 SEED, PAIRS = 11, 4000
-# A system message is for models that need to be told their task; of a long chat, the end will do.
+# System messages explain the task to other models; this one needs none. Of a long chat, the last
+# five messages are enough.
 TEMPLATE = (
     "{% set turns = messages | rejectattr('role', 'equalto', 'system') | list %}"
     "{% for message in turns[-5:] %}"

@@ -1,7 +1,7 @@
 """Trains the embedded language model from nothing: `python -m training.llm.train --out DIR`.
 
-A conversation is a prompt and its caption, now and then followed by a request to change the scene;
-several share a row of training. Only the captions are learned.
+A conversation is a prompt and its caption, sometimes followed by a request to change the scene and
+the changed caption. Several conversations share a training row. Only captions are learned.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SCHEDULES = (
     Schedule(steps=1000, peak_rate=3e-3, seed=12, average=0.99),
     Schedule(steps=900, peak_rate=2e-3, seed=13, average=0.99),
 )
-"""Two cycles; the second begins with the averaged weights of the first."""
+"""two cycles; the second begins with the averaged weights of the first"""
 TEMPERATURE = 0.3
 ROWS, LENGTH = 12, 96
 CHANGED, PLAIN = 0.2, 0.05
@@ -43,8 +43,8 @@ def new_model(vocabulary: int, end: int) -> LlamaForCausalLM:
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=4,
-        # One over the width's root: with the library's 0.02, attention stays even for thousands of
-        # steps, and no colour is copied.
+        # About one over the square root of the width. With the library's 0.02, attention stays
+        # uniform for thousands of steps, and colours are not copied.
         initializer_range=0.1,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,
@@ -57,7 +57,7 @@ def new_model(vocabulary: int, end: int) -> LlamaForCausalLM:
 
 @dataclass
 class TrainingRow:
-    """Conversations one behind the other; each begins at position 0 and attends only to itself."""
+    """Conversations in one row. Each begins at position 0 and attends only to itself."""
 
     ids: list[int] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
@@ -74,7 +74,7 @@ class TrainingRow:
 
 
 class TrainingRows:
-    """Training rows, drawn anew for each step."""
+    """Draws the training rows of each step."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._encode = tokenizer.backend_tokenizer.encode_batch
@@ -98,7 +98,7 @@ class TrainingRows:
             ids += encoded.ids
             is_learned = len(texts) == 1 or i % 2
             labels += encoded.ids if is_learned else [UNLEARNED] * len(encoded.ids)
-        # The first token would be guessed from the conversation before.
+        # The first token would be predicted from the previous conversation.
         return ids, [UNLEARNED, *labels[1:]]
 
 
@@ -111,19 +111,19 @@ def _tensors(rows: Sequence[TrainingRow]) -> dict[str, Tensor]:
 
 
 def conversation(rng: np.random.Generator) -> list[str]:
-    """Return the parts to read and to learn, in turns; or a caption alone, to learn."""
+    """Return texts to read and texts to learn, alternately; or a caption to learn."""
     scene = full_scene(rng)
     if rng.random() < PLAIN:
         return [caption(scene) + END]
     turns = [*_turn(phrase(wanted_of(scene, rng), rng), caption(scene))]
     while rng.random() < CHANGED and (changed := change(scene, rng)):
-        said, scene = changed
-        turns += _turn(said, caption(scene))
+        request, scene = changed
+        turns += _turn(request, caption(scene))
     return turns
 
 
-def _turn(said: str, answer: str) -> tuple[str, str]:
-    return USER + said + END + ASSISTANT, answer + END
+def _turn(request: str, answer: str) -> tuple[str, str]:
+    return USER + request + END + ASSISTANT, answer + END
 
 
 def train(out: Path, work: Path, schedules: Sequence[Schedule] = SCHEDULES) -> None:
@@ -132,7 +132,7 @@ def train(out: Path, work: Path, schedules: Sequence[Schedule] = SCHEDULES) -> N
     rows = TrainingRows(tokenizer)
 
     def loss_of(rng: np.random.Generator, step: int) -> Tensor:
-        # Without a cache, positions that begin again are seen as sequences of their own.
+        # Without a cache, transformers starts a new sequence where positions begin again.
         loss: Tensor = model(**rows.batch(rng), use_cache=False).loss
         return loss
 

@@ -1,13 +1,12 @@
-"""Judges a picture by its pixels alone, with no network: colours, places, counts, shapes, specks.
+"""Judges a picture by its pixels, without a network: colours, places, counts, shapes, specks.
 
-Every pixel takes the name of the nearest palette colour; the rim names the background; what is
-left falls into connected blobs, whose colours and centres are held against the scene. To each
-blob the shape that the scene names is fitted; what is left of the background must be plain.
+Every pixel gets the nearest palette colour. The rim's most frequent colour is the background's. All
+other pixels form connected blobs, whose colours and centres are compared with the scene. The shape
+that the scene names is fitted to each blob. The rest of the background must be plain.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import permutations
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.ndimage import binary_dilation, binary_erosion, label
 
 from sdxl.mini.scenes import (
     COLOURS,
@@ -31,12 +31,10 @@ from sdxl.mini.scenes import (
 MIN_AREA = 60  # pixels; the smallest drawn shape covers about 200
 SPECK_AREA = 4  # pixels
 SPECK_CONTRAST = 32  # of 255, in any channel
-_EDGE = 4  # pixels about a thing that may be neither its colour nor the background's
+_EDGE = 4  # width in pixels of a thing's blended edge
 _NAMES = tuple(COLOURS)
 _PALETTE = np.array([COLOURS[name] for name in _NAMES], dtype=np.int32)
-
-
-_MARGIN = 10  # pixels about a region that its ideal may cover
+_MARGIN = 10  # pixels around a region that its ideal may cover
 _COMPASS = ((1, 0, 0), (-1, 0, 0), (0, 1, 0), (0, -1, 0), (0, 0, 1), (0, 0, -1))
 
 Mask = NDArray[np.bool_]
@@ -45,37 +43,26 @@ Place = tuple[float, float, float]  # centre (x, y) and radius
 
 @dataclass(frozen=True, eq=False)
 class Blob:
-    """A connected region of one colour, a pixel in from its edge."""
+    """A connected region of one colour, without the pixels at its edge."""
 
     colour: str
-    region: NDArray[np.intp] = field(repr=False)  # (y, x), a row a pixel
+    mask: Mask = field(repr=False)
 
     @property
     def y(self) -> float:
-        return self._middle[0]
+        return self._middle(axis=0)
 
     @property
     def x(self) -> float:
-        return self._middle[1]
+        return self._middle(axis=1)
 
-    @property
-    def _middle(self) -> tuple[float, float]:
-        y, x = (self.region.min(0) + self.region.max(0)) / 2
-        return float(y), float(x)
-
-    @property
-    def mask(self) -> Mask:
-        return _mask_of(self.region)
-
-
-def _mask_of(region: NDArray[np.intp]) -> Mask:
-    mask = np.zeros((SIDE, SIDE), dtype=bool)
-    mask[tuple(region.T)] = True
-    return mask
+    def _middle(self, axis: int) -> float:
+        places = np.nonzero(self.mask)[axis]
+        return float(places.min() + places.max()) / 2
 
 
 def name_pixels(image: Image) -> NDArray[np.intp]:
-    """The index of the nearest palette colour, pixel by pixel."""
+    """Return the index of each pixel's nearest palette colour."""
     distance = ((image[..., None, :].astype(np.int32) - _PALETTE) ** 2).sum(-1)
     return np.asarray(distance.argmin(-1))
 
@@ -88,52 +75,28 @@ def background_of(names: NDArray[np.intp]) -> str:
 
 
 def mask_things(image: Image) -> Mask:
-    """Return where a picture is not its background."""
+    """Return the mask of all pixels that are not background."""
     names = name_pixels(image)
     return np.asarray(names != _NAMES.index(background_of(names)))
 
 
-def _flood(left: Mask, y: int, x: int) -> NDArray[np.intp]:
-    """Takes the region about a pixel (4 neighbours) out of the mask; as (y, x), a row a pixel."""
-    left[y, x] = False
-    queue, region = deque([(y, x)]), []
-    while queue:
-        cy, cx = queue.popleft()
-        region.append((cy, cx))
-        for ny, nx in ((cy - 1, cx), (cy + 1, cx), (cy, cx - 1), (cy, cx + 1)):
-            if 0 <= ny < left.shape[0] and 0 <= nx < left.shape[1] and left[ny, nx]:
-                left[ny, nx] = False
-                queue.append((ny, nx))
-    return np.array(region)
-
-
-def _regions(mask: Mask) -> list[NDArray[np.intp]]:
-    left = mask.copy()
-    return [_flood(left, int(y), int(x)) for y, x in np.argwhere(mask) if left[y, x]]
-
-
-def _core(mask: Mask) -> Mask:
-    """Shrink by one pixel: blended edges take other colours' names, but are thin."""
-    padded = np.pad(mask, 1)
-    return (
-        padded[1:-1, 1:-1]
-        & padded[:-2, 1:-1]
-        & padded[2:, 1:-1]
-        & padded[1:-1, :-2]
-        & padded[1:-1, 2:]
-    )
+def _regions(mask: Mask) -> list[Mask]:
+    """Return the mask's regions, connected over the four direct neighbours."""
+    labels, count = label(mask)
+    return [labels == number for number in range(1, count + 1)]
 
 
 def blobs(image: Image) -> tuple[str, list[Blob]]:
-    """The background's colour and every solid blob on it."""
+    """Return the background's colour and every solid blob on it."""
     names = name_pixels(image)
     background = background_of(names)
     found = []
     for index, colour in enumerate(_NAMES):
         if colour == background:
             continue
-        for region in _regions(_core(names == index)):
-            if len(region) >= MIN_AREA:
+        # Blended edges have other colours' names, but are thin.
+        for region in _regions(binary_erosion(names == index)):
+            if region.sum() >= MIN_AREA:
                 found.append(Blob(colour, region))
     return background, found
 
@@ -154,7 +117,8 @@ def _is_related(first: Blob, second: Blob, relation: str) -> bool:
 
 
 def faults(image: Image, scene: Scene) -> list[str]:
-    """The first thing the picture gets wrong about its scene, "kind: details"; none if right."""
+    """Return the first error about the scene in the picture, "kind: details"; empty if there is
+    none."""
     background, found = blobs(image)
     if scene.background not in (None, background):
         return [f"background: {background}, not {scene.background}"]
@@ -183,10 +147,7 @@ def _is_in_order(found: list[Blob], scene: Scene) -> bool:
 
 
 def _dilated(mask: Mask, by: int) -> Mask:
-    padded = np.pad(mask, by)
-    for axis in (0, 1):
-        padded = np.logical_or.reduce([np.roll(padded, k, axis) for k in range(-by, by + 1)])
-    return padded[by:-by, by:-by]
+    return np.asarray(binary_dilation(mask, np.ones((2 * by + 1, 2 * by + 1))))
 
 
 def _plain_colour(image: Image, background: str) -> NDArray[np.floating]:
@@ -194,16 +155,17 @@ def _plain_colour(image: Image, background: str) -> NDArray[np.floating]:
 
 
 def specks(image: Image) -> int:
-    """How many spots there are on the background, outside the things and their blended edges."""
+    """Count spots on the background, outside the things and their blended edges."""
     background, found = blobs(image)
     is_off = np.abs(image - _plain_colour(image, background)).max(-1) > SPECK_CONTRAST
     for blob in found:
         is_off &= ~_dilated(blob.mask, _EDGE + 1)
-    return sum(len(region) >= SPECK_AREA for region in _regions(is_off))
+    return sum(int(region.sum() >= SPECK_AREA) for region in _regions(is_off))
 
 
 def outlines_of(image: Image) -> list[tuple[str, Mask]]:
-    """Colour and region of each thing, its blended edge cut where half of it is ink."""
+    """Return the colour and the region of each thing. A region ends where half of the colour at the
+    blended edge is ink."""
     background, found = blobs(image)
     paper = _plain_colour(image, background)
     outlines = []
@@ -214,34 +176,34 @@ def outlines_of(image: Image) -> list[tuple[str, Mask]]:
             if other is not blob:
                 mask &= ~_dilated(other.mask, 2)
         mask |= blob.mask  # also where the two touch
-        y, x = blob.region[0]
-        outlines.append((blob.colour, _mask_of(_flood(mask, int(y), int(x)))))
+        labels, _ = label(mask)
+        outlines.append((blob.colour, labels == labels[blob.mask][0]))
     return outlines
 
 
 def _area(shape: str) -> float:
-    """Of the shape of radius 1."""
+    """Return the area of the shape of radius 1."""
     grid = np.linspace(-1.5, 1.5, 301, dtype=np.float32)
     return 9 * float((signed_distance(shape, grid[None], grid[:, None], 1.0) < 0).mean())
 
 
 @dataclass(frozen=True)
 class ShapeFit:
-    """The ideal that suits a region best, and their IoU."""
+    """The ideal shape that fits a region best, and their IoU."""
 
     ideal: Stamp
     overlap: float
 
 
 def fit_shape(colour: str, mask: Mask, shape: str) -> ShapeFit:
-    """The ideal of this shape, where and as large as suits the region best."""
+    """Return this shape with the place and size that fit the region best."""
     rows, columns = np.nonzero(mask)
     top, left = max(0, rows.min() - _MARGIN), max(0, columns.min() - _MARGIN)
     part = mask[top : rows.max() + _MARGIN, left : columns.max() + _MARGIN]
     y, x = (np.arange(n, dtype=np.float32) + 0.5 for n in part.shape)
 
     def ideal_at(at: Place) -> Floats:
-        """Blended at its edge: so a part of a pixel counts, and the search has a slope."""
+        """Return the shape with a blended edge, which gives the search a slope."""
         distance = signed_distance(shape, x[None] - at[0], y[:, None] - at[1], at[2])
         return np.clip(0.5 - distance, 0, 1)
 
@@ -262,7 +224,7 @@ def fit_shape(colour: str, mask: Mask, shape: str) -> ShapeFit:
 
 
 def _descend(misfit: Callable[[Place], float], start: Place) -> Place:
-    """Search by the compass: a step along each axis in turn, halved when none helps."""
+    """Compass search: try a step in both directions of each axis; halve it if none is better."""
     best, least, step = start, misfit(start), 2.0
     while step > 0.05:
         moves = [
@@ -278,9 +240,9 @@ def _descend(misfit: Callable[[Place], float], start: Place) -> Place:
 
 
 def fit_shapes(image: Image, scene: Scene) -> list[ShapeFit] | None:
-    """The ideal of each of the scene's things; none where things are not found.
+    """Return the ideal shape of each of the scene's things; None if a thing is missing.
 
-    Things of one colour may stand in any order.
+    Things of one colour may be in any order.
     """
     outlines = outlines_of(image)
     things = scene.things * scene.count
@@ -301,7 +263,7 @@ def fit_shapes(image: Image, scene: Scene) -> list[ShapeFit] | None:
 
 
 def shape_overlaps(image: Image, scene: Scene) -> list[float]:
-    """How well each thing has its shape (IoU with the ideal): zeros where things are not found."""
+    """Return the IoU of each thing with its ideal shape; zeros if a thing is missing."""
     fits = fit_shapes(image, scene)
     return [fit.overlap for fit in fits] if fits else [0.0] * len(scene.things * scene.count)
 
@@ -309,11 +271,11 @@ def shape_overlaps(image: Image, scene: Scene) -> list[float]:
 class Straightened(NamedTuple):
     picture: Image
     overlap: float
-    """of its worst shape with the ideal, before"""
+    """IoU of the worst shape with its ideal, before straightening"""
 
 
 def straighten(image: Image, scene: Scene) -> Straightened | None:
-    """The picture drawn anew, each thing as its best ideal; none where it is not of its scene."""
+    """Return the picture redrawn with ideal shapes; None if it does not show its scene."""
     fits = None if faults(image, scene) else fit_shapes(image, scene)
     if not fits:
         return None
