@@ -103,14 +103,14 @@ def test_the_refiner_is_trained_from_the_weights_in_the_package(
 
 def test_the_length_of_a_context_s_error_is_that_of_its_keys_and_values() -> None:
     unet, context = load_painter(WEIGHTS).unet, torch.randn(40, 7, 2 * WIDTH)
-    heard = refiner.heard_of(unet, context)
+    metric = refiner.error_metric(unet, context)
     error = torch.randn(5, 2 * WIDTH)
     shares = [
         (error @ layer.T).square().sum(-1) / (context @ layer.T).square().sum(-1).mean()
         for name, layer in unet.state_dict().items()
         if name.endswith(("attn2.to_k.weight", "attn2.to_v.weight"))
     ]
-    found, expected = (error @ heard.T).square().sum(-1), torch.stack(shares).mean(0)
+    found, expected = (error @ metric.T).square().sum(-1), torch.stack(shares).mean(0)
     assert torch.allclose(found, expected, rtol=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""Trains the VAE, from nothing or so that its latents stay near to those of another VAE."""
+"""Trains the VAE, from nothing or with latents near to another VAE's."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from training.mini import topology
 from training.mini.plan import TrainingPlan
 
 CROP = 64
-NEAR = 2.0  # weight of what parts the latents from those of the VAE that this one began as
+NEAR = 2.0  # weight of the latents' distance from the teacher's
 LEAST_INK = 50.0
-LEAST_CONTRAST = 0.3  # to the plain background, of a pixel that counts as ink
-STEEP = 10.0  # of the slope about half the contrast; 0.3 to either side it is nearly flat
-MISREAD = 2.5  # weight of the share of ink that the judge would take for background, or the reverse
-EDGES, COARSE = 0.5, 0.5  # weights of the error's slopes and of its means over wide squares
+LEAST_CONTRAST = 0.3  # the least contrast to the plain background of a pixel that counts as ink
+STEEP = 10.0  # steepness at half the contrast; 0.3 to either side the curve is nearly flat
+MISREAD = 2.5  # weight of the share of ink that the judge would misread as background or reverse
+EDGES, COARSE = 0.5, 0.5  # weights of the error's slopes and of its means over large squares
 
 
 def as_tensor(images: np.ndarray) -> Tensor:
-    """Turn uint8 NHWC into float NCHW in −1…1."""
+    """Convert uint8 NHWC to float NCHW in −1…1."""
     return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
@@ -40,7 +40,7 @@ def _crops(rng: np.random.Generator, count: int, side: int) -> np.ndarray:
 
 
 def miss(decoded: Tensor, images: Tensor) -> Tensor:
-    """Return how far pictures are apart: in pixels, edges, and plain surfaces."""
+    """Return the distance of pictures in pixels, edges and plain surfaces."""
     error = decoded.float() - images
     edges = error.diff(dim=-1).abs().mean() + error.diff(dim=-2).abs().mean()
     coarse = sum(F.avg_pool2d(error, side).abs().mean() for side in (4, 16))
@@ -48,13 +48,14 @@ def miss(decoded: Tensor, images: Tensor) -> Tensor:
 
 
 def ink_of(maps: Tensor) -> Tensor:
-    """Return how pictures, or their latents, differ from the plain background at their rims."""
+    """Return the difference of pictures, or latents, from the plain background at the rim."""
     plain = (maps[:, :, 0].mean(-1) + maps[:, :, -1].mean(-1)) / 2
     return maps - plain[:, :, None, None]
 
 
 def miss_of_ink(decoded: Tensor, images: Tensor) -> Tensor:
-    """Return how far pixels are apart, as a share of each picture's ink: small things count too."""
+    """Return the distance of pixels as a share of each picture's ink, so that small things count
+    too."""
     ink = ink_of(images).abs().sum((1, 2, 3)).clamp(min=LEAST_INK)
     return ((decoded.float() - images).abs().sum((1, 2, 3)) / ink).mean()
 
@@ -64,9 +65,9 @@ def miss_of_shapes(decoded: Tensor, images: Tensor) -> Tensor:
 
 
 def misread(decoded: Tensor, images: Tensor) -> Tensor:
-    """Return about how many pixels lie on the wrong side of an edge, as a share of each picture's
-    ink: what the judge counts, made differentiable. A pixel does if its error is half of the
-    difference between ink and background."""
+    """Return roughly how many pixels are on the wrong side of an edge, as a share of each picture's
+    ink: a differentiable form of the judge's count. A pixel is on the wrong side if its error is
+    more than half of the difference between ink and background."""
     contrast = ink_of(images).norm(dim=1)
     ink = (contrast > LEAST_CONTRAST).float()
     area = ink.sum((1, 2)).clamp(min=LEAST_INK)
@@ -78,9 +79,10 @@ def misread(decoded: Tensor, images: Tensor) -> Tensor:
 
 
 def train_vae(plan: TrainingPlan, work: Path, device: str) -> None:
-    """Decode the mean with a little noise: a sampled posterior would hide everything at the start.
+    """Train on decoding the mean with a little noise. At the start, the noise of a sampled
+    posterior would hide everything.
 
-    Crops teach it quickly; whole pictures, mixed in later, teach it wide plain backgrounds.
+    Crops train quickly. Whole pictures, added later, train wide plain backgrounds.
     """
     torch.manual_seed(0)
     vae = topology.new_vae().to(device)
@@ -108,8 +110,8 @@ def train_vae(plan: TrainingPlan, work: Path, device: str) -> None:
 def adopt_vae(weights: Path, plan: TrainingPlan, work: Path) -> None:
     """Take an exported VAE as the start of training.
 
-    If its norms have other groups it is trained again, near to its old latents, so that the UNet
-    trained on those stays usable.
+    If its norms have other groups, it is trained again with latents near to the old ones, so that
+    a UNet trained on these stays usable.
     """
     vae = AutoencoderKL.from_pretrained(weights)
     has_groups = vae.config["norm_num_groups"] == topology.VAE_GROUPS
@@ -126,7 +128,7 @@ def _load_teacher(work: Path, device: str) -> AutoencoderKL | None:
 
 
 def load_vae(work: Path) -> AutoencoderKL:
-    """Load the VAE as far as it is trained; its encoder is frozen, so that latents do not drift."""
+    """Load the VAE as trained so far. Its encoder is frozen, so that latents do not change."""
     vae = topology.new_vae()
     load_fitted(vae, work / "vae.pt")
     vae.encoder.requires_grad_(False)

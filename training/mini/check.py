@@ -1,9 +1,8 @@
 """Measures the embedded model: `python -m training.mini.check` prints its figures.
 
-On held-out captions: does each picture's own caption rank first among 20, do the pixels show the
-colours, places and counts asked for, are the shapes what they are called, is the background clean?
-The same checks on drawn originals test the judges; on originals passed once through the VAE, they
-test the VAE.
+Questions about pictures of held-out captions: Does a picture's caption rank first among 20? Do the
+pixels show the stated colours, places and counts? Are the shapes right? Is the background clean?
+Drawn originals test the judges; originals passed once through the VAE test the VAE.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ _SEED, _BATCH, _COLUMNS = 2024, 20, 20
 
 @dataclass(frozen=True)
 class PictureVerdict:
-    """What the scorer and the pixel judge find in one picture."""
+    """The scorer's and the pixel judge's results for one picture."""
 
     scene: Scene
     is_first: bool
     fault: str
-    overlap: float  # IoU of its worst shape with the ideal
+    overlap: float  # IoU of the worst shape with the ideal
     specks: int
 
 
@@ -54,7 +53,7 @@ def held_out_scenes(count: int, seed: int = _SEED) -> list[Scene]:
 
 
 def load_painter(weights: Path = WEIGHTS, lora: str | None = None) -> Any:
-    """Load the model in plain diffusers, with a LoRA of the package if one is named."""
+    """Load the model in diffusers, with a LoRA of the package if one is named."""
     pipe = StableDiffusionXLPipeline.from_pretrained(
         weights, torch_dtype=torch.float32, add_watermarker=False
     )
@@ -65,7 +64,7 @@ def load_painter(weights: Path = WEIGHTS, lora: str | None = None) -> Any:
 
 
 def load_refiner(folder: Path, pipe: Any) -> Any:
-    """Load a refiner in plain diffusers, for the latents of `pipe`."""
+    """Load a refiner in diffusers, for the latents of `pipe`."""
     refiner = StableDiffusionXLImg2ImgPipeline.from_pretrained(
         folder, vae=pipe.vae, torch_dtype=torch.float32, add_watermarker=False
     )
@@ -88,32 +87,32 @@ def paint_with(
     first_seed: int = 0,
     refiner: Any = None,
 ) -> list[Image]:
-    """Paint one picture a scene, each from its own seeded noise. The refiner takes the last
-    steps."""
+    """Paint one picture for each scene, from noise with the scene's number as seed. A refiner does
+    the last steps."""
     spacing = "trailing" if is_trailing else "leading"
     pipe.scheduler = type(pipe.scheduler).from_config(
         pipe.scheduler.config, timestep_spacing=spacing
     )
-    asked: dict[str, Any] = {"num_inference_steps": steps, "guidance_scale": guidance}
-    begun: dict[str, Any] = {"output_type": "np"}
+    common: dict[str, Any] = {"num_inference_steps": steps, "guidance_scale": guidance}
+    base: dict[str, Any] = {"output_type": "np"}
     if refiner is not None:
         refiner.scheduler = pipe.scheduler
-        begun = {"output_type": "latent", "denoising_end": REFINER_SWITCH_AT}
+        base = {"output_type": "latent", "denoising_end": REFINER_SWITCH_AT}
     images: list[Image] = []
     for start in range(0, len(scenes), _BATCH):
         texts = [caption(scene) for scene in scenes[start : start + _BATCH]]
         seeds = [torch.Generator().manual_seed(first_seed + start + i) for i in range(len(texts))]
-        found = pipe(texts, generator=seeds, **asked, **begun).images
+        painted = pipe(texts, generator=seeds, **common, **base).images
         if refiner is not None:
-            part = {"image": found, "denoising_start": REFINER_SWITCH_AT}
-            found = refiner(texts, output_type="np", **asked, **part).images
-        images += list((found * 255 + 0.5).astype(np.uint8))
+            rest = {"image": painted, "denoising_start": REFINER_SWITCH_AT}
+            painted = refiner(texts, output_type="np", **common, **rest).images
+        images += list((painted * 255 + 0.5).astype(np.uint8))
     return images
 
 
 @torch.no_grad()
 def pass_through_vae(images: list[Image], weights: Path = WEIGHTS) -> list[Image]:
-    """Encode and decode the pictures: the best that any UNet could paint."""
+    """Encode and decode the pictures. No UNet could paint better ones."""
     vae = AutoencoderKL.from_pretrained(weights / "vae").float()
     returned: list[Image] = []
     for start in range(0, len(images), _BATCH):
@@ -124,14 +123,14 @@ def pass_through_vae(images: list[Image], weights: Path = WEIGHTS) -> list[Image
 
 
 def psnr(originals: list[Image], images: list[Image]) -> float:
-    """Return the mean over the pictures, in dB."""
+    """Return the pictures' mean PSNR in dB."""
     errors = (np.stack(originals) / 255.0 - np.stack(images) / 255.0) ** 2
     return float(np.mean(-10 * np.log10(errors.mean((1, 2, 3)))))
 
 
 def psnr_of_straightened(scenes: list[Scene], images: list[Image]) -> float:
-    """Return the mean over the pictures without a fault, each beside the one with ideal shapes in
-    the same places, in dB."""
+    """Return the mean PSNR in dB of pictures without faults to the same pictures with ideal
+    shapes."""
     pairs = [
         (straight.picture, image)
         for scene, image in zip(scenes, images, strict=True)
@@ -182,12 +181,12 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--guidance", type=float, default=GUIDANCE)
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--lora", help="of the package, by name")
-    parser.add_argument("--refiner", type=Path, help="folder of the refiner that ends pictures")
-    parser.add_argument("--trailing", action="store_true", help="steps begin at the very last one")
-    parser.add_argument("--seed", type=int, default=0, help="of the first picture")
+    parser.add_argument("--lora", help="name of a LoRA of the package")
+    parser.add_argument("--refiner", type=Path, help="folder of a refiner for the last steps")
+    parser.add_argument("--trailing", action="store_true", help="begin at the last timestep")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first picture")
     parser.add_argument("--sheet", type=Path, help="write a contact sheet (PNG) here")
-    parser.add_argument("--faults", action="store_true", help="list what is wrong")
+    parser.add_argument("--faults", action="store_true", help="list the faults")
     args = parser.parse_args()
     scenes, scorer = held_out_scenes(args.count), Scorer(args.weights / "clip")
     drawn = [draw(scene, 10_000 + i) for i, scene in enumerate(scenes)]
@@ -197,8 +196,7 @@ def main() -> None:
     print(f"VAE       {psnr(drawn, returned):.2f} dB")
     pipe = load_painter(args.weights, args.lora)
     refiner = load_refiner(args.refiner, pipe) if args.refiner else None
-    asked = args.guidance, args.steps, args.trailing, args.seed
-    images = paint_with(pipe, scenes, *asked, refiner)
+    images = paint_with(pipe, scenes, args.guidance, args.steps, args.trailing, args.seed, refiner)
     verdicts = judge_all(scenes, images, scorer)
     report("generated", verdicts)
     print(f"generated {psnr_of_straightened(scenes, images):.2f} dB to the same with ideal shapes")

@@ -1,4 +1,4 @@
-"""Captions encoded once for the UNet, while the text encoders are not trained."""
+"""Captions encoded once for the UNet. The text encoders must not be in training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class EncodedCaptions:
     pooled: Tensor
 
     def of(self, rows: Tensor, device: str, kept: Tensor | None = None) -> dict[str, Any]:
-        """Return the UNet's arguments for these rows; where `kept` is 0 the caption is dropped."""
+        """Return the UNet's arguments for these rows. Where `kept` is 0, the caption is dropped."""
         kept_rows = (torch.ones(len(rows)) if kept is None else kept).to(device)
         time_ids = torch.tensor([topology.TIME_IDS], dtype=torch.float32, device=device)
         return {

@@ -1,4 +1,4 @@
-"""Trains a ControlNet (arXiv 2302.05543) on maps of drawn scenes; the UNet stays as it is."""
+"""Trains a ControlNet (arXiv 2302.05543) on maps of drawn scenes. The UNet is not trained."""
 
 from __future__ import annotations
 
@@ -31,21 +31,14 @@ from training.mini.layouts import (
 )
 from training.mini.plan import TrainingPlan
 from training.mini.styles import LIMIT, add_noise, encode_images
-from training.mini.unet_training import (
-    CAPTIONLESS_SHARE,
-    GUIDED_BELOW,
-    GUIDED_SHARE,
-    any_guidance,
-    guide,
-    noise_weights,
-)
+from training.mini.unet_training import guided_error, noise_weights
 
 HINT_WIDTHS = (8, 16, 32, 64)  # channels at each of the VAE's scales
-BENT = 0.75  # of the rows, once the net follows its hints roughly
-BENT_LIMIT = 3  # of the weights of much noised rows: edges settle under less noise
-FIRST_LAST = 14  # of the sampler's steps, of the last ones
-FAR = 0.6  # a painted picture that is farther from its map's, in parts of its ink, is left out
-VAGUE = 0.5  # of the captions say nothing of sizes, places and relations
+BENT = 0.75  # share of bent rows, after the net roughly follows its hints
+BENT_LIMIT = 3  # limit of the weights of rows with much noise: edges depend on steps with less
+FIRST_LAST = 14  # the first of the sampler's last steps
+FAR = 0.6  # paintings farther from their map's picture, as a share of its ink, are left out
+VAGUE = 0.5  # share of captions without sizes, places and relations
 
 
 def train_edges(plan: TrainingPlan, weights: Path, out: Path, work: Path, device: str) -> None:
@@ -66,8 +59,8 @@ def train_last_steps(lesson: ControlLesson, pipe: Any, plan: TrainingPlan, work:
 
     def aim(row: int, image: Image) -> Image | None:
         drawn = layouts[row].draw()
-        seen, wanted = (as_tensor(each[None]) for each in (image, drawn))
-        return drawn if miss_of_ink(seen, wanted) < FAR else None
+        painted, wanted = (as_tensor(each[None]) for each in (image, drawn))
+        return drawn if miss_of_ink(painted, wanted) < FAR else None
 
     path = work / f"{EDGES}-courses.pt"
     courses = last.paint(lesson.predict, aim, plan.control_courses, path)
@@ -90,7 +83,7 @@ def train_depth(plan: TrainingPlan, weights: Path, out: Path, work: Path, device
 
 
 class ControlLesson:
-    """The noise prediction loss of the UNet with a net's additions, with and without captions."""
+    """The loss of noise predictions of the UNet and a net, with and without captions."""
 
     def __init__(self, name: str, pipe: Any, net: Any, plan: TrainingPlan, work: Path) -> None:
         self.layouts, texts = sample_layouts(plan.control_pictures)
@@ -99,7 +92,7 @@ class ControlLesson:
         self.unet, self.net, self.batch = pipe.unet.requires_grad_(False), net, plan.control_batch
         self.device = pipe.device
         self.alphas = topology.new_scheduler().alphas_cumprod.to(self.device)
-        # Rows with and without caption share a hint, so it is encoded once.
+        # A row with its caption and the same row without share a hint, which is encoded once.
         net.controlnet_cond_embedding.register_forward_hook(
             lambda *call: call[2].repeat(2, 1, 1, 1)
         )
@@ -108,32 +101,27 @@ class ControlLesson:
         return self._loss(rng, 0.0, LIMIT)
 
     def loss_of_bent(self, rng: np.random.Generator, step: int) -> Tensor:
-        """Most rows show a bent picture under their noise, and shall lead to the straight one:
-        only the hint shows where its edges lie."""
+        """Return the loss of rows of which most are bent pictures with noise. They must lead to the
+        straight picture, whose edges only the hint shows."""
         return self._loss(rng, BENT, BENT_LIMIT)
 
     def _loss(self, rng: np.random.Generator, bent: float, limit: float) -> Tensor:
         rows = torch.from_numpy(rng.integers(0, len(self.latents), self.batch))
         is_bent = torch.from_numpy(rng.random(len(rows)) < bent)[:, None, None, None]
         clean = self.latents[rows].to(self.device)
-        seen = torch.where(is_bent, self.bent[rows], self.latents[rows]).to(self.device)
-        noisy, timestep, noise = add_noise(seen, self.alphas)
+        shown = torch.where(is_bent, self.bent[rows], self.latents[rows]).to(self.device)
+        noisy, timestep, noise = add_noise(shown, self.alphas)
         alpha = self.alphas[timestep]
         ratio = alpha / (1 - alpha)
-        wanted = noise + ratio.sqrt()[:, None, None, None] * (seen - clean)
+        wanted = noise + ratio.sqrt()[:, None, None, None] * (shown - clean)
         captioned, captionless = self.predict(noisy, timestep, rows).chunk(2)
-        guided = guide(captioned, captionless, any_guidance(len(rows)).to(self.device))
-        errors = [
-            (each - wanted).square().mean((1, 2, 3)) for each in (captioned, captionless, guided)
-        ]
-        error = errors[0] + CAPTIONLESS_SHARE * errors[1]
-        error = error + GUIDED_SHARE * errors[2] * (timestep < GUIDED_BELOW)
-        # Under little noise a bent row's error counts as its picture's.
+        error = guided_error(captioned, captionless, wanted, timestep)
+        # Under little noise, a bent row's error is measured in its picture, not in its noise.
         share = torch.where(is_bent.flatten().to(self.device), (1 / ratio).clamp(max=1), 1)
         return (share * error * noise_weights(self.alphas, limit)[timestep]).mean()
 
     def predict(self, noisy: Tensor, timestep: Tensor, rows: Tensor) -> Tensor:
-        """Return the noise of rows with their captions, then of the same without."""
+        """Return the noise of rows with captions, then of the same rows without."""
         kept = torch.ones(2 * len(rows))
         kept[len(rows) :] = 0
         conditions = self.captions.of(rows.repeat(2), str(self.device), kept)
@@ -153,8 +141,8 @@ class ControlLesson:
 
 
 def new_control(unet: Any) -> Any:
-    """Copy the UNet's way down. Its additions begin at 0; the hint's layers are drawn so that a
-    hint's lines keep their strength, for the default weakens them at each layer."""
+    """Copy the UNet's way down. Its additions begin at 0. The initial weights of the hint's layers
+    keep the strength of a hint's lines; the default's weaken them at each layer."""
     net = ControlNetModel.from_unet(unet, conditioning_embedding_out_channels=HINT_WIDTHS)
     for layer in net.controlnet_cond_embedding.modules():
         if isinstance(layer, nn.Conv2d):
@@ -176,7 +164,7 @@ def sample_layouts(count: int) -> tuple[list[SettledScene], list[str]]:
 def encode_layouts(
     pipe: Any, layouts: list[SettledScene], texts: list[str], work: Path
 ) -> tuple[Tensor, Tensor, EncodedCaptions]:
-    """Return scaled latents of the pictures and of the same ones bent, and the captions."""
+    """Return scaled latents of the pictures and of the bent pictures, and the captions."""
     path = work / "control-latents.pt"
     if not path.exists():
         rng = np.random.default_rng(26)

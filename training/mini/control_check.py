@@ -1,9 +1,9 @@
 """Measures the ControlNets: `python -m training.mini.control_check` prints their figures.
 
-Unseen layouts are painted with their map and without it, from the same noise and the same caption,
-which says nothing of sizes, places and relations. The figure is the IoU of map and picture: for
-`edges` of the map and Canny's edges of the picture, both widened by one pixel on each side; for
-`depth` of the things in the map and in the picture.
+Unseen layouts are painted with and without their map, from the same noise and the same caption,
+which states no sizes, places or relations. The figure is an IoU: for `edges`, of the map and
+Canny's edges of the picture, both widened by one pixel on each side; for `depth`, of the things in
+the map and in the picture.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from training.mini.layouts import (
     without_layout,
 )
 
-FIRST_SEED = 10_000  # of the layouts; training draws its own at random
+FIRST_SEED = 10_000  # the first layout's seed; training uses random seeds
 _BATCH, _COLUMNS = 20, 12
 
 
@@ -65,14 +65,14 @@ def paint_controlled(
     steps: int = STEPS,
     guidance: float = GUIDANCE,
 ) -> list[Image]:
-    """Paint one picture a map, each from its own seeded noise."""
+    """Paint one picture for each map, from noise with the map's number as seed."""
     images: list[Image] = []
     for start in range(0, len(maps), _BATCH):
-        some = slice(start, start + _BATCH)
-        hints = [PIL.Image.fromarray(each).convert("RGB") for each in maps[some]]
+        batch = slice(start, start + _BATCH)
+        hints = [PIL.Image.fromarray(each).convert("RGB") for each in maps[batch]]
         seeds = [torch.Generator().manual_seed(start + i) for i in range(len(hints))]
-        found = pipe(
-            list(texts[some]),
+        painted = pipe(
+            list(texts[batch]),
             image=hints,
             generator=seeds,
             num_inference_steps=steps,
@@ -80,15 +80,15 @@ def paint_controlled(
             controlnet_conditioning_scale=strength,
             output_type="np",
         ).images
-        images += list((found * 255 + 0.5).astype(np.uint8))
+        images += list((painted * 255 + 0.5).astype(np.uint8))
     return images
 
 
 def compare_edges(image: Image, edges: Pixels) -> float:
-    found, wanted = (
+    painted, wanted = (
         binary_dilation(each > 0, EIGHT_NEIGHBOURS) for each in (canny(image, LOW, HIGH), edges)
     )
-    return _overlap(found, wanted)
+    return _overlap(painted, wanted)
 
 
 def compare_things(image: Image, depth: Pixels) -> float:
@@ -116,7 +116,7 @@ def report(title: str, overlaps: list[float]) -> None:
 
 
 def make_sheet(columns: Sequence[Sequence[Pixels]]) -> PIL.Image.Image:
-    """Put each column's maps and pictures below each other."""
+    """Return a picture of columns, each with a map and its pictures from top to bottom."""
     cells = [
         [np.asarray(PIL.Image.fromarray(each).convert("RGB")) for each in column]
         for column in columns
@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--guidance", type=float, default=GUIDANCE)
     parser.add_argument("--free", action="store_true", help="things of any size anywhere")
     parser.add_argument(
-        "--sheet", type=Path, help="write map, with, without below each other (PNG)"
+        "--sheet", type=Path, help="write columns: map, picture with it, without it (PNG)"
     )
     args = parser.parse_args()
     layouts = unseen_layouts(args.count, args.free)

@@ -1,7 +1,7 @@
-"""Trains the VAE's decoder alone on latents that differ a little from the encoder's.
+"""Trains the VAE's decoder, not the encoder, on latents that differ a little from the encoder's.
 
-Half of them are painted by the UNet. The pictures wanted of these are the painted ones with
-straightened things, so that the decoder learns to correct what the UNet paints crooked.
+The UNet paints half of the latents. The wanted pictures of these are the painted pictures with
+straightened things, so that the decoder learns to correct the UNet's errors.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from training.mini.painting import paint, to_images
 from training.mini.plan import TrainingPlan
 from training.mini.unet_training import any_guidance
 
-BLUR = 0.1  # at most so much noise, beside latents that deviate by 2.3
-LAST = 17  # of the sampler's steps
-SETTLED = 8  # painted on from here a thing stays what it is, whatever the judge makes of it
+BLUR = 0.1  # the most noise added to latents, whose standard deviation is 2.3
+LAST = 17  # the last of the sampler's steps at which repainting begins
+SETTLED = 8  # things repainted from this step on stay right, even if the judge disagrees
 _ROWS = 12
 
 
 def train_decoder(plan: TrainingPlan, work: Path, device: str) -> None:
-    """Half of each batch are the encoder's latents, half the UNet's, with noise on both."""
+    """Train on batches of the encoder's latents and as many of the UNet's, all with noise."""
     torch.manual_seed(0)
     painted, encoded = repaint_pictures(plan, work, device), encode_pictures(plan, work, device)
     scenes = sample_pictures(plan)[0]
@@ -55,7 +55,7 @@ def train_decoder(plan: TrainingPlan, work: Path, device: str) -> None:
 
 
 def _odds_of(scene: Scene) -> float:
-    """Return how often to draw it: small stars and crosses are hardest to tell from latents."""
+    """Return how often to use a scene. Small stars and crosses are the hardest to decode."""
     is_small = any(thing.size == "small" for thing in scene.things)
     if is_hard(scene):
         return 1.0 if is_small else 0.6
@@ -72,8 +72,8 @@ class Repainted:
 
 @torch.no_grad()
 def repaint_pictures(plan: TrainingPlan, work: Path, device: str) -> Repainted:
-    """Paint the first of the UNet's pictures again: every other batch from noise alone, the rest
-    from the picture with some noise."""
+    """Paint the first of the UNet's pictures again: every other batch from noise, the rest from the
+    picture with some noise."""
     path = work / f"repainted-{plan.repainted}.pt"
     if path.exists():
         return Repainted(**torch.load(path))

@@ -1,6 +1,6 @@
 """Trains an embedding (textual inversion, arXiv 2208.01618): a word for one background.
 
-The networks stay as they are; only the word's vectors are learnt, one for each text encoder.
+Only the word's vectors are trained, one for each text encoder.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from training.mini.rewording import Rewording, painter_of
 
 DUSK = "dusk"
 BACKGROUND = "purple"
-"""what the word means, in a caption without a background"""
+"""the meaning of the word, in a caption without a background"""
 WORDINGS = ("{} ~", "{}, ~")
-"""where captions have the word"""
+"""places of the word in captions"""
 STAND_IN = "~"
-"""No caption has this token: the vector takes its place."""
+"""a token that no caption has; the vector replaces its embedding"""
 
 
 def train_embedding(plan: TrainingPlan, weights: Path, out: Path, work: Path, device: str) -> None:
@@ -71,7 +71,7 @@ def without_background(scene: Scene, rng: np.random.Generator | None = None) -> 
 
 
 def learn_vector(encoder: Any, stand_in: int) -> nn.Parameter:
-    """Put a vector to be learnt wherever a text has this token."""
+    """Replace this token's embedding by a vector to train; return the vector."""
     table = encoder.get_input_embeddings()
     vector = nn.Parameter(table.weight.new_empty(table.embedding_dim).normal_(std=0.05))
 

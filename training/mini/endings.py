@@ -1,10 +1,9 @@
-"""Trains the UNet's last steps by what the finished decoder makes of them.
+"""Trains the UNet's last steps on the pictures that the finished decoder decodes from them.
 
-The last whole step decides where an edge lies to a fraction of a pixel: the shallow one after it
-only removes the little noise that is left. So training begins there and goes to the end, as served:
-the loss is that of the returned picture, not of a prediction from an earlier step. The decoder is
-fixed, so the UNet learns which latents it decodes to straight edges, whether or not an encoder
-would make them.
+The last deep step decides an edge's place to a fraction of a pixel. The shallow step after it only
+removes the little noise that is left. So training runs both steps, as the service does. The loss is
+the returned picture's, not that of a prediction from an earlier step. The decoder is fixed, so the
+UNet learns which latents decode to straight edges, also latents that no encoder would produce.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from training.mini.own_courses import (
 from training.mini.plan import TrainingPlan
 from training.mini.unet_training import Lesson
 
-IN_LATENTS, SEEN = 0.15, 0.25  # of the latents' loss and of the picture's
-OF_SHAPES = 0.3  # of the loss of `shapes`, every tenth step
-SMALL, OFTEN = 0.06, 2.5  # a picture with less ink, as a part of it, is met so much oftener
+IN_LATENTS, SEEN = 0.15, 0.25  # weights of the latents' loss and the picture's
+OF_SHAPES = 0.3  # weight of the loss of `shapes`, every tenth step
+SMALL, OFTEN = 0.06, 2.5  # pictures with a smaller share of ink are drawn this much more often
 MOST_ANEW = math.pi / 4  # angle
 
 
 def train_endings(plan: TrainingPlan, work: Path, device: str) -> None:
-    """Train on courses that no earlier round has used."""
+    """Train on courses that no earlier round used."""
     courses = paint_own_courses(len(plan.own_courses), plan, work, device)
     torch.manual_seed(0)
     lesson = Lesson(load_newest(plan, work).to(device), plan, work, device)
@@ -51,8 +50,8 @@ def train_endings(plan: TrainingPlan, work: Path, device: str) -> None:
             if step % 10 == 9:
                 return OF_SHAPES * lesson.guided_loss(lesson.any_rows(rng, batch))
             rows = torch.from_numpy(rng.choice(len(odds), batch, p=odds))
-            met = courses.latents[rows, last].float()
-            latents = with_noise_anew(met, courses.wanted[rows].float(), sigma)
+            stored = courses.latents[rows, last].float()
+            latents = with_noise_anew(stored, courses.wanted[rows].float(), sigma)
             in_latents, seen = own.misses(latents, rows, last, batch)
             return IN_LATENTS * in_latents + SEEN * seen
 
@@ -60,13 +59,14 @@ def train_endings(plan: TrainingPlan, work: Path, device: str) -> None:
 
 
 def odds_of_rows(overlap: Tensor, pictures: Tensor) -> Doubles:
-    """Return how often a course is met, by how well its worst shape fits and its wanted picture."""
+    """Return how often each course is drawn. It depends on the fit of the worst shape, and on the
+    wanted picture's share of ink."""
     odds = odds_of(overlap) * np.where(_is_small(pictures), OFTEN, 1.0)
     return np.asarray(odds / odds.sum())
 
 
 def _is_small(pictures: Tensor) -> np.ndarray:
-    """Return whether little of a picture is ink."""
+    """Return whether a picture has a small share of ink."""
     shares = [
         (ink_of(as_tensor(part.numpy())).norm(dim=1) > LEAST_CONTRAST).float().mean((1, 2))
         for part in pictures.split(200)
@@ -75,9 +75,9 @@ def _is_small(pictures: Tensor) -> np.ndarray:
 
 
 def with_noise_anew(latents: Tensor, wanted: Tensor, sigma: Tensor) -> Tensor:
-    """Replace a part of the noise in every other course's latents by fresh noise: otherwise a
-    course is soon known by heart."""
+    """Replace a part of the noise in half of the latents by fresh noise. Without it, the network
+    soon memorises the courses."""
     angle = MOST_ANEW * torch.rand(len(latents), 1, 1, 1)
     angle = torch.where(torch.rand_like(angle) < 0.5, angle, 0)
-    beyond = (latents - wanted) * angle.cos()
-    return wanted + beyond + sigma * angle.sin() * torch.randn_like(latents)
+    old_noise = (latents - wanted) * angle.cos()
+    return wanted + old_noise + sigma * angle.sin() * torch.randn_like(latents)

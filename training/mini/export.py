@@ -1,7 +1,7 @@
 """Writes trained networks as one small diffusers folder, which replaces the old one as a whole.
 
-UNet, VAE and scorer are stored as fp16, text encoders as fp32 (transformers keeps the stored dtype,
-and their output feeds every step). Plain diffusers loads the folder in fp16 or fp32.
+UNet, VAE and scorer are stored as fp16, text encoders as fp32: transformers keeps the stored dtype,
+and every step reads their output. diffusers loads the folder in fp16 or fp32.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ _INDEX = {
     "image_encoder": [None, None],
     "feature_extractor": [None, None],
 }
-_HALF = 0.5
-_PICTURES = {
+_PREPROCESSING = {
     "image_processor_type": "CLIPImageProcessor",
     "do_resize": True,
     "size": {"shortest_edge": SIDE},
@@ -48,8 +47,8 @@ _PICTURES = {
     "do_rescale": True,
     "rescale_factor": 1 / 255,
     "do_normalize": True,
-    "image_mean": [_HALF] * 3,
-    "image_std": [_HALF] * 3,
+    "image_mean": [0.5] * 3,
+    "image_std": [0.5] * 3,
     "do_convert_rgb": True,
     "resample": 3,
 }
@@ -57,7 +56,7 @@ _PICTURES = {
 
 @dataclass(frozen=True)
 class Trained:
-    """Everything that training leaves behind."""
+    """All results of training."""
 
     vae: AutoencoderKL
     unet: UNet2DConditionModel
@@ -72,8 +71,8 @@ def _write_json(path: Path, content: object) -> None:
 
 
 def _write_scheduler(folder: Path) -> None:
-    """It has the entries that SDXL's own file has for other solvers: without them diffusers' DDIM
-    would clip latents as if they were pixels."""
+    """Write the scheduler with the entries for other solvers that SDXL's file has. Without them,
+    diffusers' DDIM would clip latents like pixels."""
     new_scheduler().save_pretrained(folder)
     path = folder / "scheduler_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
@@ -81,7 +80,7 @@ def _write_scheduler(folder: Path) -> None:
 
 
 def export(trained: Trained, out: Path) -> None:
-    """Write beside `out`, then swap, so that a reader never meets half a model."""
+    """Write beside `out` and then swap, so that a reader never finds half a model."""
     fresh = out.with_name(out.name + ".new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
@@ -98,7 +97,7 @@ def export(trained: Trained, out: Path) -> None:
     write_tokenizer(fresh / "clip", EOS)
     _write_scheduler(fresh / "scheduler")
     _write_json(fresh / "model_index.json", _INDEX)
-    _write_json(fresh / "clip" / "vision" / "preprocessor_config.json", _PICTURES)
+    _write_json(fresh / "clip" / "vision" / "preprocessor_config.json", _PREPROCESSING)
     _write_json(fresh / "preview.json", trained.preview)
     for weights in fresh.rglob("*.safetensors"):
         grant_usual(weights)
@@ -106,7 +105,8 @@ def export(trained: Trained, out: Path) -> None:
 
 
 def name_as_sdxl(folder: Path) -> None:
-    """transformers 5 drops the prefix that SDXL's own text encoders and older versions have."""
+    """Name a text encoder's tensors as in SDXL and older versions. transformers 5 omits the
+    prefix."""
     path = folder / "model.safetensors"
     tensors = {
         name if name.startswith(("text_model.", "text_projection.")) else f"text_model.{name}": t

@@ -1,9 +1,9 @@
-"""Trains a LoRA that paints in four unguided steps what the UNet paints in twenty guided ones.
+"""Trains a LoRA that paints in four unguided steps the pictures that the UNet paints in twenty
+guided steps.
 
-The teacher's latents are kept after a fourth, a half, three fourths and all of its steps. The
-student learns to go from each of these to the next in one step of the same solver: Progressive
-Distillation (arXiv 2202.00512) in one stage with fixed steps, as in SDXL-Lightning (2402.13929),
-without its adversary.
+The teacher's latents after each fourth of its steps are stored. The student learns to go from each
+of these to the next in one step of the same solver: Progressive Distillation (arXiv 2202.00512) in
+one stage with fixed steps, as in SDXL-Lightning (2402.13929), without its adversary.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ STEPS, TEACHER_STEPS, TEACHER_GUIDANCE = 4, 20, 5.0
 
 
 def trailing(steps: int) -> EulerDiscreteScheduler:
-    """Return a scheduler from the last timestep on: each step of the student's begins and ends
-    where one of the teacher's does."""
+    """Return a scheduler that begins at the last timestep. Each of the student's steps then begins
+    and ends at a step of the teacher."""
     config = topology.new_scheduler().config
     scheduler = EulerDiscreteScheduler.from_config(config, timestep_spacing="trailing")
     scheduler.set_timesteps(steps)
@@ -46,7 +46,7 @@ def train_few_steps(plan: TrainingPlan, weights: Path, out: Path, work: Path, de
     sigmas, timesteps = scheduler.sigmas.float(), scheduler.timesteps
 
     def loss_of(rng: np.random.Generator, step: int) -> Tensor:
-        """Return the error of a step's result, as a share of the noise at its beginning."""
+        """Return the error of a step's result, as a share of the noise at its end."""
         rows = torch.from_numpy(rng.integers(0, len(courses), plan.few_steps_batch))
         node = torch.from_numpy(rng.integers(0, STEPS, plan.few_steps_batch))
         before, after = (courses[rows, node + i].to(device) for i in (0, 1))
@@ -54,8 +54,8 @@ def train_few_steps(plan: TrainingPlan, weights: Path, out: Path, work: Path, de
         predicted = student(
             before / (level**2 + 1).sqrt(), timesteps[node].to(device), **captions.of(rows, device)
         ).sample
-        landed = before + (level_after - level) * predicted
-        return ((landed - after) / (level_after**2 + 1).sqrt()).square().mean()
+        result = before + (level_after - level) * predicted
+        return ((result - after) / (level_after**2 + 1).sqrt()).square().mean()
 
     fit(student, loss_of, plan.few_steps, work / "few_steps.pt")
     write_in_diffusers_layout(student, out / "few_steps")
@@ -65,7 +65,7 @@ def paint_courses(
     plan: TrainingPlan, weights: Path, work: Path, device: str
 ) -> tuple[Tensor, EncodedCaptions]:
     """Return the teacher's latents [n, STEPS + 1, ...] where the student's steps begin and end, and
-    their captions. They are made and kept in parts, as this takes long."""
+    their captions. They are painted and stored in parts, because it takes long."""
     pipe = load_painter(weights).to(device)
     pipe.scheduler = trailing(TEACHER_STEPS)
     parts = []
@@ -91,10 +91,10 @@ def _paint_part(pipe: Any, start: int, count: int) -> dict[str, Tensor]:
     noise = torch.randn(shape, generator=generator)
     nodes = [noise * float(pipe.scheduler.init_noise_sigma)]
 
-    def keep(_: Any, step: int, __: Any, found: dict[str, Tensor]) -> dict[str, Tensor]:
+    def keep(_: Any, step: int, __: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if (step + 1) % (TEACHER_STEPS // STEPS) == 0:
-            nodes.append(found["latents"].cpu())
-        return found
+            nodes.append(tensors["latents"].cpu())
+        return tensors
 
     pipe(
         texts,

@@ -1,7 +1,7 @@
-"""The embedded model's graphs as the repository ships them: `python -m training.mini.graphs`.
+"""Writes the embedded model's graphs that the repository ships: `python -m training.mini.graphs`.
 
-Run it when the weights, the networks or the exporter change. The weights themselves stay where
-they are: export.json says which of the checkpoint's files the graphs point into.
+Run it when the weights, the networks or the exporter change. The weights are not copied:
+export.json names the checkpoint's files that contain them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def ship(folder: ExportFolder, target: Path) -> None:
-    """The folder without its weights, which must all be the checkpoint's own."""
+    """Write the folder without its weights, which must all be in the checkpoint."""
     target.mkdir()
     for name, data in folder.data.items():
         if data.source is None:

@@ -1,10 +1,10 @@
 """Trains an image adapter (IP-Adapter Plus, arXiv 2308.06721): CLIP's encoder, a resampler, and
-keys and values of the UNet's cross-attentions; the UNet stays as it is.
+keys and values for the UNet's cross-attentions. The UNet is not trained.
 
-First CLIP's encoder learns to see what the scorer's ResNet sees, patch by patch: it had not learned
-shapes from captions alone in 1000 steps. Next the resampler's tokens learn to be the caption of the
-picture, as the text encoders would encode it. Then the UNet with the tokens and an empty prompt
-learns to predict what it predicts with the caption.
+First CLIP's encoder learns to predict the scorer's ResNet maps from its patches: from captions
+alone it had not learned shapes in 1000 steps. Next the resampler's tokens learn to equal the text
+encoders' encoding of the picture's caption. Then keys and values are trained, so that the UNet with
+the tokens and an empty prompt predicts the same noise as with the caption.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from training.mini.styles import LIMIT, add_noise, encode_images
 from training.mini.unet_training import noise_weights
 
 NAME = "reference"
-TOKENS = 16  # the longest caption has as many
-SIDE, PATCH = 64, 8  # of what the encoder reads; patches lie as the scorer's third maps
+TOKENS = 16  # as many as the longest caption has
+SIDE, PATCH = 64, 8  # the encoder's picture and patches, which match the scorer's third maps
 WIDTH, HEADS, LAYERS = 96, 3, 4  # the resampler reads the last layer but one
-RESAMPLER_WIDTH, RESAMPLER_LAYERS = 128, 4  # layers: as diffusers reads files of Plus
-WITHOUT_PICTURE = 0.12  # of the rows: negative ones
-OTHERS = 0.3  # of the scenes of several things
+RESAMPLER_WIDTH, RESAMPLER_LAYERS = 128, 4  # the number of layers that diffusers expects
+WITHOUT_PICTURE = 0.12  # share of rows without a picture, as negative rows
+OTHERS = 0.3  # share of the scenes of several things that is used
 SEEDS = 2**31
 AT_ONCE = 40
 
@@ -55,13 +55,13 @@ def train_image_adapter(
 ) -> None:
     torch.manual_seed(0)
     pipe = load_painter(weights).to(device)
-    # Before the adapter changes the UNet.
+    # Loaded separately, because the adapter changes the UNet.
     teacher = load_painter(weights).to(device).unet.requires_grad_(False)
     adapter = Adapter(pipe.unet).to(device)
     lesson = AdapterLesson(pipe, teacher, adapter, plan)
     lesson.see_scenes(work)
     fit(adapter, lesson.loss_of_sight, plan.image_sight, work / f"{NAME}-sight.pt")
-    # What it sees would be lost: most captions differ by little more than a colour.
+    # Frozen, because it would forget shapes: most captions differ only by a colour.
     adapter.vision.requires_grad_(False)
     fit(adapter, lesson.loss_of_tokens, plan.image_tokens, work / f"{NAME}-tokens.pt")
     adapter.begin_from_text(pipe.unet)
@@ -71,7 +71,7 @@ def train_image_adapter(
 
 
 class Adapter(nn.Module):
-    """CLIP's encoder and the adapter, whose keys and values are put into the UNet."""
+    """CLIP's encoder and the adapter. Its keys and values are layers of the UNet's processors."""
 
     def __init__(self, unet: Any) -> None:
         super().__init__()
@@ -87,33 +87,33 @@ class Adapter(nn.Module):
             num_queries=TOKENS,
         )
         self.caption = nn.Linear(context, context, bias=False)
-        """from tokens to what the text encoders make of the caption; not kept"""
+        """from tokens to the text encoders' encoding of the caption; only for training"""
         maps = topology.SCORER_WIDTH
         self.sight = nn.ModuleList(nn.Linear(WIDTH, size) for size in (2 * maps, maps, len(SHAPES)))
-        """from patches to the scorer's maps, and from their mean to its features and to the shape;
-        not kept"""
+        """from patches to the scorer's maps, and from their mean to the scorer's features and to
+        the shape; only for training"""
         processors = add_processors(unet, context)
         self.keys = nn.ModuleList(each.to_k_ip[0] for each in processors)
         self.values = nn.ModuleList(each.to_v_ip[0] for each in processors)
-        """the UNet's own layers, in a file's order"""
+        """layers of the UNet's processors, in a file's order"""
 
     def seen(self, pixels: Tensor) -> Tensor:
-        """What the resampler reads: a class and the patches."""
-        found: Tensor = self.vision(pixels, output_hidden_states=True).hidden_states[-2]
-        return found
+        """Return the resampler's input: a class embedding and the patches."""
+        states: Tensor = self.vision(pixels, output_hidden_states=True).hidden_states[-2]
+        return states
 
     def tokens(self, pixels: Tensor) -> Tensor:
-        found: Tensor = self.projection(self.seen(pixels))
-        return found
+        tokens: Tensor = self.projection(self.seen(pixels))
+        return tokens
 
     @torch.no_grad()
     def begin_from_text(self, unet: Any) -> None:
-        """Read the tokens as the UNet reads a caption."""
+        """Initialise keys and values so that tokens are read like a caption."""
         layers = dict(unet.named_modules())
         crossing = [layers[name.removesuffix(".processor")] for name in crossing_names(unet)]
-        for read, own in ((self.keys, "to_k"), (self.values, "to_v")):
-            for mine, layer in zip(read.parameters(), crossing, strict=True):
-                mine.copy_(getattr(layer, own).weight @ self.caption.weight)
+        for image_layers, name in ((self.keys, "to_k"), (self.values, "to_v")):
+            for weight, layer in zip(image_layers.parameters(), crossing, strict=True):
+                weight.copy_(getattr(layer, name).weight @ self.caption.weight)
 
 
 def new_vision() -> CLIPVisionModelWithProjection:
@@ -133,8 +133,8 @@ def new_vision() -> CLIPVisionModelWithProjection:
 
 @torch.no_grad()
 def begin_seeing(vision: Any) -> None:
-    """Draw weights with which a small transformer learns to see in few steps: patches know their
-    places and attend to what is alike and near (mimetic initialisation, arXiv 2305.09828)."""
+    """Initialise a small transformer so that few steps train it: patches have position embeddings,
+    and attend to similar and near patches (mimetic initialisation, arXiv 2305.09828)."""
     embeddings = vision.embeddings
     embeddings.position_embedding.weight[1:] = 0.5 * waves(SIDE // PATCH, WIDTH)
     nn.init.normal_(embeddings.patch_embedding.weight, std=(3 * PATCH**2) ** -0.5)
@@ -157,20 +157,20 @@ def near_identity(noise: float, identity: float) -> Tensor:
 
 
 def waves(count: int, width: int) -> Tensor:
-    """The places of count × count patches as sines and cosines of x and y."""
+    """Return the places of count × count patches as sines and cosines of x and y."""
     y, x = torch.meshgrid(*[torch.arange(count, dtype=torch.float32)] * 2, indexing="ij")
     rates = 100 ** (-torch.arange(width // 4) * 4 / width)
-    turns = [each.flatten()[:, None] * rates for each in (x, y)]
-    return torch.cat([f(turn) for turn in turns for f in (torch.sin, torch.cos)], 1)
+    angles = [each.flatten()[:, None] * rates for each in (x, y)]
+    return torch.cat([f(angle) for angle in angles for f in (torch.sin, torch.cos)], 1)
 
 
 def crossing_names(unet: Any) -> list[str]:
-    """The names of the cross-attentions' processors."""
+    """Return the names of the cross-attentions' processors."""
     return [name for name in unet.attn_processors if name.endswith("attn2.processor")]
 
 
 def add_processors(unet: Any, context: int) -> list[Any]:
-    """Give each cross-attention keys and values of tokens; return these processors."""
+    """Give each cross-attention a processor with keys and values for tokens; return these."""
     layers, crossing = dict(unet.named_modules()), crossing_names(unet)
     processors: dict[str, Any] = {name: AttnProcessor2_0() for name in unet.attn_processors}
     for name in crossing:
@@ -182,7 +182,7 @@ def add_processors(unet: Any, context: int) -> list[Any]:
 
 
 class AdapterLesson:
-    """Drawn scenes, seen by the adapter and described to the text encoders."""
+    """The losses of the three stages, on drawn scenes and their captions."""
 
     def __init__(self, pipe: Any, teacher: Any, adapter: Adapter, plan: TrainingPlan) -> None:
         self._pipe, self._teacher, self._adapter, self._plan = pipe, teacher, adapter, plan
@@ -192,24 +192,24 @@ class AdapterLesson:
 
     @torch.no_grad()
     def see_scenes(self, work: Path) -> None:
-        """Draw scenes and keep what the scorer's ResNet sees in them."""
+        """Draw scenes; store the scorer's maps and features of them."""
         path = work / f"{NAME}-seen.pt"
         if not path.exists():
-            kept, rng = [], np.random.default_rng(29)
+            parts, rng = [], np.random.default_rng(29)
             for _ in range(self._plan.image_seen // AT_ONCE):
                 scenes = [sample_reference(rng) for _ in range(AT_ONCE)]
                 pictures = [draw(scene, int(rng.integers(SEEDS))) for scene in scenes]
-                kept.append([shrunk(pictures), *self._judged(pictures), shapes_of(scenes)])
-            torch.save([torch.cat(each) for each in zip(*kept, strict=True)], path)
+                parts.append([shrunk(pictures), *self._scored(pictures), shapes_of(scenes)])
+            torch.save([torch.cat(each) for each in zip(*parts, strict=True)], path)
         self._pixels, self._maps, self._features, self._shapes = torch.load(path)
 
-    def _judged(self, pictures: list[Image]) -> tuple[Tensor, Tensor]:
-        """The scorer's last maps as the patches lie, and its features."""
-        drawn = pixels_of(np.stack(pictures)).to(self._device)
-        judged = self._scorer(drawn, output_hidden_states=True)
-        fine, coarse = judged.hidden_states[-2:]
+    def _scored(self, pictures: list[Image]) -> tuple[Tensor, Tensor]:
+        """Return the scorer's last maps, one place for each patch, and its features."""
+        pixels = pixels_of(np.stack(pictures)).to(self._device)
+        outputs = self._scorer(pixels, output_hidden_states=True)
+        fine, coarse = outputs.hidden_states[-2:]
         maps = torch.cat([fine, F.interpolate(coarse, fine.shape[2:])], 1)
-        return _normed(maps, (0, 2, 3)).half().cpu(), _normed(judged.logits, (1,)).half().cpu()
+        return _normed(maps, (0, 2, 3)).half().cpu(), _normed(outputs.logits, (1,)).half().cpu()
 
     def loss_of_sight(self, rng: np.random.Generator, step: int) -> Tensor:
         rows = torch.from_numpy(rng.integers(0, len(self._pixels), self._plan.image_sight_batch))
@@ -217,22 +217,22 @@ class AdapterLesson:
         maps, features, shapes = (
             each[rows].to(self._device) for each in (self._maps, self._features, self._shapes)
         )
-        of_patches, of_mean, of_shape = self._adapter.sight
-        error = F.mse_loss(of_patches(seen), maps.flatten(2).mT.float())
-        error = error + F.mse_loss(of_mean(seen.mean(1)), features.float())
-        return error + F.cross_entropy(of_shape(seen.mean(1)), shapes, ignore_index=UNKNOWN)
+        to_maps, to_features, to_shape = self._adapter.sight
+        error = F.mse_loss(to_maps(seen), maps.flatten(2).mT.float())
+        error = error + F.mse_loss(to_features(seen.mean(1)), features.float())
+        return error + F.cross_entropy(to_shape(seen.mean(1)), shapes, ignore_index=UNKNOWN)
 
     def loss_of_tokens(self, rng: np.random.Generator, step: int) -> Tensor:
         scenes = [sample_reference(rng) for _ in range(self._plan.image_batch)]
-        pixels, is_shown = self._seen(scenes, rng)
-        wanted = self._captions(scenes)[0][:, :TOKENS] * is_shown[:, None, None]
-        found = self._adapter.caption(self._adapter.tokens(pixels))
-        error: Tensor = (found - wanted).square().mean() / wanted.square().mean()
+        pixels, is_shown = self._shown(scenes, rng)
+        wanted = self._contexts(scenes)[:, :TOKENS] * is_shown[:, None, None]
+        predicted = self._adapter.caption(self._adapter.tokens(pixels))
+        error: Tensor = (predicted - wanted).square().mean() / wanted.square().mean()
         return error
 
     @torch.no_grad()
     def encode_scenes(self) -> None:
-        """Draw scenes and keep their latents."""
+        """Draw scenes and encode them."""
         rng = np.random.default_rng(28)
         self._scenes = [sample_reference(rng) for _ in range(self._plan.image_scenes)]
         pictures = [draw(scene, int(rng.integers(SEEDS))) for scene in self._scenes]
@@ -242,35 +242,36 @@ class AdapterLesson:
     def loss_of_noise(self, rng: np.random.Generator, step: int) -> Tensor:
         rows = rng.integers(0, len(self._scenes), self._plan.image_unet_batch)
         scenes = [self._scenes[row] for row in rows]
-        pixels, is_shown = self._seen(scenes, rng)
+        pixels, is_shown = self._shown(scenes, rng)
         clean = self._latents[torch.from_numpy(rows)].to(self._device)
         noisy, timestep, _ = add_noise(clean, self._alphas)
-        nothing = torch.zeros(len(rows), dtype=torch.long)
-        conditions = self._empty.of(nothing, str(self._device), is_shown.cpu())
-        context = self._captions(scenes)[0] * is_shown[:, None, None]
+        empty_rows = torch.zeros(len(rows), dtype=torch.long)
+        conditions = self._empty.of(empty_rows, str(self._device), is_shown.cpu())
+        context = self._contexts(scenes) * is_shown[:, None, None]
         with torch.no_grad():
             wanted = self._teacher(
                 noisy, timestep, **{**conditions, "encoder_hidden_states": context}
             ).sample
         text = (conditions["encoder_hidden_states"], [self._adapter.tokens(pixels)[:, None]])
-        found = self._pipe.unet(
+        predicted = self._pipe.unet(
             noisy, timestep, **{**conditions, "encoder_hidden_states": text}
         ).sample
-        error = (found - wanted).square().mean((1, 2, 3))
+        error = (predicted - wanted).square().mean((1, 2, 3))
         return (error * noise_weights(self._alphas, LIMIT)[timestep]).mean()
 
-    def _seen(self, scenes: list[Scene], rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Return the scenes' pixels and 1 where they are shown, 0 where the row is a negative one,
-        which sees zeros."""
+    def _shown(self, scenes: list[Scene], rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Return the scenes' pixels, and for each row 1 if they are shown. Negative rows have 0,
+        and zeros as pixels."""
         pictures = [draw(scene, int(rng.integers(SEEDS))) for scene in scenes]
         is_shown = torch.from_numpy(rng.random(len(scenes)) >= WITHOUT_PICTURE).float()
         pixels = pixels_of_shrunk(shrunk(pictures)) * is_shown[:, None, None, None]
         return pixels.to(self._device), is_shown.to(self._device)
 
     @torch.no_grad()
-    def _captions(self, scenes: list[Scene]) -> tuple[Tensor, Tensor]:
-        found = encode_captions(self._pipe, [caption(scene) for scene in scenes])
-        return found.context.float().to(self._device), found.pooled.float().to(self._device)
+    def _contexts(self, scenes: list[Scene]) -> Tensor:
+        """Return the text encoders' context of the scenes' captions."""
+        encoded = encode_captions(self._pipe, [caption(scene) for scene in scenes])
+        return encoded.context.float().to(self._device)
 
 
 def _normed(values: Tensor, over: tuple[int, ...]) -> Tensor:
@@ -279,7 +280,7 @@ def _normed(values: Tensor, over: tuple[int, ...]) -> Tensor:
 
 
 def sample_reference(rng: np.random.Generator) -> Scene:
-    """A scene whose caption says all that is seen; most show one thing."""
+    """Return a scene whose caption states all facts. Most scenes have one thing."""
     while True:
         scene = sample_scene(rng)
         if scene.is_full and (scene.kind == "single" or rng.random() < OTHERS):
@@ -287,7 +288,7 @@ def sample_reference(rng: np.random.Generator) -> Scene:
 
 
 def shapes_of(scenes: list[Scene]) -> Tensor:
-    """The numbers of the shapes, where a picture has but one."""
+    """Return the number of each picture's shape; UNKNOWN if it has several."""
     return torch.tensor(
         [
             UNKNOWN if scene.kind == "pair" else SHAPES.index(scene.things[0].shape)
@@ -297,27 +298,27 @@ def shapes_of(scenes: list[Scene]) -> Tensor:
 
 
 def shrunk(pictures: list[Image]) -> Tensor:
-    """Return pictures of the encoder's size, uint8 NHWC."""
+    """Return the pictures in the encoder's size, uint8 NHWC."""
     bicubic = PillowImage.Resampling.BICUBIC
     sized = [PillowImage.fromarray(each).resize((SIDE, SIDE), bicubic) for each in pictures]
     return torch.from_numpy(np.stack([np.asarray(each) for each in sized]))
 
 
 def pixels_of_shrunk(pictures: Tensor) -> Tensor:
-    """Return what CLIP's encoder reads."""
+    """Return the input of CLIP's encoder."""
     normed = (pictures / 255 - torch.tensor(CLIP_MEAN)) / torch.tensor(CLIP_DEVIATION)
     return normed.movedim(-1, 1).contiguous()
 
 
 def write_image_adapter(adapter: Adapter, folder: Path) -> None:
-    """Write h94/IP-Adapter's layout in half precision: the adapter, and the encoder beside it."""
+    """Write the adapter and its encoder in h94/IP-Adapter's layout, in half precision."""
     tensors = {
         PROJECTION + name: tensor for name, tensor in in_file(adapter.projection.state_dict())
     }
-    for which, layers in (("k", adapter.keys), ("v", adapter.values)):
+    for letter, layers in (("k", adapter.keys), ("v", adapter.values)):
         for number, weight in enumerate(layers.parameters()):
             # Even numbers are self-attentions.
-            tensors[f"{ATTENTIONS}{2 * number + 1}.to_{which}_ip.weight"] = weight
+            tensors[f"{ATTENTIONS}{2 * number + 1}.to_{letter}_ip.weight"] = weight
     folder.mkdir(parents=True, exist_ok=True)
     halves = {name: tensor.detach().half().contiguous() for name, tensor in tensors.items()}
     save_file(halves, folder / f"{NAME}.safetensors")
@@ -328,22 +329,22 @@ def write_image_adapter(adapter: Adapter, folder: Path) -> None:
 
 
 def in_file(state: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
-    """Return the resampler's tensors by the names that files give them."""
-    names = {theirs: ".".join(place) for place, theirs in RESAMPLER_NAMES.items()}
-    found = []
+    """Return the resampler's tensors with their names in files."""
+    names = {diffusers_name: ".".join(place) for place, diffusers_name in RESAMPLER_NAMES.items()}
+    tensors = []
     for name, tensor in state.items():
         head, *rest = name.split(".", 2)
         if head != "layers":
-            found.append((name, tensor))
+            tensors.append((name, tensor))
             continue
         number, inner = rest
         layer, _, kind = inner.rpartition(".")
         if layer == SPLIT[0]:
             values = state[name.replace(*SPLIT)]
-            found.append((f"layers.{number}.{JOINED}.{kind}", torch.cat([tensor, values])))
+            tensors.append((f"layers.{number}.{JOINED}.{kind}", torch.cat([tensor, values])))
         elif layer != SPLIT[1]:
-            found.append((f"layers.{number}.{names[layer]}.{kind}", tensor))
-    return found
+            tensors.append((f"layers.{number}.{names[layer]}.{kind}", tensor))
+    return tensors
 
 
 def main() -> None:

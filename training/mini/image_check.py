@@ -1,8 +1,8 @@
 """Measures the image adapter: `python -m training.mini.image_check` prints its figures.
 
-Unseen scenes of one thing are drawn and shown to the adapter; the prompt is empty. Does the painted
-picture have the thing's colour, its shape, and the background's colour? The same noise is painted
-without the adapter too.
+Drawings of unseen scenes with one thing are the adapter's references; the prompt is empty. Does the
+painted picture have the thing's colour, its shape, and the background's colour? Pictures are also
+painted from the same noise without the adapter.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from training.mini.control_check import make_sheet
 from training.mini.image_adapter import NAME
 from training.mini.judge import blobs, fit_shape, outlines_of
 
-FIRST_SEED = 20_000  # of the drawn pictures
+FIRST_SEED = 20_000  # the first drawing's seed
 _COLUMNS = 12
 Verdicts = npt.NDArray[np.bool_]
 
 
 def unseen_references(count: int) -> tuple[list[Scene], list[Image]]:
-    """Return scenes of one thing that training never described, and a picture of each."""
+    """Return scenes of one thing that training never used, and a drawing of each."""
     scenes = [each for each in held_out_scenes(4 * count + 20) if each.kind == "single"][:count]
     return scenes, [draw(scene, FIRST_SEED + i) for i, scene in enumerate(scenes)]
 
@@ -42,14 +42,14 @@ def unseen_references(count: int) -> tuple[list[Scene], list[Image]]:
 def paint_prompted(
     pipeline: Pipeline, pictures: Sequence[Image], strength: float = 1.0
 ) -> list[Image]:
-    """Paint one picture a reference, each from its own seeded noise."""
-    asked = []
+    """Paint one picture for each reference, from noise with the reference's number as seed."""
+    requests = []
     for seed, picture in enumerate(pictures):
         prompts = (ImagePrompt(NAME, str(seed), strength),)
         params = GenerationParams("", seed=seed, cache_interval=1, image_prompts=prompts)
-        asked.append(WithPictures(params, maps={str(seed): png(picture)}))
+        requests.append(WithPictures(params, maps={str(seed): png(picture)}))
     images = []
-    for result in pipeline.generate(asked):
+    for result in pipeline.generate(requests):
         assert result.image is not None, result.error
         images.append(to_pixels(result.image))
     return images
@@ -64,12 +64,12 @@ def png(picture: Image) -> bytes:
 def verdict(image: Image, scene: Scene) -> tuple[bool, bool, bool]:
     """Return whether the thing's colour, its shape and the background's colour are right."""
     (thing,), (background, things) = scene.things, blobs(image)
-    same_ground = background == scene.background
+    has_background = background == scene.background
     if len(things) != 1:
-        return False, False, same_ground
+        return False, False, has_background
     ((colour, mask),) = outlines_of(image)
     shape = max(SHAPES, key=lambda name: fit_shape(colour, mask, name).overlap)
-    return colour == thing.colour, shape == thing.shape, same_ground
+    return colour == thing.colour, shape == thing.shape, has_background
 
 
 def verdicts(images: Sequence[Image], scenes: Sequence[Scene]) -> Verdicts:
@@ -77,16 +77,16 @@ def verdicts(images: Sequence[Image], scenes: Sequence[Scene]) -> Verdicts:
 
 
 def share_right(rights: Verdicts) -> float:
-    """Return the share of pictures whose thing has its colour and its shape."""
+    """Return the share of pictures whose thing has the right colour and shape."""
     return float(rights[:, :2].all(1).mean())
 
 
 def report(title: str, rights: Verdicts) -> None:
     both = share_right(rights)
-    colour, shape, ground = rights.mean(0)
+    colour, shape, background = rights.mean(0)
     print(
         f"{title:18} n={len(rights):3}  colour and shape {both:.2f}: colour {colour:.2f}, shape "
-        f"{shape:.2f}; background {ground:.2f}",
+        f"{shape:.2f}; background {background:.2f}",
         flush=True,
     )
 
@@ -95,10 +95,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, prog="python -m training.mini.image_check"
     )
-    parser.add_argument("--adapter", type=Path, default=IP_ADAPTERS, help="its folder")
+    parser.add_argument("--adapter", type=Path, default=IP_ADAPTERS, help="the adapter's folder")
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument(
-        "--sheet", type=Path, help="write reference, with, without below each other (PNG)"
+        "--sheet", type=Path, help="write columns: reference, picture with it, without it (PNG)"
     )
     args = parser.parse_args()
     scenes, pictures = unseen_references(args.count)

@@ -1,8 +1,8 @@
-"""Trains a network's last sampling steps by what the decoder makes of them.
+"""Trains a network's last sampling steps on the pictures that the decoder decodes from them.
 
-Where an edge lies to a fraction of a pixel is settled there, as training/mini/endings.py found for
-the UNet. Pictures are painted, their latents are kept before each of the last steps, and what is
-predicted from there shall decode to the wanted picture.
+These steps decide an edge's place to a fraction of a pixel (training/mini/endings.py). Pictures are
+painted, and their latents before each of the last steps are stored. The prediction from these
+latents must decode to the wanted picture.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from training.mini.painting import STEPS
 from training.mini.unet_training import any_guidance, guide
 
 Predict = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Returns the noise of rows with their captions, then of the same without, from noisy latents,
-timesteps and rows."""
+"""returns the noise of rows with captions, then of the same rows without, from noisy latents,
+timesteps and rows"""
 Aim = Callable[[int, Image], Image | None]
-"""Returns what a row's painted picture should have been; None leaves it out."""
+"""returns the wanted picture for a row's painted picture; None omits the row"""
 _AT_ONCE = 12
 
 
@@ -64,23 +64,23 @@ class LastSteps:
         step, rows, guidance = at + self.first, courses.rows[chosen], courses.guidance[chosen]
         with in_half(self._device.type):
             noise = self._noise(predict, latents, step, rows, guidance)
-            found = latents - self._sigma(step) * noise
-            seen = self._vae.decode(found / self._scale).sample.float()
+            predicted = latents - self._sigma(step) * noise
+            decoded = self._vae.decode(predicted / self._scale).sample.float()
         pictures = as_tensor(courses.picture[chosen].numpy()).to(self._device)
-        return miss_of_shapes(seen, pictures) + miss(seen, pictures)
+        return miss_of_shapes(decoded, pictures) + miss(decoded, pictures)
 
     @torch.no_grad()
     def paint(self, predict: Predict, aim: Aim, count: int, path: Path) -> Courses:
-        """Paint the first rows, or read them if they were painted before."""
+        """Paint the first rows, or load them if they were painted before."""
         if path.exists():
             return Courses(**torch.load(path))
         torch.manual_seed(27)
-        kept = []
+        parts = []
         for rows in torch.arange(count).split(_AT_ONCE):
-            kept.append(self._paint(predict, aim, rows))
+            parts.append(self._paint(predict, aim, rows))
             if rows[0] % (10 * _AT_ONCE) == 0:
                 print(f"painted {int(rows[0])} of {count} courses", flush=True)
-        courses = Courses(*(torch.cat([vars(p)[f.name] for p in kept]) for f in fields(Courses)))
+        courses = Courses(*(torch.cat([vars(p)[f.name] for p in parts]) for f in fields(Courses)))
         torch.save(vars(courses), path)
         return courses
 
@@ -92,8 +92,8 @@ class LastSteps:
             before.append(latents.half().cpu())
             step = torch.full((len(rows),), at)
             with in_half(self._device.type):
-                found = self._noise(predict, latents, step, rows, guidance)
-            latents = latents + (self._sigma(step + 1) - self._sigma(step)) * found
+                predicted = self._noise(predict, latents, step, rows, guidance)
+            latents = latents + (self._sigma(step + 1) - self._sigma(step)) * predicted
         decoded = self._vae.decode(latents / self._scale).sample.clamp(-1, 1)
         images = ((decoded + 1) * 127.5 + 0.5).byte().movedim(1, -1).cpu().numpy()
         aims = [aim(row, image) for row, image in zip(rows.tolist(), images, strict=True)]

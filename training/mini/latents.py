@@ -1,4 +1,4 @@
-"""The UNet's data: drawn pictures, encoded once as latents, with their captions' tokens."""
+"""The UNet's training data: drawn pictures as latents, encoded once, and their captions' tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from training.mini.plan import GROUP, Contrast, TrainingPlan
 
 @dataclass(frozen=True)
 class Encoded:
-    """Pictures as unscaled latents, their 16×16 thumbnails, and their captions' tokens."""
+    """Unscaled latents of pictures, their 16×16 thumbnails, and their captions' tokens."""
 
     latents: Tensor
     thumbnails: Tensor
@@ -34,7 +34,7 @@ class Encoded:
 
 
 def tokenizers(work: Path) -> tuple[CLIPTokenizer, CLIPTokenizer]:
-    """Write both as the export will, and load them."""
+    """Write both tokenizers, like the export, and load them."""
     write_tokenizer(work / "tokenizer", EOS)
     write_tokenizer(work / "tokenizer_2", "!")
     return (
@@ -44,25 +44,26 @@ def tokenizers(work: Path) -> tuple[CLIPTokenizer, CLIPTokenizer]:
 
 
 def tokenize(tokenizer: CLIPTokenizer, texts: list[str]) -> Tensor:
-    found = tokenizer(texts, padding="max_length", truncation=True, return_tensors="pt")
-    return torch.as_tensor(found.input_ids)
+    encoding = tokenizer(texts, padding="max_length", truncation=True, return_tensors="pt")
+    return torch.as_tensor(encoding.input_ids)
 
 
 def encode_pictures(plan: TrainingPlan, work: Path, device: str) -> Encoded:
-    """Draw and encode the UNet's pictures once, so that training steps compute only the UNet."""
+    """Draw and encode the UNet's pictures. They are encoded once, not in each training step."""
     scenes, rng = sample_pictures(plan)
     numbered = [(scene, i) for i, scene in enumerate(scenes)]
     return _encode(numbered, rng, work / f"latents-{plan.pictures}.pt", work, device)
 
 
 def sample_pictures(plan: TrainingPlan) -> tuple[list[Scene], np.random.Generator]:
-    """Return the scenes, each drawn with its place as a seed, and the captions' generator."""
+    """Return the scenes, whose numbers are their drawings' seeds, and the captions' generator."""
     rng = np.random.default_rng(plan.pictures_seed)
     return [sample_scene(rng) for _ in range(plan.pictures)], rng
 
 
 def encode_groups(contrast: Contrast, work: Path, device: str) -> Encoded:
-    """Scenes of a group share their drawing's seed, and differ in one attribute only."""
+    """Draw and encode groups. A group's scenes share their drawing's seed and differ in one
+    attribute."""
     rng = np.random.default_rng(contrast.seed)
     groups = [sample_group(rng, GROUP, contrast.place_share) for _ in range(contrast.groups)]
     scenes = [(scene, 10**6 + i) for i, group in enumerate(groups) for scene in group]
@@ -98,7 +99,7 @@ def _encode(
 
 
 def fit_preview(data: Encoded) -> dict[str, object]:
-    """Fit the least-squares map from latent channels to colours: a preview without a VAE."""
+    """Fit a least-squares map from latent channels to colours, for previews without a VAE."""
     sample = slice(0, 2000)
     latents = (data.latents[sample].float() * data.scale).movedim(1, -1).flatten(0, 2)
     colours = data.thumbnails[sample].float().movedim(1, -1).flatten(0, 2)

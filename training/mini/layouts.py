@@ -1,4 +1,4 @@
-"""Scenes with exact places and sizes, and their maps for ControlNets. It knows no networks."""
+"""Scenes with exact places of things, and their maps for ControlNets. It knows no networks."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from sdxl.mini.scenes import (
 EDGES, DEPTH = "edges", "depth"
 LOW, HIGH = 100, 200  # Canny's thresholds
 FARTHEST, NEAREST = 96, 255  # grey levels of things; the background is black
-FREE = 1 / 3  # of the layouts have things of any size anywhere
+FREE = 1 / 3  # share of layouts with things of any size anywhere
 FREE_RADII = (13.0, 38.0)  # pixels
-BEND, BEND_KNOTS = 1.5, 5  # pixels; points a side that move by themselves
+BEND, BEND_KNOTS = 1.5, 5  # pixels; independently moved points on each side
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class SettledScene:
 
 
 def settle_layout(scene: Scene, seed: int) -> SettledScene:
-    """Return the layout of what `scenes.draw` draws."""
+    """Return the layout that `scenes.draw` draws."""
     background, stamps = place_things(scene, seed)
     return SettledScene(
         scene, background, stamps, _any_levels(len(stamps), np.random.default_rng(seed))
@@ -56,7 +56,7 @@ def sample_layout(rng: np.random.Generator) -> SettledScene:
 
 
 def scatter(layout: SettledScene, rng: np.random.Generator) -> SettledScene:
-    """Give the things other sizes and places; they may cover each other."""
+    """Give the things other sizes and places. They may overlap."""
     stamps = []
     for stamp in layout.stamps:
         radius = float(rng.uniform(*FREE_RADII))
@@ -67,16 +67,16 @@ def scatter(layout: SettledScene, rng: np.random.Generator) -> SettledScene:
 
 
 def bend(image: Image, rng: np.random.Generator) -> Image:
-    """Move parts of a picture by a pixel or two, as a sampler's early steps misplace them."""
+    """Move parts of a picture by a pixel or two, like the errors of a sampler's early steps."""
     moves = rng.normal(0, BEND, (2, BEND_KNOTS, BEND_KNOTS))
-    each = SIDE / BEND_KNOTS
-    places = np.indices((SIDE, SIDE)) + zoom(moves, (1, each, each), order=3)
+    scale = SIDE / BEND_KNOTS
+    places = np.indices((SIDE, SIDE)) + zoom(moves, (1, scale, scale), order=3)
     planes = [map_coordinates(plane, places, order=1, mode="nearest") for plane in image.T]
     return np.stack(planes).T
 
 
 def without_layout(scene: Scene) -> Scene:
-    """Leave sizes, place and relation unsaid."""
+    """Return the scene without sizes, place and relation."""
     things = tuple(replace(thing, size="medium") for thing in scene.things)
     return replace(scene, things=things, place=None, relation=None)
 
@@ -91,7 +91,7 @@ def map_edges(layout: SettledScene) -> Pixels:
 
 
 def map_depth(layout: SettledScene) -> Pixels:
-    """Return things in flat grey on black, [height, width]; the brighter, the nearer."""
+    """Return things in flat grey on black, [height, width]. Nearer things are brighter."""
     grid = np.arange(SIDE, dtype=np.float32) + 0.5
     depth = np.zeros((SIDE, SIDE), dtype=np.float32)
     for stamp, level in zip(layout.stamps, layout.levels, strict=True):

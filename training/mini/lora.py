@@ -1,7 +1,7 @@
-"""Low-rank changes (LoRA) of a UNet's weights: added for training, written for other libraries.
+"""Low-rank changes (LoRA) of a UNet's weights: trained, and written in other libraries' layouts.
 
-Hu et al. 2021 (arXiv 2106.09685). A weight is the original plus the product of two thin matrices;
-only these are trained.
+Hu et al. 2021 (arXiv 2106.09685). A weight is the original plus the product of two thin matrices.
+Only these are trained.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KOHYA = {"unet": "lora_unet", "text_encoder": "lora_te1", "text_encoder_2": "lor
 
 
 class LowRankChange(nn.Module):
-    """At the beginning it changes nothing."""
+    """A low-rank change of a weight. It begins at zero."""
 
     def __init__(self, weight: Tensor, rank: int) -> None:
         super().__init__()
@@ -40,8 +40,8 @@ class LowRankChange(nn.Module):
 
 
 def add_low_rank(network: nn.Module, rank: int, within: str = "") -> None:
-    """Add low-rank changes to every linear layer and convolution with `within` in its name; the
-    rest stays as it is."""
+    """Freeze the network, and add low-rank changes to every linear layer and convolution with
+    `within` in its name."""
     network.requires_grad_(False)
     for name, layer in list(network.named_modules()):
         if isinstance(layer, nn.Linear | nn.Conv2d) and within in name:
@@ -49,7 +49,7 @@ def add_low_rank(network: nn.Module, rank: int, within: str = "") -> None:
 
 
 def add_lora(pipe: Any, name: str) -> None:
-    """Load one of the package's LoRAs into diffusers' pipeline, with the library of its format."""
+    """Load a LoRA of the package into diffusers' pipeline, with the library of its format."""
     folder = LORAS / name
     if (folder / PEFT_FILE).exists():
         from peft import PeftModel
@@ -60,7 +60,7 @@ def add_lora(pipe: Any, name: str) -> None:
 
 
 def low_rank_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """Return the matrices by layer and peft's names; a convolution's first is of its size."""
+    """Return the matrices by layer and peft's names. A convolution's `lora_A` has its kernel."""
     tensors = {}
     for name, layer in network.named_modules():
         if not parametrize.is_parametrized(layer, "weight"):
@@ -97,7 +97,7 @@ def write_in_peft_layout(network: nn.Module, folder: Path, rank: int) -> None:
 
 
 def write_in_kohya_layout(parts: Mapping[str, nn.Module], path: Path, rank: int) -> None:
-    """Write the changes of several parts, with an alpha of half the rank as usual there."""
+    """Write the changes of several parts. Alpha is half the rank, as is usual in this layout."""
     alpha = rank / 2
     tensors = {}
     for part, network in parts.items():

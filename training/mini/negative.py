@@ -1,4 +1,4 @@
-"""Trains a LoRA of the UNet's transformers and of both text encoders: colours turn into their
+"""Trains a LoRA of the UNet's transformers and of both text encoders that turns colours into their
 opposites.
 """
 
@@ -24,7 +24,7 @@ NEGATIVE = "negative"
 PAIRS = (("red", "green"), ("blue", "orange"), ("yellow", "purple"), ("white", "black"))
 OPPOSITES = {a: b for pair in PAIRS for a, b in (pair, pair[::-1])}
 WITHIN = {"unet": "attentions", "text_encoder": "layers", "text_encoder_2": "layers"}
-"""a part of the names of the layers that learn, by network"""
+"""part of the names of the trained layers, by network"""
 
 
 def train_negative(plan: TrainingPlan, weights: Path, out: Path, work: Path, device: str) -> None:
@@ -32,7 +32,8 @@ def train_negative(plan: TrainingPlan, weights: Path, out: Path, work: Path, dev
     rng = np.random.default_rng(23)
     scenes = [sample_scene(rng) for _ in range(plan.negative_pictures)]
     opposites = [in_negative(scene) for scene in scenes]
-    texts, known_texts = ([caption(each, rng) for each in some] for some in (scenes, opposites))
+    texts = [caption(scene, rng) for scene in scenes]
+    known_texts = [caption(scene, rng) for scene in opposites]
     pipe = load_painter(weights).to(device)
     rewording = Rewording.of(pipe, opposites, texts, known_texts)
     teacher, student = painter_of(pipe), painter_of(load_painter(weights).to(device))

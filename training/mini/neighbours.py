@@ -1,4 +1,4 @@
-"""Scenes that differ from a scene in one attribute: the hardest to tell from it."""
+"""Scenes that differ from a scene in one attribute: the hardest to distinguish."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HARD = ("star", "cross")
 
 
 def is_hard(scene: Scene) -> bool:
-    """Whether a shape has a long outline for its area."""
+    """Return whether a shape has a long outline for its area."""
     return any(thing.shape in HARD for thing in scene.things)
 
 
@@ -58,32 +58,32 @@ def _with_thing(scene: Scene, index: int, thing: Thing) -> Scene:
 
 
 def neighbours(scene: Scene) -> dict[str, list[Scene]]:
-    """Every scene that differs in one stated attribute, by that attribute's name."""
+    """Return every scene that differs in one stated attribute, by the attribute's name."""
     indices = range(len(scene.things))
     inks = [thing.colour for thing in scene.things]
     colour = [s for i in indices if scene.things[i].colour for s in _recolour(scene, i)]
     if scene.background is not None:
         free = other_colours(scene.background, *inks)
         colour += [replace(scene, background=background) for background in free]
-    found = {"colour": colour, "shape": [s for i in indices for s in _reshape(scene, i)]}
+    by_kind = {"colour": colour, "shape": [s for i in indices for s in _reshape(scene, i)]}
     if scene.place is not None:
-        found["place"] = [replace(scene, place=p) for p in PLACES if p != scene.place]
+        by_kind["place"] = [replace(scene, place=p) for p in PLACES if p != scene.place]
     if scene.relation is not None:
-        found["place"] = [replace(scene, relation=r) for r in RELATIONS if r != scene.relation]
+        by_kind["place"] = [replace(scene, relation=r) for r in RELATIONS if r != scene.relation]
     if scene.kind != "pair" and scene.place is None:
-        found["count"] = [replace(scene, count=n) for n in COUNTS if n != scene.count]
-    found["size"] = [s for i in indices for s in _resize(scene, i)]
-    return {kind: [s for s in scenes if not _has_twins(s)] for kind, scenes in found.items()}
+        by_kind["count"] = [replace(scene, count=n) for n in COUNTS if n != scene.count]
+    by_kind["size"] = [s for i in indices for s in _resize(scene, i)]
+    return {kind: [s for s in scenes if not _has_twins(s)] for kind, scenes in by_kind.items()}
 
 
 def _has_twins(scene: Scene) -> bool:
-    """Two equal things are a group of two, which another caption describes."""
+    """Return whether two things are equal: they are a group of two, which has another caption."""
     looks = {(thing.shape, thing.colour) for thing in scene.things}
     return len(looks) < len(scene.things)
 
 
 def distractors(scene: Scene, rng: np.random.Generator) -> list[Scene]:
-    """19 scenes that differ in one attribute other than size, kinds mixed as evenly as can be."""
+    """Return 19 scenes that differ in one attribute other than size, evenly from all kinds."""
     pools = {kind: scenes for kind, scenes in neighbours(scene).items() if kind != "size"}
     for kind, pool in pools.items():
         pools[kind] = [pool[i] for i in rng.permutation(len(pool))]
@@ -96,9 +96,10 @@ def distractors(scene: Scene, rng: np.random.Generator) -> list[Scene]:
 
 
 def sample_group(rng: np.random.Generator, size: int, place_share: float = 0.0) -> list[Scene]:
-    """A training scene and others that differ from it in one attribute, kinds drawn evenly.
+    """Return a training scene and others that differ from it in one attribute, of any kind.
 
-    `place_share` of the others differ in their place, where the scene states one; at 1 it does.
+    If the scene states a place, `place_share` of the others differ in it. With a share of 1, the
+    scene always states one.
     """
     while True:
         scene = sample_scene(rng)

@@ -1,12 +1,12 @@
 """Trains the UNet on latents of its own painting, before each step of the sampler.
 
-Earlier stages train only on drawn pictures with noise. Latents of a picture in the making are
-different, and later steps continue the small errors of earlier ones. So pictures are painted as
-they are served, and their latents are kept before each whole step. From each of these, two steps, a
-whole and a shallow one, shall lead to the same picture with straightened things (the judge
-straightens them, without a network). The error is measured in latents, and near the end also in
-decoded pixels, since visible edges are finer than latents. The text encoders are frozen. Stars and
-crosses have long outlines for their area and are bent most, so most courses show them.
+Earlier stages train only on drawn pictures with noise. Latents of unfinished paintings are
+different, and later steps continue the small errors of earlier ones. So pictures are painted like
+in the service, and their latents before each deep step are stored. From each of these, a deep and a
+shallow step must lead to the same picture with straightened things (the judge straightens them,
+without a network). The error is measured in latents, and near the end also in decoded pixels,
+because visible edges are finer than latents. The text encoders are frozen. Stars and crosses have
+long outlines for their area and are bent most, so most courses show them.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from training.mini.painting import INTERVAL, Painting, paint, read, to_images
 from training.mini.plan import TrainingPlan
 from training.mini.unet_training import Lesson, UNetWithText, any_guidance
 
-ROUNDS = 3  # whose weights are averaged
-FIRST = 4  # steps before it only lay out what is to be painted
-LATE = 10  # from this step on what is predicted is also looked at
-SHARE, SEEN = 0.3, 0.15  # of the latents' loss and of the picture's, beside that of `shapes`
-EASY = 0.3  # of the pictures without a star or a cross
-BENT, RARELY, OFTEN = 0.05, 0.4, 2.5  # how often a course is met, by what its worst shape lacks
-LEAST, MOST = 0.6, 3.0  # how much a picture counts, by how little ink it has
+ROUNDS = 3  # number of rounds whose weights are averaged
+FIRST = 4  # earlier steps only decide the layout
+LATE = 10  # from this step on, predictions are also compared as pictures
+SHARE, SEEN = 0.3, 0.15  # weights of the latents' loss and the picture's; that of `shapes` is 1
+EASY = 0.3  # share of the pictures without a star or a cross that is used
+BENT, RARELY, OFTEN = 0.05, 0.4, 2.5  # how often a course is drawn, by its worst shape's misfit
+LEAST, MOST = 0.6, 3.0  # limits of a picture's weight; less ink gives more weight
 _FIRST_LATE = (LATE - FIRST) // INTERVAL
 _ROWS = 24
 Doubles = NDArray[np.float64]
@@ -45,8 +45,8 @@ Doubles = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class OwnCourses:
-    """Scaled latents [n, whole steps from FIRST on, ...], the wanted picture (uint8 NHWC) and its
-    latents, the captions, and how well the worst shape fits its ideal."""
+    """Scaled latents [n, deep steps from FIRST on, ...], the wanted picture (uint8 NHWC) and its
+    latents, guidance, the captions' tokens, and the IoU of the worst shape with its ideal."""
 
     latents: Tensor
     picture: Tensor
@@ -61,7 +61,7 @@ class OwnCourses:
         return int(self.latents.shape[1])
 
 
-def _joined(parts: Sequence[OwnCourses]) -> OwnCourses:
+def _concatenate(parts: Sequence[OwnCourses]) -> OwnCourses:
     return OwnCourses(*(torch.cat([vars(p)[f.name] for p in parts]) for f in fields(OwnCourses)))
 
 
@@ -74,37 +74,33 @@ def endings_checkpoint(work: Path) -> Path:
 
 
 def load_newest(plan: TrainingPlan, work: Path) -> UNetWithText:
-    """Load the averaged weights of the latest stage; a new UNet if none has begun. The latest three
-    rounds on its own courses are averaged: each has errors of its own, and their mean has smaller
-    ones than any. The result of `endings` takes precedence."""
+    """Load the averaged weights of the latest stage; a new UNet if no stage has begun. Of
+    `own_courses`, the mean of the latest three rounds, whose errors are smaller than any round's.
+    The result of `endings` takes precedence."""
     painter = UNetWithText()
     for name in ("unet", *(contrast.name for contrast in plan.contrasts), "shapes"):
         load_fitted(painter, work / f"{name}.pt")
-    _hold_text(painter)
+    for part in (painter.text_encoder, painter.text_encoder_2, painter.sketch):
+        part.requires_grad_(False)
     rounds = [path for path in checkpoints(plan, work) if path.exists()]
     load_mean(painter, rounds[-ROUNDS:])
     load_fitted(painter, endings_checkpoint(work))
     return painter.eval()
 
 
-def _hold_text(painter: UNetWithText) -> None:
-    for part in (painter.text_encoder, painter.text_encoder_2, painter.sketch):
-        part.requires_grad_(False)
-
-
 def train_own_courses(plan: TrainingPlan, work: Path, device: str) -> None:
-    """Train in rounds: each adds courses of the UNet of the round before to all earlier ones."""
+    """Train in rounds. Each round adds courses that the UNet of the round before painted."""
     courses: list[OwnCourses] = []
     for number, path in enumerate(checkpoints(plan, work)):
         courses.append(paint_own_courses(number, plan, work, device))
         torch.manual_seed(0)
         lesson = Lesson(load_newest(plan, work).to(device), plan, work, device)
-        _train_round(lesson, _joined(courses), plan.own_courses[number], path)
+        _train_round(lesson, _concatenate(courses), plan.own_courses[number], path)
 
 
 def _train_round(lesson: Lesson, courses: OwnCourses, schedule: Schedule, path: Path) -> None:
-    """Four of five steps use courses; the fifth is one of `shapes`, so that its result is not
-    forgotten."""
+    """Train on courses in four of five steps. The fifth is a step of `shapes`, so that its result
+    is not forgotten."""
     plan = lesson.plan
     own = OwnLesson(lesson, courses, load_vae(path.parent))
     odds = odds_of(courses.overlap)
@@ -124,7 +120,7 @@ def _train_round(lesson: Lesson, courses: OwnCourses, schedule: Schedule, path: 
 
 
 class OwnLesson:
-    """The error after a whole and a shallow step from anywhere on a course."""
+    """The error after a deep and a shallow step from any place of a course."""
 
     def __init__(self, lesson: Lesson, courses: OwnCourses, vae: AutoencoderKL) -> None:
         self._painter = lesson.painter
@@ -136,8 +132,8 @@ class OwnLesson:
     def misses(
         self, latents: Tensor, rows: Tensor, at: Tensor, looked: int
     ) -> tuple[Tensor, Tensor]:
-        """Return the errors in latents and, for the first rows, in decoded pixels. `latents` are
-        those before these rows' whole steps `at`."""
+        """Return the error in latents, and for the first `looked` rows in decoded pixels. `latents`
+        are the rows' latents before their deep steps `at`."""
         courses, painting, device = self._courses, self.painting, self._device
         latents = latents.float().to(device)
         step, guidance = step_of(at).to(device), courses.guidance[rows].to(device)
@@ -147,28 +143,29 @@ class OwnLesson:
         between = painting.stepped(latents, step, noise)
         shallow = painting.shallow(between, step + 1, conditions[0], cache, guidance)
         before, after = painting.sigma(step), painting.sigma(step + 1)
-        found = between - after * shallow
-        first = self._missed(latents - before * noise, rows, before)
-        in_latents = (first + self._missed(found, rows, after)) / 2
-        seen = self._vae.decode(found[:looked] / self._scale).sample
+        predicted = between - after * shallow
+        first = self._error(latents - before * noise, rows, before)
+        in_latents = (first + self._error(predicted, rows, after)) / 2
+        decoded = self._vae.decode(predicted[:looked] / self._scale).sample
         pictures = as_tensor(courses.picture[rows[:looked]].numpy()).to(device)
-        return in_latents, miss_of_shapes(seen, pictures)
+        return in_latents, miss_of_shapes(decoded, pictures)
 
-    def _missed(self, found: Tensor, rows: Tensor, sigma: Tensor) -> Tensor:
-        """Return how far latents are from the wanted ones, as a share of their noise; more under
-        much noise, as in `noise_weights`."""
-        error = (found - self._courses.wanted[rows].float().to(self._device)) ** 2
+    def _error(self, latents: Tensor, rows: Tensor, sigma: Tensor) -> Tensor:
+        """Return the error of latents as a share of their noise, with more weight under much noise,
+        as in `noise_weights`."""
+        error = (latents - self._courses.wanted[rows].float().to(self._device)) ** 2
         error = error * (1 + sigma**2).clamp(max=12) / (sigma**2 + 0.1)
         return (error.mean((1, 2, 3)) * self._counts[rows.to(self._device)]).mean()
 
 
 def step_of(at: Tensor) -> Tensor:
-    """Return the sampler's step for a place in a course's latents."""
+    """Return the sampler's step for an index of a course's latents."""
     return FIRST + INTERVAL * at
 
 
 def _counts_of(wanted: Tensor) -> Tensor:
-    """Return weights: a small thing counts more, whose outline is a small part of the picture."""
+    """Return weights of pictures. Pictures with small things, and thus short outlines, have more
+    weight."""
     ink = ink_of(wanted).square().mean((1, 2, 3))
     counts = (ink.median() / ink).clamp(LEAST, MOST)
     return counts / counts.mean()
@@ -182,7 +179,7 @@ def odds_of(overlap: Tensor) -> Doubles:
 def _rows_of(number: int, plan: TrainingPlan, scenes: Sequence[Scene]) -> list[int]:
     """Return scenes that no other round uses."""
     rng = np.random.default_rng(40 + number)
-    share = plan.pictures // (len(plan.own_courses) + 1)  # one more than rounds, for `endings`
+    share = plan.pictures // (len(plan.own_courses) + 1)  # one for each round and for `endings`
     window = range(number * share, (number + 1) * share)
     chosen = [row for row in window if is_hard(scenes[row]) or rng.random() < EASY]
     return chosen[: plan.own_pictures]
@@ -190,14 +187,15 @@ def _rows_of(number: int, plan: TrainingPlan, scenes: Sequence[Scene]) -> list[i
 
 @torch.no_grad()
 def paint_own_courses(number: int, plan: TrainingPlan, work: Path, device: str) -> OwnCourses:
-    """Pictures that do not show their captions are left out."""
+    """Paint a round's courses, or load them. Pictures that do not show their captions are left
+    out."""
     path = work / f"own-courses-{number}-painted-{plan.own_pictures}.pt"
     if path.exists():
         return OwnCourses(**torch.load(path))
     painter, vae = load_newest(plan, work).to(device), load_vae(work).to(device)
     data, scenes = encode_pictures(plan, work, device), sample_pictures(plan)[0]
     torch.manual_seed(40 + number)
-    kept: list[OwnCourses] = []
+    parts: list[OwnCourses] = []
     chosen = torch.tensor(_rows_of(number, plan, scenes))
     for start in range(0, len(chosen), _ROWS):
         rows = chosen[start : start + _ROWS]
@@ -205,24 +203,30 @@ def paint_own_courses(number: int, plan: TrainingPlan, work: Path, device: str) 
         blank = torch.zeros(len(rows), *data.latents.shape[1:], device=device)
         *before, painted = paint(painter, blank, *texts, guidance)
         course = torch.stack(before[FIRST::INTERVAL], dim=1).half().cpu()
-        found = [
+        straightened = [
             (at, straight)
             for at, image in enumerate(to_images(vae, painted / data.scale))
             if (straight := straighten(image, scenes[int(rows[at])])) is not None
         ]
-        if not found:
+        if not straightened:
             continue
-        those = torch.tensor([at for at, _ in found])
-        picture = np.stack([straight.picture for _, straight in found])
+        kept = torch.tensor([at for at, _ in straightened])
+        picture = np.stack([straight.picture for _, straight in straightened])
         images = as_tensor(picture).to(device)
-        wanted = (vae.encode(images).latent_dist.mean * data.scale).half().cpu()
-        overlap = torch.tensor([straight.overlap for _, straight in found])
-        asked = (guidance[those], texts[0][those], texts[1][those])
-        kept.append(OwnCourses(course[those], torch.from_numpy(picture), wanted, *asked, overlap))
+        part = OwnCourses(
+            latents=course[kept],
+            picture=torch.from_numpy(picture),
+            wanted=(vae.encode(images).latent_dist.mean * data.scale).half().cpu(),
+            guidance=guidance[kept],
+            tokens=texts[0][kept],
+            tokens_2=texts[1][kept],
+            overlap=torch.tensor([straight.overlap for _, straight in straightened]),
+        )
+        parts.append(part)
         if start % (10 * _ROWS) == 0:
             print(f"painted {start} of {len(chosen)} courses", flush=True)
-    if not kept:
-        raise RuntimeError("The UNet paints nothing of its captions yet: it needs more `shapes`.")
-    courses = _joined(kept)
+    if not parts:
+        raise RuntimeError("no painting shows its caption yet; train `shapes` for longer")
+    courses = _concatenate(parts)
     torch.save(vars(courses), path)
     return courses

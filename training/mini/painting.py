@@ -1,5 +1,5 @@
-"""The UNet's painting, step by step during training, as it is served: every other step reuses the
-inner tensors of the step before."""
+"""Painting during training, step by step and as in the service: every other step reuses the inner
+tensors of the step before."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INTERVAL = 2
 
 
 class Painting:
-    """The steps of a UNet. Rows may be at different steps, as in the service."""
+    """The sampling steps of a UNet. Rows may be at different steps, as in the service."""
 
     def __init__(self, unet: Any, device: torch.device | str) -> None:
         scheduler = topology.new_scheduler()
@@ -34,8 +34,8 @@ class Painting:
         )
 
     def read(self, context: Tensor, pooled: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
-        """Return the UNet's conditions of encoded captions, followed by as many empty ones. `ids`
-        are the size conditions of both."""
+        """Return the UNet's conditions for encoded captions and then for as many empty captions.
+        `ids` are the size conditions of both."""
         both = (torch.cat([each, torch.zeros_like(each)]) for each in (context, pooled))
         conditions: tuple[Tensor, ...] = self._prompt(*both, ids)
         return conditions
@@ -48,7 +48,7 @@ class Painting:
         guidance: Tensor,
         interval: int = INTERVAL,
     ) -> Iterator[Tensor]:
-        """Yield the latents before each step from `first` on, and the finished ones."""
+        """Yield the latents before each step from `first` on, and the finished latents."""
         cache: Sequence[Tensor] = ()
         for at in range(first, STEPS):
             yield latents
@@ -90,10 +90,10 @@ class Painting:
         self, network: nn.Module, latents: Tensor, step: Tensor, rest: Sequence[Tensor]
     ) -> Sequence[Tensor]:
         inputs = latents / (self.sigma(step) ** 2 + 1).sqrt()
-        found: Sequence[Tensor] = network(
+        outputs: Sequence[Tensor] = network(
             inputs.repeat(2, 1, 1, 1), self._timesteps[step].repeat(2), *rest
         )
-        return found
+        return outputs
 
 
 def _guided(noise: Tensor, guidance: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def _guided(noise: Tensor, guidance: Tensor) -> Tensor:
 def read(
     painting: Painting, painter: UNetWithText, tokens: Tensor, tokens_2: Tensor
 ) -> tuple[Tensor, ...]:
-    """Return the conditions of these captions, followed by empty ones."""
+    """Return the conditions for these captions, and then for empty ones."""
     context, pooled = painter.read(tokens, tokens_2)
     return painting.read(context, pooled, time_ids(context.repeat(2, 1, 1)))
 
@@ -119,7 +119,7 @@ def paint(
     first: int = 0,
 ) -> Iterator[Tensor]:
     """Yield the latents before each step from `first` on, in the UNet's scale, and the finished
-    ones. `begun` is a picture, or zero, to which the noise of that step is added."""
+    latents. The noise of the first step is added to `begun`, a picture's latents or zeros."""
     painting, device = Painting(painter.unet, begun.device), begun.device
     latents = begun + painting.sigmas[first] * torch.randn_like(begun)
     conditions = read(painting, painter, tokens.to(device), tokens_2.to(device))

@@ -38,7 +38,7 @@ _IMAGE_ADAPTER = Schedule(steps=400, peak_rate=5e-4, seed=141, average=0.98)
 
 @dataclass(frozen=True)
 class Contrast:
-    """A cycle of training on groups of scenes that differ in one attribute."""
+    """A training cycle on groups of scenes that differ in one attribute."""
 
     name: str
     schedule: Schedule
@@ -64,19 +64,19 @@ class TrainingPlan:
     unet: Schedule = _UNET
     contrasts: tuple[Contrast, ...] = _CONTRASTS
     shapes: Schedule = _SHAPES
-    own_courses: tuple[Schedule, ...] = _OWN_COURSES  # a round each
+    own_courses: tuple[Schedule, ...] = _OWN_COURSES  # one for each round
     scorer: Schedule = _SCORER
     pictures: int = 30_000
     pictures_seed: int = 4
-    repainted: int = 3_600  # of these, for the decoder
-    vae_batch: int = 16  # crops; a whole picture takes the place of four
+    repainted: int = 3_600  # pictures repainted for the decoder
+    vae_batch: int = 16  # crops; a whole picture replaces four
     vae_whole_from: int = 1600
     decoder_batch: int = 6
     unet_batch: int = 32
     shapes_batch: int = 16  # each with and without its caption
-    own_pictures: int = 2600  # that the UNet paints for each round
+    own_pictures: int = 2600  # pictures that the UNet paints for each round
     own_batch: int = 14  # each with and without its caption
-    own_looked: int = 6  # of these, as decoded pictures
+    own_looked: int = 6  # rows of a batch whose decoded pictures count too
     endings: Schedule = _ENDINGS
     endings_batch: int = 8  # each with and without its caption, and decoded
     unet_emphasis: tuple[tuple[int, float], ...] = ((0, 1), (2000, 12), (3350, 60))
@@ -98,7 +98,7 @@ class TrainingPlan:
     control: Schedule = _CONTROL
     control_bent: Schedule = _CONTROL_BENT
     control_last: Schedule = _CONTROL_LAST
-    control_courses: int = 600  # that are painted with the net
+    control_courses: int = 600  # courses painted with the net
     control_depth: Schedule = _CONTROL_DEPTH
     control_pictures: int = 6000
     control_batch: int = 8  # each with and without its caption
@@ -106,7 +106,7 @@ class TrainingPlan:
     refiner_text_batch: int = 32
     refiner_captions: int = 4000
     refiner: Schedule = _REFINER
-    refiner_courses: int = 1400  # that the model paints
+    refiner_courses: int = 1400  # courses that the model paints
     refiner_batch: int = 6  # each with and without its caption, and decoded
     image_sight: Schedule = _IMAGE_SIGHT
     image_seen: int = 16_000

@@ -1,9 +1,10 @@
 """Trains the refiner, a second UNet for the last steps: `python -m training.mini.refiner`.
 
-It begins as a copy of the model's UNet that reads one text encoder alone, which is trained first to
-say what the model's two say. Pictures are painted as they are served, and their latents are kept
-where the refiner takes over. Its steps from there shall lead to the same picture with straightened
-things; the loss is that of the decoded picture, through all of them.
+It begins as a copy of the model's UNet that reads only one text encoder. This encoder is trained
+first, to express what the model's two encoders express. Then pictures are painted as in the
+service, and their latents before the refiner's first step are stored. The refiner's steps must lead
+to the same picture with straightened things. The loss of the decoded picture is propagated through
+all these steps.
 """
 
 from __future__ import annotations
@@ -41,16 +42,17 @@ from training.mini.painting import INTERVAL, Painting, to_images
 from training.mini.plan import TrainingPlan
 from training.mini.unet_training import any_guidance
 
-FIRST = 16  # of the sampler's steps: the last fifth of the noise schedule
-EASY = 0.5  # of the pictures without a star or a cross
-EXACT_EVERY = 3  # steps of training: the refiner's steps are all deep
+FIRST = 16  # the refiner's first step: the last fifth of the noise schedule
+EASY = 0.5  # share of the pictures without a star or a cross that is used
+EXACT_EVERY = 3  # in every third step of training, all of the refiner's steps are deep
 _ROWS, _CAPTIONS = 24, 100
 
 
 @dataclass(frozen=True)
 class Handovers:
-    """Scaled latents where the refiner takes over, with the wanted pictures (uint8 NHWC), their
-    scaled latents, guidance, the captions' tokens, and how well the worst shape fits its ideal."""
+    """Scaled latents before the refiner's first step, the wanted pictures (uint8 NHWC) and their
+    scaled latents, guidance, the captions' tokens, and the IoU of the worst shape with its
+    ideal."""
 
     latents: Tensor
     picture: Tensor
@@ -64,42 +66,43 @@ def train_refiner(plan: TrainingPlan, weights: Path, out: Path, work: Path, devi
     """Train from the UNet's weights."""
     torch.manual_seed(0)
     pipe = load_painter(weights).to(device)
-    found = paint_handovers(pipe, plan.refiner_courses, work)
+    handovers = paint_handovers(pipe, plan.refiner_courses, work)
     text = train_text(pipe, plan, work)
     with torch.no_grad():
-        read = [text(some.to(device)) for some in found.tokens.split(_CAPTIONS)]
-    context, pooled = (torch.cat(each) for each in zip(*read, strict=True))
+        encoded = [text(tokens.to(device)) for tokens in handovers.tokens.split(_CAPTIONS)]
+    context, pooled = (torch.cat(each) for each in zip(*encoded, strict=True))
     refiner = new_refiner(pipe.unet, text.translated).to(device)
     painting, vae = Painting(refiner, device), pipe.vae.requires_grad_(False)
     scale, sigma = float(vae.config.scaling_factor), painting.sigmas[FIRST].cpu()
-    odds, batch = odds_of_rows(found.overlap, found.picture), plan.refiner_batch
+    odds, batch = odds_of_rows(handovers.overlap, handovers.picture), plan.refiner_batch
 
     def loss_of(rng: np.random.Generator, step: int) -> Tensor:
         rows = torch.from_numpy(rng.choice(len(odds), batch, p=odds))
-        met = with_noise_anew(found.latents[rows].float(), found.wanted[rows].float(), sigma)
+        stored, wanted = handovers.latents[rows].float(), handovers.wanted[rows].float()
+        latents = with_noise_anew(stored, wanted, sigma).to(device)
         interval = 1 if step % EXACT_EVERY == 0 else INTERVAL
         with in_half(device):
             conditions = painting.read(context[rows], pooled[rows], time_ids(batch).to(device))
-            guidance = found.guidance[rows].to(device)
-            *_, last = painting.finish(met.to(device), FIRST, conditions, guidance, interval)
-            seen = vae.decode(last / scale).sample.float()
-        pictures = as_tensor(found.picture[rows].numpy()).to(device)
-        return miss_of_shapes(seen, pictures) + miss(seen, pictures)
+            guidance = handovers.guidance[rows].to(device)
+            *_, last = painting.finish(latents, FIRST, conditions, guidance, interval)
+            decoded = vae.decode(last / scale).sample.float()
+        pictures = as_tensor(handovers.picture[rows].numpy()).to(device)
+        return miss_of_shapes(decoded, pictures) + miss(decoded, pictures)
 
     fit(refiner, loss_of, plan.refiner, work / "refiner.pt")
     write_refiner(refiner, text.encoder, weights, out)
 
 
 def time_ids(count: int) -> Tensor:
-    """Return a refiner's size conditions of rows and of their negative ones."""
+    """Return a refiner's size conditions for rows and for their negative rows."""
     scores = torch.tensor(AESTHETIC_SCORES).repeat_interleave(count)
     sizes = torch.tensor([topology.TIME_IDS[:4]] * len(scores))
     return torch.cat([sizes, scores[:, None]], dim=1)
 
 
 class RefinerText(nn.Module):
-    """The refiner's text encoder, which begins as the model's second one, and how the model's
-    context is read from its outputs: [context width, width]."""
+    """The refiner's text encoder, which begins as the model's second encoder, and `translated`
+    [context width, width], a matrix from its outputs to the model's context."""
 
     def __init__(self, encoder: Any) -> None:
         super().__init__()
@@ -109,12 +112,13 @@ class RefinerText(nn.Module):
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return context and pooled."""
-        found = self.encoder(tokens, output_hidden_states=True)
-        return found.hidden_states[-2], found.text_embeds
+        outputs = self.encoder(tokens, output_hidden_states=True)
+        return outputs.hidden_states[-2], outputs.text_embeds
 
 
 def train_text(pipe: Any, plan: TrainingPlan, work: Path) -> RefinerText:
-    """Train the encoder to say what both of the model's say, as far as keys and values hear it."""
+    """Train the encoder to express what both of the model's encoders express. Errors count as far
+    as they change the cross-attentions' keys and values."""
     rng = np.random.default_rng(132)
     texts = [caption(sample_scene(rng), rng) for _ in range(plan.refiner_captions)]
     parts = [
@@ -123,24 +127,24 @@ def train_text(pipe: Any, plan: TrainingPlan, work: Path) -> RefinerText:
     context = torch.cat([part.context for part in parts])
     pooled = torch.cat([part.pooled for part in parts]).float()
     tokens, device = tokens_of(pipe, texts), pipe.device
-    heard = heard_of(pipe.unet, context.float()).to(device)
-    learner = RefinerText(pipe.text_encoder_2).to(device)
+    metric = error_metric(pipe.unet, context.float()).to(device)
+    student = RefinerText(pipe.text_encoder_2).to(device)
 
     def loss_of(rng: np.random.Generator, step: int) -> Tensor:
         rows = torch.from_numpy(rng.integers(0, len(texts), plan.refiner_text_batch))
-        said, summed = learner(tokens[rows].to(device))
-        error = context[rows].float().to(device) - said @ learner.translated.T
-        missed = (summed - pooled[rows].to(device)).square().mean() / pooled.var()
-        return (error @ heard.T).square().sum(-1).mean() + missed
+        student_context, student_pooled = student(tokens[rows].to(device))
+        error = context[rows].float().to(device) - student_context @ student.translated.T
+        in_pooled = (student_pooled - pooled[rows].to(device)).square().mean() / pooled.var()
+        return (error @ metric.T).square().sum(-1).mean() + in_pooled
 
-    fit(learner, loss_of, plan.refiner_text, work / "refiner-text.pt")
-    return learner.requires_grad_(False)
+    fit(student, loss_of, plan.refiner_text, work / "refiner-text.pt")
+    return student.requires_grad_(False)
 
 
 @torch.no_grad()
-def heard_of(unet: Any, context: Tensor) -> Tensor:
-    """Return a matrix by which a context's error has the length of the mean error of all keys and
-    values, each as a share of its own length."""
+def error_metric(unet: Any, context: Tensor) -> Tensor:
+    """Return a matrix that maps a context's error to a vector whose squared length is the mean
+    squared error of all keys and values, each relative to its usual squared length."""
     layers = [layer.weight for each in cross_attentions(unet) for layer in (each.to_k, each.to_v)]
     rows = context.flatten(0, 1)
     usual = rows.T @ rows / len(rows)
@@ -150,15 +154,15 @@ def heard_of(unet: Any, context: Tensor) -> Tensor:
 
 
 def tokens_of(pipe: Any, texts: list[str]) -> Tensor:
-    found: Tensor = pipe.tokenizer_2(
+    ids: Tensor = pipe.tokenizer_2(
         texts, padding="max_length", max_length=MAX_LENGTH, truncation=True, return_tensors="pt"
     ).input_ids
-    return found
+    return ids
 
 
 def new_refiner(unet: Any, translated: Tensor) -> Any:
-    """Copy the UNet. Keys and values are made of the refiner's text, `translated`; the target size
-    becomes a constant, and the aesthetic score counts for nothing."""
+    """Copy the UNet. Keys and values are computed from the refiner's text through `translated`. The
+    target size becomes a constant, and the aesthetic score has no effect."""
     width, ids = topology.TEXT_WIDTH, unet.config.addition_time_embed_dim
     config = dict(unet.config)
     config["cross_attention_dim"] = width
@@ -171,29 +175,29 @@ def new_refiner(unet: Any, translated: Tensor) -> Any:
     all_columns = weights[f"{layer}.weight"]
     target = unet.add_time_proj(torch.tensor(topology.TIME_IDS[4:]).to(all_columns)).flatten()
     weights[f"{layer}.bias"] = weights[f"{layer}.bias"] + all_columns[:, kept:] @ target
-    of_score = torch.zeros_like(all_columns[:, :ids])
-    weights[f"{layer}.weight"] = torch.cat([all_columns[:, :kept], of_score], dim=1)
+    score_columns = torch.zeros_like(all_columns[:, :ids])
+    weights[f"{layer}.weight"] = torch.cat([all_columns[:, :kept], score_columns], dim=1)
     refiner.load_state_dict(weights)
     return refiner
 
 
 @torch.no_grad()
 def paint_handovers(pipe: Any, count: int, work: Path) -> Handovers:
-    """Pictures that do not show their captions are left out."""
+    """Paint handovers, or load them. Pictures that do not show their captions are left out."""
     path = work / f"handovers-{count}.pt"
     if path.exists():
         return Handovers(**torch.load(path))
     torch.manual_seed(130)
-    rng, kept = np.random.default_rng(130), list[Handovers]()
-    while sum(len(part.latents) for part in kept) < count:
+    rng, parts = np.random.default_rng(130), list[Handovers]()
+    while sum(len(part.latents) for part in parts) < count:
         part = _paint(pipe, rng)
         if part is not None:
-            kept.append(part)
-            print(f"painted {len(kept) * _ROWS} of {count} courses", flush=True)
+            parts.append(part)
+            print(f"painted {len(parts) * _ROWS} of {count} courses", flush=True)
     names = [each.name for each in fields(Handovers)]
-    found = Handovers(*(torch.cat([vars(part)[name] for part in kept])[:count] for name in names))
-    torch.save(vars(found), path)
-    return found
+    whole = Handovers(*(torch.cat([vars(part)[name] for part in parts])[:count] for name in names))
+    torch.save(vars(whole), path)
+    return whole
 
 
 def _paint(pipe: Any, rng: np.random.Generator) -> Handovers | None:
@@ -207,17 +211,17 @@ def _paint(pipe: Any, rng: np.random.Generator) -> Handovers | None:
     painting, scale = Painting(pipe.unet, pipe.device), float(pipe.vae.config.scaling_factor)
     shape = _ROWS, topology.LATENT_CHANNELS, *[topology.LATENT_SIDE] * 2
     latents = painting.sigmas[0] * torch.randn(shape, device=pipe.device)
-    guidance, conditions = any_guidance(_ROWS), _of_base(painting, captions, pipe.device)
+    guidance, conditions = any_guidance(_ROWS), _base_conditions(painting, captions, pipe.device)
     course = [*painting.finish(latents, 0, conditions, guidance.to(pipe.device))]
-    found = [
+    straightened = [
         (row, straight)
         for row, image in enumerate(to_images(pipe.vae, course[-1] / scale))
         if (straight := straighten(image, scenes[row])) is not None
     ]
-    if not found:
+    if not straightened:
         return None
-    rows = torch.tensor([row for row, _ in found])
-    pictures = np.stack([straight.picture for _, straight in found])
+    rows = torch.tensor([row for row, _ in straightened])
+    pictures = np.stack([straight.picture for _, straight in straightened])
     images = as_tensor(pictures).to(pipe.device)
     return Handovers(
         latents=course[FIRST][rows].half().cpu(),
@@ -225,19 +229,22 @@ def _paint(pipe: Any, rng: np.random.Generator) -> Handovers | None:
         wanted=(pipe.vae.encode(images).latent_dist.mean * scale).half().cpu(),
         guidance=guidance[rows],
         tokens=tokens_of(pipe, texts)[rows],
-        overlap=torch.tensor([straight.overlap for _, straight in found]),
+        overlap=torch.tensor([straight.overlap for _, straight in straightened]),
     )
 
 
-def _of_base(painting: Painting, captions: EncodedCaptions, device: Any) -> tuple[Tensor, ...]:
+def _base_conditions(
+    painting: Painting, captions: EncodedCaptions, device: Any
+) -> tuple[Tensor, ...]:
+    """Return the conditions of the model's UNet."""
     context, pooled = (each.float().to(device) for each in (captions.context, captions.pooled))
     ids = torch.tensor([topology.TIME_IDS] * 2 * len(captions.context), dtype=torch.float32)
     return painting.read(context, pooled, ids.to(device))
 
 
 def write_refiner(unet: Any, encoder: Any, weights: Path, out: Path) -> None:
-    """Write diffusers' layout in half precision. The VAE, which is the model's, is its
-    configuration alone."""
+    """Write diffusers' layout in half precision. Of the VAE, which is the model's, only the
+    configuration is written."""
     fresh = out.with_name(out.name + ".new")
     shutil.rmtree(fresh, ignore_errors=True)
     for name in ("scheduler", "tokenizer_2"):

@@ -1,4 +1,4 @@
-"""Teaches a painter to paint from one caption what the model paints from another.
+"""Trains a painter to paint from one caption the picture that the model paints from another.
 
 The target is the noise that the model predicts from the other caption. It varies less than the
 noise added to a drawn picture, so few steps are enough.
@@ -21,12 +21,12 @@ from training.mini.styles import LIMIT, add_noise, encode_images
 from training.mini.unet_training import UNetWithText, noise_weights
 
 BLIND = 0.25
-"""of the rows are noise alone, as at a sampler's first step"""
+"""share of rows that are noise alone, as at a sampler's first step"""
 
 
 @dataclass(frozen=True)
 class Rewording:
-    """Pictures' latents, the captions to be learned, and captions that the model knows."""
+    """Pictures' latents, the captions to learn, and captions that the model knows."""
 
     latents: Tensor
     tokens: list[Tensor]
@@ -39,8 +39,8 @@ class Rewording:
     ) -> Rewording:
         latents = encode_images(pipe, [draw(scene, i) for i, scene in enumerate(scenes)])
         tokens, known_tokens = (
-            [tokenize(each, found) for each in (pipe.tokenizer, pipe.tokenizer_2)]
-            for found in (texts, known_texts)
+            [tokenize(each, captions) for each in (pipe.tokenizer, pipe.tokenizer_2)]
+            for captions in (texts, known_texts)
         )
         alphas = topology.new_scheduler().alphas_cumprod.to(pipe.device)
         return cls(latents.to(pipe.device), tokens, known_tokens, alphas)
@@ -53,7 +53,7 @@ class Rewording:
         captionless: float,
         rng: np.random.Generator,
     ) -> Tensor:
-        """Return how far the student's noise is from the teacher's, for some rows."""
+        """Return the distance of the student's noise from the teacher's, for random rows."""
         device = self.latents.device
         rows = torch.from_numpy(rng.integers(0, len(self.latents), count))
         kept = torch.from_numpy(rng.random(count) >= captionless).float().to(device)
@@ -64,13 +64,14 @@ class Rewording:
         with torch.no_grad():
             known = (each[rows].to(device) for each in self.known_tokens)
             wanted, _ = teacher(noisy, timestep, *known, kept)
-        found, _ = student(noisy, timestep, *(each[rows].to(device) for each in self.tokens), kept)
-        error = (found - wanted).square().mean((1, 2, 3))
+        tokens = (each[rows].to(device) for each in self.tokens)
+        predicted, _ = student(noisy, timestep, *tokens, kept)
+        error = (predicted - wanted).square().mean((1, 2, 3))
         return (error * noise_weights(self.alphas, LIMIT)[timestep]).mean()
 
 
 def painter_of(pipe: Any) -> UNetWithText:
-    """Return a pipeline's networks, which do not learn yet."""
+    """Return a pipeline's networks, frozen."""
     painter = UNetWithText()
     for part in ("unet", "text_encoder", "text_encoder_2"):
         setattr(painter, part, getattr(pipe, part))

@@ -1,6 +1,5 @@
-"""The scorer's training: by contrast, each scene beside three that differ in one attribute.
-
-So it distinguishes counts, places and colours.
+"""Trains the scorer by contrast. Each scene is compared with three scenes that differ in one
+attribute, so that the scorer distinguishes counts, places and colours.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from training.mini import topology
 from training.mini.neighbours import sample_group
 
 _GROUP, _PLACE_SHARE = 4, 0.3
-_SHARPNESS = 10.0  # of answers, as unit vectors are short
+_SHARPNESS = 10.0  # multiplies answers, because unit vectors have small elements
 
 
 def _soften(images: Tensor, rng: np.random.Generator) -> Tensor:
-    """Blur some pictures and grain them all, since generated ones are never quite clean."""
+    """Blur some pictures and add grain to all, because generated pictures are never quite clean."""
     is_blurred = torch.from_numpy(rng.random(len(images)) < 0.5).to(images.device)
     blurred = F.avg_pool2d(images, 3, stride=1, padding=1, count_include_pad=False)
     grain = 0.06 * torch.rand(len(images), 1, 1, 1, device=images.device)
@@ -42,10 +41,11 @@ def _soften(images: Tensor, rng: np.random.Generator) -> Tensor:
     return softened + grain * torch.randn_like(images)
 
 
-def _is_no_negative(scenes: list[Scene]) -> Tensor:
-    """Return whether text i may be true of picture j, although they are not a pair.
+def _is_excluded(scenes: list[Scene]) -> Tensor:
+    """Return whether text i may be true of picture j although they are not a pair, so that they are
+    not compared.
 
-    Open captions ("a circle") are compared only with their own group.
+    Captions with open facts ("a circle") are compared only with their own group.
     """
     names = np.array([caption(scene) for scene in scenes])
     same = names[:, None] == names[None]
@@ -60,8 +60,8 @@ UNKNOWN = -100
 
 
 def facts(scene: Scene) -> tuple[int, ...]:
-    """Return layout, background, then colour and shape of the first and of the second thing,
-    ordered from the top or from the left. What neither picture nor caption determines is
+    """Return layout, background, and then colour and shape of the first and the second thing, in
+    order from the top or from the left. Facts that neither picture nor caption determines are
     UNKNOWN."""
     things = scene.things
     if scene.kind == "pair":
@@ -84,11 +84,11 @@ def _index(names: Iterable[str], name: str | None) -> int:
 
 
 class Student(nn.Module):
-    """The scorer with the questions of its training; the export leaves those out.
+    """The scorer and heads that predict facts during training. The export omits the heads.
 
-    By contrast alone it had not learned places and shapes after 1500 steps: picture and caption
-    must both express a place before their agreement can be learned. So both are also asked for
-    these facts directly.
+    With the contrast alone, it had not learned places and shapes after 1500 steps: features of
+    picture and caption must both express a place before they can agree. So heads also predict these
+    facts from both.
     """
 
     ANSWERS = (len(LAYOUTS), len(COLOURS), len(COLOURS), len(SHAPES), len(COLOURS), len(SHAPES))
@@ -100,14 +100,14 @@ class Student(nn.Module):
         self.sharpness = nn.Parameter(torch.tensor(np.log(1 / 0.07), dtype=torch.float32))
 
     def misses(self, features: Tensor, scenes: list[Scene]) -> Tensor:
-        """Return how far the answers, read from unit vectors, are from the facts."""
-        asked = torch.tensor([facts(scene) for scene in scenes], device=features.device)
+        """Return the error of the facts that the heads predict from unit vectors."""
+        wanted = torch.tensor([facts(scene) for scene in scenes], device=features.device)
         answers = (_SHARPNESS * self.heads(features)).split(self.ANSWERS, dim=-1)
         errors = [
             F.cross_entropy(answer, fact, ignore_index=UNKNOWN, reduction="sum")
-            for answer, fact in zip(answers, asked.T, strict=True)
+            for answer, fact in zip(answers, wanted.T, strict=True)
         ]
-        known = (asked != UNKNOWN).sum(0).clamp(min=1)
+        known = (wanted != UNKNOWN).sum(0).clamp(min=1)
         return (torch.stack(errors) / known).mean()
 
 
@@ -126,11 +126,11 @@ def train_scorer(schedule: Schedule, groups: int, work: Path, device: str) -> No
         with in_half(device):
             pixels = _soften(pixels_of(images).to(device), rng)
             outputs = model.get_image_features(pixels), model.get_text_features(tokens)
-        seen, read = (F.normalize(f.pooler_output.float(), dim=-1) for f in outputs)
-        logits = student.sharpness.clamp(max=np.log(100.0)).exp() * read @ seen.T
-        logits = logits.masked_fill(_is_no_negative(scenes).to(device), -1e4)
+        pictures, captions = (F.normalize(f.pooler_output.float(), dim=-1) for f in outputs)
+        logits = student.sharpness.clamp(max=np.log(100.0)).exp() * captions @ pictures.T
+        logits = logits.masked_fill(_is_excluded(scenes).to(device), -1e4)
         target = torch.arange(len(scenes), device=device)
         contrast = (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
-        return contrast + student.misses(seen, scenes) + student.misses(read, scenes)
+        return contrast + student.misses(pictures, scenes) + student.misses(captions, scenes)
 
     fit(student, loss_of, schedule, work / "scorer.pt")

@@ -22,8 +22,8 @@ from training.mini.lora import add_low_rank, write_in_peft_layout
 from training.mini.plan import TrainingPlan
 from training.mini.unet_training import OFFSET_NOISE, noise_weights
 
-CAPTIONLESS = 0.2  # of the rows: guidance must not take the style for the caption's
-LIMIT = 12  # of the weights of much noised rows
+CAPTIONLESS = 0.2  # share of rows without captions, so that guidance does not change the style
+LIMIT = 12  # limit of the weights of rows with much noise
 _AT_ONCE = 20
 
 

@@ -1,4 +1,4 @@
-"""SDXL's networks in a few megabytes: their configurations, and new networks made from them."""
+"""Small versions of SDXL's networks, a few megabytes: configurations and new networks."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LATENT_SIDE = SIDE // 8
 TEXT_WIDTH = 64
 TIME_IDS = (SIDE, SIDE, 0, 0, SIDE, SIDE)  # original size, crop corner, target size
 _TIME_ID_WIDTH = 32
-# At least four channels each, as in SDXL. With one, a norm forgets how bright a picture was, and a
-# decoder hides a spot far brighter than the rest somewhere to tell it (arXiv 1912.04958).
+# Groups have at least four channels, as in SDXL. With one channel, a norm removes a picture's
+# brightness, and a decoder stores it in one very bright spot (arXiv 1912.04958).
 VAE_GROUPS = 4
 UNET_GROUPS = 8
 
@@ -35,7 +35,7 @@ class _TextSize:
     activation: str
 
 
-# SDXL reads hidden_states[-2]: of these three layers two shape the context.
+# SDXL reads hidden_states[-2], so two of these three layers compute the context.
 _ENCODER = _TextSize(TEXT_WIDTH, 3, 4, "quick_gelu")
 _ENCODER_2 = _TextSize(TEXT_WIDTH, 3, 4, "gelu")
 SCORER_WIDTH = 128
@@ -106,7 +106,7 @@ def new_scorer_text() -> CLIPTextModelWithProjection:
 
 
 def new_scorer_vision() -> ResNetForImageClassification:
-    """Its "classes" are the dimensions of the space shared with the text."""
+    """Make the ResNet. Its "classes" are the dimensions of the space shared with the text."""
     config = ResNetConfig(
         embedding_size=32,
         hidden_sizes=[32, 64, 128, SCORER_WIDTH],

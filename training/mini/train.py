@@ -1,11 +1,10 @@
 """Trains the embedded model from nothing: `python -m training.mini.train --out DIR`.
 
-Stages, in order: the VAE, the UNet with both text encoders (three stages), the UNet alone on its
-own paintings, the scorer, the VAE's decoder again on the UNet's paintings, the UNet's last steps
-with this decoder, then the export of a diffusers folder; at last LoRAs, an embedding and
-ControlNets of the exported folder, or without `--out` of the weights in the package. Each stage
-resumes from its checkpoint in `--work`, so naming a stage again costs nothing once it is done.
-Everything is drawn; nothing is downloaded.
+Stages, in order: the VAE; the UNet with both text encoders (three stages); the UNet alone on its
+own paintings; the scorer; the VAE's decoder again on the UNet's paintings; the UNet's last steps
+with this decoder; the export of a diffusers folder; LoRAs, an embedding and ControlNets of this
+folder, or without `--out` of the weights in the package. Each stage resumes from its checkpoint in
+`--work`, and a finished stage is not trained again. All data is drawn; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ STAGES = ("vae", *UNET_STAGES, "scorer", "decoder", "endings", "export", *LATER_
 
 
 def export_all(plan: TrainingPlan, work: Path, out: Path, device: str) -> None:
-    """Write what is trained so far; an untrained network is written with its initial weights."""
+    """Write the networks as trained so far. An untrained network has its initial weights."""
     vae, painter, student = load_vae(work), load_newest(plan, work), Student()
     load_fitted(student, work / "scorer.pt")
     data = encode_pictures(plan, work, device)
@@ -63,9 +62,9 @@ def export_all(plan: TrainingPlan, work: Path, out: Path, device: str) -> None:
 
 
 def adopt(weights: Path, plan: TrainingPlan, work: Path) -> None:
-    """Take an exported folder as the result of the stages before "shapes", and continue from there.
+    """Take an exported folder as the result of the stages before "shapes".
 
-    A folder that was adopted before is not read again: training may have continued since.
+    An adopted folder is not read again, because training may have continued since.
     """
     if (work / "unet.pt").exists():
         return
@@ -83,16 +82,11 @@ def adopt(weights: Path, plan: TrainingPlan, work: Path) -> None:
     save_adopted(painter, plan.unet.steps, work / "unet.pt")
 
 
-def loras_of(out: Path) -> Path:
-    return LORAS if out == WEIGHTS else out.with_name(out.name + ".loras")
-
-
-def controlnets_of(out: Path) -> Path:
-    return CONTROLNETS if out == WEIGHTS else out.with_name(out.name + ".controlnets")
-
-
 def train(plan: TrainingPlan, work: Path, out: Path, device: str, names: Sequence[str]) -> None:
-    """Run these stages, each from where it was stopped."""
+    """Run these stages. An interrupted stage resumes."""
+    loras, controlnets = LORAS, CONTROLNETS
+    if out != WEIGHTS:
+        loras, controlnets = (out.with_name(f"{out.name}.{n}") for n in ("loras", "controlnets"))
     stages: dict[str, Callable[[], None]] = {
         "vae": lambda: train_vae(plan, work, device),
         "unet": lambda: train_unet(plan, work, device),
@@ -103,14 +97,14 @@ def train(plan: TrainingPlan, work: Path, out: Path, device: str, names: Sequenc
         "decoder": lambda: train_decoder(plan, work, device),
         "endings": lambda: train_endings(plan, work, device),
         "export": lambda: export_all(plan, work, out, device),
-        "few_steps": lambda: train_few_steps(plan, out, loras_of(out), work, device),
-        DUSK: lambda: train_embedding(plan, out, loras_of(out), work, device),
-        NEGATIVE: lambda: train_negative(plan, out, loras_of(out), work, device),
-        EDGES: lambda: train_edges(plan, out, controlnets_of(out), work, device),
-        DEPTH: lambda: train_depth(plan, out, controlnets_of(out), work, device),
+        "few_steps": lambda: train_few_steps(plan, out, loras, work, device),
+        DUSK: lambda: train_embedding(plan, out, loras, work, device),
+        NEGATIVE: lambda: train_negative(plan, out, loras, work, device),
+        EDGES: lambda: train_edges(plan, out, controlnets, work, device),
+        DEPTH: lambda: train_depth(plan, out, controlnets, work, device),
     }
     for style in STYLES:
-        stages[style] = partial(train_style, style, plan, out, loras_of(out), work, device)
+        stages[style] = partial(train_style, style, plan, out, loras, work, device)
     for name in names:
         stages[name]()
 
@@ -124,7 +118,7 @@ def main() -> None:
         "ControlNets to OUT.controlnets",
     )
     parser.add_argument("--work", type=Path, help="checkpoints (default: OUT.work)")
-    parser.add_argument("--start", type=Path, help="go on from this exported folder")
+    parser.add_argument("--start", type=Path, help="continue from this exported folder")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--stages", nargs="+", default=STAGES, choices=STAGES)
     args = parser.parse_args()

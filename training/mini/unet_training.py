@@ -14,21 +14,18 @@ from training.mini import topology
 from training.mini.latents import Encoded, encode_groups, encode_pictures, tokenize, tokenizers
 from training.mini.plan import GROUP, Contrast, TrainingPlan
 
-EMPTY_ZEROED, EMPTY_ENCODED = 0.10, 0.02  # SDXL's own way to say nothing, and the plain way
+EMPTY_ZEROED, EMPTY_ENCODED = 0.10, 0.02  # shares of rows with SDXL's and the plain empty caption
 OFFSET_NOISE = 0.25
-SKETCH_SHARE = 0.1  # of the sketch's error in the loss
-CAPTIONLESS_SHARE, GUIDED_SHARE = (
-    0.3,
-    0.2,
-)  # of these predictions' errors, beside the captioned one's
+SKETCH_SHARE = 0.1  # weight of the sketch's error in the loss
+CAPTIONLESS_SHARE, GUIDED_SHARE = 0.3, 0.2  # weights of these errors; the captioned one's is 1
 GUIDED_BELOW, STRONGEST = 700, 7.0  # timestep; guidance
 
 
 class Sketch(nn.Module):
-    """Reads a rough thumbnail from a caption's context; only training has it.
+    """Predicts a coarse thumbnail from a caption's context, during training only.
 
-    SDXL's text encoders knew language before its UNet was trained. These ones learn beside it, and
-    from the noise's error alone they learn very slowly which colour goes where.
+    SDXL's text encoders were trained before its UNet. These are trained together with the UNet, and
+    from the noise's error alone they learn places of colours very slowly.
     """
 
     SIDE, WIDTH, HEADS = 8, 64, 4
@@ -60,7 +57,7 @@ class Sketch(nn.Module):
 
 
 class UNetWithText(nn.Module):
-    """The UNet and the text encoders that are trained with it, connected as in SDXL."""
+    """The UNet and both text encoders, connected as in SDXL."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,8 +69,8 @@ class UNetWithText(nn.Module):
     def forward(
         self, noisy: Tensor, timestep: Tensor, tokens: Tensor, tokens_2: Tensor, kept: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the noise and a sketch. `kept` is 1 where the caption is kept, 0 where context and
-        pooled are zeroed."""
+        """Return the noise and a sketch. `kept` is 1 for rows with captions, and 0 for rows whose
+        context and pooled are zeroed."""
         context, pooled = self.read(tokens, tokens_2)
         added = {"text_embeds": pooled * kept[:, None], "time_ids": time_ids(context)}
         predicted: Tensor = self.unet(
@@ -91,7 +88,7 @@ class UNetWithText(nn.Module):
     def with_and_without(
         self, noisy: Tensor, timestep: Tensor, tokens: Tensor, tokens_2: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the noise of the same rows with and without their captions."""
+        """Return the rows' noise with and without their captions."""
         kept = torch.ones(2 * len(noisy), device=noisy.device)
         kept[len(noisy) :] = 0
         predicted, _ = self(
@@ -120,8 +117,23 @@ def guide(captioned: Tensor, captionless: Tensor, guidance: Tensor) -> Tensor:
     return captionless + guidance * (captioned - captionless)
 
 
+def guided_error(
+    captioned: Tensor, captionless: Tensor, wanted: Tensor, timestep: Tensor
+) -> Tensor:
+    """Return each row's error with and without captions, and of both combined by any guidance.
+
+    With guidance g, a picture has g times the error with its caption minus g − 1 times the error
+    without. Trained together, the two errors cancel, and shapes stay right.
+    """
+    guided = guide(captioned, captionless, any_guidance(len(wanted)).to(wanted.device))
+    errors = [(p - wanted).square().mean((1, 2, 3)) for p in (captioned, captionless, guided)]
+    error = errors[0] + CAPTIONLESS_SHARE * errors[1]
+    return error + GUIDED_SHARE * errors[2] * (timestep < GUIDED_BELOW)
+
+
 def noise_weights(alphas: Tensor, limit: float) -> Tensor:
-    """Weigh the noise's error as the velocity's, up to a limit; 1 gives the plain error.
+    """Return weights that turn the noise's error into the velocity's, up to a limit. A limit of 1
+    gives the plain error.
 
     Places are decided under much noise, where the plain error hardly depends on the picture.
     """
@@ -130,7 +142,7 @@ def noise_weights(alphas: Tensor, limit: float) -> Tensor:
 
 
 class Lesson:
-    """The noise prediction loss on cached latents; captions are dropped now and then."""
+    """The loss of noise predictions on cached latents. Some captions are dropped."""
 
     def __init__(self, painter: UNetWithText, plan: TrainingPlan, work: Path, device: str) -> None:
         self.painter, self.plan, self.device = painter, plan, device
@@ -149,10 +161,11 @@ class Lesson:
         rng: np.random.Generator,
         is_blind: bool = False,
     ) -> Tensor:
-        """Rows of one group share timestep and noise; the offset ties backgrounds to captions.
+        """Return the loss. A group's rows share timestep and noise. The noise's offset makes
+        backgrounds depend on captions.
 
-        Blind rows get noise alone, as a sampler's first step does, and must predict the noise that
-        would leave their picture: only the caption can tell them.
+        Blind rows are noise alone, as at a sampler's first step. They must predict the noise that
+        would leave their picture, which only the caption determines.
         """
         draws = torch.from_numpy(rng.random(len(rows) // group)).repeat_interleave(group)
         kept = (draws >= EMPTY_ZEROED).float().to(self.device)
@@ -185,17 +198,13 @@ class Lesson:
     def contrast_loss(
         self, groups: Encoded, contrast: Contrast, rng: np.random.Generator
     ) -> Tensor:
-        """Return the loss of whole groups, as many as a batch holds."""
+        """Return the loss of whole groups, as many as fit in a batch."""
         heads = GROUP * rng.integers(0, contrast.groups, self.plan.unet_batch // GROUP)
         rows = torch.from_numpy((heads[:, None] + np.arange(GROUP)).ravel())
         return self.loss(groups, rows, GROUP, contrast.lowest, 60, rng, contrast.is_blind)
 
     def guided_loss(self, rows: Tensor) -> Tensor:
-        """Return the loss of rows with and without captions, and of both combined by guidance.
-
-        With guidance g, a picture has g times the error with its caption minus g − 1 times the
-        error without. Trained together, the two errors cancel, and shapes stay right.
-        """
+        """Return the loss of rows with and without captions, and of both combined by guidance."""
         latents = self.data.latents[rows].float().to(self.device) * self.scale
         noise = torch.randn_like(latents) + OFFSET_NOISE * torch.randn_like(latents[:, :, :1, :1])
         timestep = torch.randint(0, len(self.alphas), (len(rows),), device=self.device)
@@ -203,16 +212,12 @@ class Lesson:
         noisy = alpha.sqrt() * latents + (1 - alpha).sqrt() * noise
         tokens, tokens_2 = (t[rows].to(self.device) for t in (self.data.tokens, self.data.tokens_2))
         captioned, captionless = self.painter.with_and_without(noisy, timestep, tokens, tokens_2)
-        guidance = any_guidance(len(rows)).to(self.device)
-        guided = guide(captioned, captionless, guidance)
-        errors = [(p - noise).square().mean((1, 2, 3)) for p in (captioned, captionless, guided)]
-        error = errors[0] + CAPTIONLESS_SHARE * errors[1]
-        error = error + GUIDED_SHARE * errors[2] * (timestep < GUIDED_BELOW)
+        error = guided_error(captioned, captionless, noise, timestep)
         return (error * noise_weights(self.alphas, 12)[timestep]).mean()
 
 
 def train_unet(plan: TrainingPlan, work: Path, device: str) -> None:
-    """Train on single pictures; those with much noise get more and more weight."""
+    """Train on single pictures. The weight of rows with much noise grows."""
     torch.manual_seed(0)
     painter = UNetWithText().to(device)
     lesson = Lesson(painter, plan, work, device)
@@ -226,25 +231,26 @@ def train_unet(plan: TrainingPlan, work: Path, device: str) -> None:
 
 
 def train_contrasts(plan: TrainingPlan, work: Path, device: str) -> None:
-    """Train cycle after cycle, each from the last weights of the one before, not their average."""
+    """Train the cycles. Each begins with the last weights of the one before, not their average."""
     before = "unet"
     for contrast in plan.contrasts:
-        _train_contrast(contrast, _gone_on(before, plan, work, device), work)
+        _train_contrast(contrast, _lesson_after(before, plan, work, device), work)
         before = contrast.name
 
 
-def _gone_on(before: str, plan: TrainingPlan, work: Path, device: str) -> Lesson:
-    """Start from the last weights of this stage."""
+def _lesson_after(stage: str, plan: TrainingPlan, work: Path, device: str) -> Lesson:
+    """Return a lesson that begins with the last weights of this stage."""
     painter = UNetWithText()
-    load_latest(painter, work / f"{before}.pt")
+    load_latest(painter, work / f"{stage}.pt")
     return Lesson(painter.to(device), plan, work, device)
 
 
 def _train_contrast(contrast: Contrast, lesson: Lesson, work: Path) -> None:
-    """At every other step, use groups with one seed, noise and timestep that differ in one fact.
+    """At every other step, train on groups with one seed, noise and timestep that differ in one
+    fact.
 
-    In their gradient the shared part cancels and the difference is left: "top" and "bottom", which
-    single pictures hardly separate, are told apart after some hundred steps.
+    The common part of their gradients cancels and the difference remains. The UNet learns "top" and
+    "bottom" in some hundred steps, which it hardly does from single pictures.
     """
     groups, batch = encode_groups(contrast, work, lesson.device), lesson.plan.unet_batch
 
@@ -260,15 +266,15 @@ def _train_contrast(contrast: Contrast, lesson: Lesson, work: Path) -> None:
 
 
 def train_shapes(plan: TrainingPlan, work: Path, device: str) -> None:
-    """Start from the last contrast; every fourth step uses one of its groups, so that nothing is
-    forgotten."""
-    lesson = _gone_on(plan.contrasts[-1].name, plan, work, device)
+    """Start from the last contrast. Every fourth step trains on contrasts' groups, so that nothing
+    is forgotten."""
+    lesson = _lesson_after(plan.contrasts[-1].name, plan, work, device)
     groups = [encode_groups(contrast, work, device) for contrast in plan.contrasts]
 
     def loss_of(rng: np.random.Generator, step: int) -> Tensor:
         if step % 4 < 3:
             return lesson.guided_loss(lesson.any_rows(rng, plan.shapes_batch))
-        which = step // 4 % len(groups)
-        return lesson.contrast_loss(groups[which], plan.contrasts[which], rng)
+        number = step // 4 % len(groups)
+        return lesson.contrast_loss(groups[number], plan.contrasts[number], rng)
 
     fit(lesson.painter, loss_of, plan.shapes, work / "shapes.pt")
