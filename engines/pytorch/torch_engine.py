@@ -177,7 +177,11 @@ def load_torch(
         warming=partial(_warming, chosen, ticks) if is_cuda else nullcontext,
         run_recorded=ticks or Engines.run_recorded,
         description=description,
-        compiled_kernels=_compiled_kernels if has_kernels else Engines.compiled_kernels,
+        compiled_kernels=(
+            import_module("engines.pytorch.forms").compiled_forms
+            if has_kernels
+            else Engines.compiled_kernels
+        ),
         **(cuda.for_engines() if cuda else {}),
     )
 
@@ -307,11 +311,6 @@ def _compile_ahead(
         return forms.forms_of(launches, target, tiles.fitting), target
 
     return forms.compiled_ahead(list_forms)
-
-
-def _compiled_kernels() -> int:
-    count: int = import_module("engines.pytorch.forms").compiled_forms()
-    return count
 
 
 def memory_format(options: TorchOptions) -> torch.memory_format:

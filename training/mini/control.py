@@ -30,8 +30,8 @@ from training.mini.layouts import (
     without_layout,
 )
 from training.mini.plan import TrainingPlan
-from training.mini.styles import LIMIT, add_noise, encode_images
-from training.mini.unet_training import guided_error, noise_weights
+from training.mini.styles import LIMIT, encode_images
+from training.mini.unet_training import add_noise, guided_error, noise_weights
 
 HINT_WIDTHS = (8, 16, 32, 64)  # channels at each of the VAE's scales
 BENT = 0.75  # share of bent rows, after the net roughly follows its hints

@@ -36,8 +36,8 @@ from training.mini.check import WEIGHTS, load_painter
 from training.mini.conditioning import encode_captions
 from training.mini.plan import TrainingPlan
 from training.mini.scorer import UNKNOWN
-from training.mini.styles import LIMIT, add_noise, encode_images
-from training.mini.unet_training import noise_weights
+from training.mini.styles import LIMIT, encode_images
+from training.mini.unet_training import add_noise, noise_weights
 
 NAME = "reference"
 TOKENS = 16  # as many as the longest caption has

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from sdxl.conditioning import AESTHETIC_SCORES
 from sdxl.files import grant_usual
 from sdxl.mini.scenes import Scene, caption, sample_scene
-from sdxl.mini.vocabulary import MAX_LENGTH
 from sdxl.networks.attention import cross_attentions
 from sdxl.places import MINI_REFINER
 from sdxl.single_file.configs import REFINER_INDEX
@@ -37,6 +36,7 @@ from training.mini.conditioning import EncodedCaptions, encode_captions
 from training.mini.endings import odds_of_rows, with_noise_anew
 from training.mini.export import name_as_sdxl, swap
 from training.mini.judge import straighten
+from training.mini.latents import tokenize
 from training.mini.neighbours import is_hard
 from training.mini.painting import INTERVAL, Painting, to_images
 from training.mini.plan import TrainingPlan
@@ -126,7 +126,7 @@ def train_text(pipe: Any, plan: TrainingPlan, work: Path) -> RefinerText:
     ]
     context = torch.cat([part.context for part in parts])
     pooled = torch.cat([part.pooled for part in parts]).float()
-    tokens, device = tokens_of(pipe, texts), pipe.device
+    tokens, device = tokenize(pipe.tokenizer_2, texts), pipe.device
     metric = error_metric(pipe.unet, context.float()).to(device)
     student = RefinerText(pipe.text_encoder_2).to(device)
 
@@ -151,13 +151,6 @@ def error_metric(unet: Any, context: Tensor) -> Tensor:
     products = [layer.T @ layer / torch.trace(layer @ usual @ layer.T) for layer in layers]
     values, vectors = torch.linalg.eigh(torch.stack(products).mean(0))
     return values.clamp(min=0).sqrt()[:, None] * vectors.T
-
-
-def tokens_of(pipe: Any, texts: list[str]) -> Tensor:
-    ids: Tensor = pipe.tokenizer_2(
-        texts, padding="max_length", max_length=MAX_LENGTH, truncation=True, return_tensors="pt"
-    ).input_ids
-    return ids
 
 
 def new_refiner(unet: Any, translated: Tensor) -> Any:
@@ -228,7 +221,7 @@ def _paint(pipe: Any, rng: np.random.Generator) -> Handovers | None:
         picture=torch.from_numpy(pictures),
         wanted=(pipe.vae.encode(images).latent_dist.mean * scale).half().cpu(),
         guidance=guidance[rows],
-        tokens=tokens_of(pipe, texts)[rows],
+        tokens=tokenize(pipe.tokenizer_2, texts)[rows],
         overlap=torch.tensor([straight.overlap for _, straight in straightened]),
     )
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from sdxl.mini.scenes import Scene, draw
 from training.mini import topology
 from training.mini.latents import tokenize
-from training.mini.styles import LIMIT, add_noise, encode_images
-from training.mini.unet_training import UNetWithText, noise_weights
+from training.mini.styles import LIMIT, encode_images
+from training.mini.unet_training import UNetWithText, add_noise, noise_weights
 
 BLIND = 0.25
 """share of rows that are noise alone, as at a sampler's first step"""

@@ -20,7 +20,7 @@ from training.mini.check import load_painter
 from training.mini.conditioning import EncodedCaptions, encode_captions
 from training.mini.lora import add_low_rank, write_in_peft_layout
 from training.mini.plan import TrainingPlan
-from training.mini.unet_training import OFFSET_NOISE, noise_weights
+from training.mini.unet_training import add_noise, noise_weights
 
 CAPTIONLESS = 0.2  # share of rows without captions, so that guidance does not change the style
 LIMIT = 12  # limit of the weights of rows with much noise
@@ -48,14 +48,6 @@ def train_style(
 
     fit(student, loss_of, plan.style, work / f"{name}.pt")
     write_in_peft_layout(student, out / name, plan.style_rank)
-
-
-def add_noise(clean: Tensor, alphas: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return noisy latents, their timesteps and the noise."""
-    noise = torch.randn_like(clean) + OFFSET_NOISE * torch.randn_like(clean[:, :, :1, :1])
-    timestep = torch.randint(0, len(alphas), (len(clean),), device=clean.device)
-    alpha = alphas[timestep].view(-1, 1, 1, 1)
-    return alpha.sqrt() * clean + (1 - alpha).sqrt() * noise, timestep, noise
 
 
 @torch.no_grad()

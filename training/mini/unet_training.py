@@ -117,6 +117,14 @@ def guide(captioned: Tensor, captionless: Tensor, guidance: Tensor) -> Tensor:
     return captionless + guidance * (captioned - captionless)
 
 
+def add_noise(clean: Tensor, alphas: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return noisy latents, their timesteps and the noise."""
+    noise = torch.randn_like(clean) + OFFSET_NOISE * torch.randn_like(clean[:, :, :1, :1])
+    timestep = torch.randint(0, len(alphas), (len(clean),), device=clean.device)
+    alpha = alphas[timestep].view(-1, 1, 1, 1)
+    return alpha.sqrt() * clean + (1 - alpha).sqrt() * noise, timestep, noise
+
+
 def guided_error(
     captioned: Tensor, captionless: Tensor, wanted: Tensor, timestep: Tensor
 ) -> Tensor:
@@ -206,10 +214,7 @@ class Lesson:
     def guided_loss(self, rows: Tensor) -> Tensor:
         """Return the loss of rows with and without captions, and of both combined by guidance."""
         latents = self.data.latents[rows].float().to(self.device) * self.scale
-        noise = torch.randn_like(latents) + OFFSET_NOISE * torch.randn_like(latents[:, :, :1, :1])
-        timestep = torch.randint(0, len(self.alphas), (len(rows),), device=self.device)
-        alpha = self.alphas[timestep].view(-1, 1, 1, 1)
-        noisy = alpha.sqrt() * latents + (1 - alpha).sqrt() * noise
+        noisy, timestep, noise = add_noise(latents, self.alphas)
         tokens, tokens_2 = (t[rows].to(self.device) for t in (self.data.tokens, self.data.tokens_2))
         captioned, captionless = self.painter.with_and_without(noisy, timestep, tokens, tokens_2)
         error = guided_error(captioned, captionless, noise, timestep)
