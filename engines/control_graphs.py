@@ -218,13 +218,13 @@ def _residual_places(graph: onnx.GraphProto) -> list[tuple[str, int]]:
 
 def _joins(graph: onnx.GraphProto) -> list[str]:
     """Return the outputs of the nodes that join a skip, in the order in which they run."""
-    made = nodes_by_output(graph)
+    by_output = nodes_by_output(graph)
     joins = {}
     for layer, key, _ in layers_of(graph):
         if match := JOINED.fullmatch(key):
-            node = made.get(layer.input[0])
+            node = by_output.get(layer.input[0])
             while node is not None and node.op_type in PREPARING:
-                node = made.get(node.input[0])
+                node = by_output.get(node.input[0])
             if node is not None and node.op_type == "Concat":
                 joins[tuple(map(int, match.groups()))] = node.output[0]
     return [joins[place] for place in sorted(joins)]

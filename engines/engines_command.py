@@ -25,9 +25,9 @@ def main(argv: Sequence[str]) -> int:
     from engines.trt.engine_store import engine_folders
 
     root = Path(options.root) if options.root else plans_root()
-    found = list(engine_folders(root))
-    whole = [folder for folder in found if not isinstance(folder, EngineError)]
-    broken = [str(error) for error in found if isinstance(error, EngineError)]
+    folders = list(engine_folders(root))
+    whole = [folder for folder in folders if not isinstance(folder, EngineError)]
+    broken = [str(error) for error in folders if isinstance(error, EngineError)]
     if options.is_json:
         for folder in whole:
             print(json.dumps({"folder": str(folder.folder), **folder.as_dict()}))

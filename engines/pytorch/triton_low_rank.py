@@ -83,8 +83,8 @@ def _ranks(
             weight_mask = is_used[None, :] & inside[:, None]
             b = tl.load(down + line[None, :] + channel[:, None], mask=weight_mask, other=0.0)
             total = tl.dot(a.to(b.dtype), b, total)
-        own = row * page_count * PAGE + rank
-        total *= tl.load(scales + own, mask=is_used, other=0.0).to(tl.float32)[None, :]
+        index = row * page_count * PAGE + rank
+        total *= tl.load(scales + index, mask=is_used, other=0.0).to(tl.float32)[None, :]
         value = total.to(out.dtype.element_ty)
         place = (source * (page_count * PAGE))[:, None] + rank[None, :]
         there = (token < tokens)[:, None] & is_used[None, :]

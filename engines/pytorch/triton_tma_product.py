@@ -51,14 +51,14 @@ MOST_AT_ONCE = tl.constexpr(128 * 128)
 def _store_sums(
     total,
     right,
-    given,
+    product,
     TAPS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     HAS_SIDES: tl.constexpr,
     IS_TRANSPOSED: tl.constexpr,
 ):
-    scale, bias, residual, out, down, quarter, count, out_channels, own = given
-    row, height, width, places, pixels = own
+    scale, bias, residual, out, down, quarter, count, out_channels, geometry = product
+    row, height, width, places, pixels = geometry
     M: tl.constexpr = total.shape[0]
     N: tl.constexpr = total.shape[1]
     target = right + tl.arange(0, N)
@@ -165,15 +165,15 @@ def _tma_product(
         a = x.load([down + down_by * (width + 1) + right_by, channel])
         b = weight.load([line, tap * channels + channel])
         total = tl.dot(a, b.T, total, out_dtype=tl.int32 if IS_WHOLE else tl.float32)
-    own = (row, height, width, places, pixels)
-    given = (scale, bias, residual, out, down, quarter, count, out_channels, own)
+    geometry = (row, height, width, places, pixels)
+    product = (scale, bias, residual, out, down, quarter, count, out_channels, geometry)
     if M * N > MOST_AT_ONCE:
         # Storing all at once would spill on Blackwell, whose sums are in tensor memory.
         first, second = total.reshape(M, 2, N // 2).permute(0, 2, 1).split()
-        _store_sums(first, right, given, TAPS, HAS_RESIDUAL, HAS_SIDES, IS_TRANSPOSED)
-        _store_sums(second, right + N // 2, given, TAPS, HAS_RESIDUAL, HAS_SIDES, IS_TRANSPOSED)
+        _store_sums(first, right, product, TAPS, HAS_RESIDUAL, HAS_SIDES, IS_TRANSPOSED)
+        _store_sums(second, right + N // 2, product, TAPS, HAS_RESIDUAL, HAS_SIDES, IS_TRANSPOSED)
     else:
-        _store_sums(total, right, given, TAPS, HAS_RESIDUAL, HAS_SIDES, IS_TRANSPOSED)
+        _store_sums(total, right, product, TAPS, HAS_RESIDUAL, HAS_SIDES, IS_TRANSPOSED)
 
 
 def has_tma(device: torch.device) -> bool:

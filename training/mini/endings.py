@@ -40,10 +40,10 @@ def train_endings(plan: TrainingPlan, work: Path, device: str) -> None:
     courses = paint_own_courses(len(plan.own_courses), plan, work, device)
     torch.manual_seed(0)
     lesson = Lesson(load_newest(plan, work).to(device), plan, work, device)
-    own = OwnLesson(lesson, courses, load_vae(work))
+    own_lesson = OwnLesson(lesson, courses, load_vae(work))
     odds, batch = odds_of_rows(courses.overlap, courses.picture), plan.endings_batch
     last = torch.full((batch,), courses.length - 1)
-    sigma = own.painting.sigma(step_of(last).to(device)).cpu()
+    sigma = own_lesson.painting.sigma(step_of(last).to(device)).cpu()
 
     def loss_of(rng: np.random.Generator, step: int) -> Tensor:
         with in_half(device):
@@ -52,8 +52,8 @@ def train_endings(plan: TrainingPlan, work: Path, device: str) -> None:
             rows = torch.from_numpy(rng.choice(len(odds), batch, p=odds))
             stored = courses.latents[rows, last].float()
             latents = with_noise_anew(stored, courses.wanted[rows].float(), sigma)
-            in_latents, seen = own.misses(latents, rows, last, batch)
-            return IN_LATENTS * in_latents + SEEN * seen
+            in_latents, in_pixels = own_lesson.misses(latents, rows, last, batch)
+            return IN_LATENTS * in_latents + SEEN * in_pixels
 
     fit(lesson.painter, loss_of, plan.endings, endings_checkpoint(work))
 

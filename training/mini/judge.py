@@ -90,15 +90,15 @@ def blobs(image: Image) -> tuple[str, list[Blob]]:
     """Return the background's colour and every solid blob on it."""
     names = name_pixels(image)
     background = background_of(names)
-    found = []
+    things = []
     for index, colour in enumerate(_NAMES):
         if colour == background:
             continue
         # Blended edges have other colours' names, but are thin.
         for region in _regions(binary_erosion(names == index)):
             if region.sum() >= MIN_AREA:
-                found.append(Blob(colour, region))
-    return background, found
+                things.append(Blob(colour, region))
+    return background, things
 
 
 def _is_placed(blob: Blob, place: str) -> bool:
@@ -119,28 +119,28 @@ def _is_related(first: Blob, second: Blob, relation: str) -> bool:
 def faults(image: Image, scene: Scene) -> list[str]:
     """Return the first error about the scene in the picture, "kind: details"; empty if there is
     none."""
-    background, found = blobs(image)
+    background, things = blobs(image)
     if scene.background not in (None, background):
         return [f"background: {background}, not {scene.background}"]
     wanted = len(scene.things) if scene.kind == "pair" else scene.count
-    if len(found) != wanted:
-        return [f"count: {len(found)} things, not {wanted}"]
+    if len(things) != wanted:
+        return [f"count: {len(things)} things, not {wanted}"]
     inks = [thing.colour for thing in scene.things] * (1 if scene.kind == "pair" else scene.count)
-    if None not in inks and sorted(b.colour for b in found) != sorted(map(str, inks)):
-        return [f"colours: {[b.colour for b in found]}, not {inks}"]
-    if scene.place is not None and not _is_placed(found[0], scene.place):
-        return [f"place: ({found[0].x:.0f}, {found[0].y:.0f}), not {scene.place}"]
-    if scene.relation is not None and not _is_in_order(found, scene):
-        return [f"relation: not {scene.relation}: {found}"]
+    if None not in inks and sorted(b.colour for b in things) != sorted(map(str, inks)):
+        return [f"colours: {[b.colour for b in things]}, not {inks}"]
+    if scene.place is not None and not _is_placed(things[0], scene.place):
+        return [f"place: ({things[0].x:.0f}, {things[0].y:.0f}), not {scene.place}"]
+    if scene.relation is not None and not _is_in_order(things, scene):
+        return [f"relation: not {scene.relation}: {things}"]
     return []
 
 
-def _is_in_order(found: list[Blob], scene: Scene) -> bool:
+def _is_in_order(things: list[Blob], scene: Scene) -> bool:
     relation = str(scene.relation)
     inks = [thing.colour for thing in scene.things]
     orders = [
         (a, b)
-        for a, b in ((found[0], found[1]), (found[1], found[0]))
+        for a, b in ((things[0], things[1]), (things[1], things[0]))
         if [a.colour, b.colour] == inks
     ]
     return any(_is_related(a, b, relation) for a, b in orders)
@@ -156,9 +156,9 @@ def _plain_colour(image: Image, background: str) -> NDArray[np.floating]:
 
 def specks(image: Image) -> int:
     """Count spots on the background, outside the things and their blended edges."""
-    background, found = blobs(image)
+    background, things = blobs(image)
     is_off = np.abs(image - _plain_colour(image, background)).max(-1) > SPECK_CONTRAST
-    for blob in found:
+    for blob in things:
         is_off &= ~_dilated(blob.mask, _EDGE + 1)
     return sum(int(region.sum() >= SPECK_AREA) for region in _regions(is_off))
 
@@ -166,13 +166,13 @@ def specks(image: Image) -> int:
 def outlines_of(image: Image) -> list[tuple[str, Mask]]:
     """Return the colour and the region of each thing. A region ends where half of the colour at the
     blended edge is ink."""
-    background, found = blobs(image)
+    background, things = blobs(image)
     paper = _plain_colour(image, background)
     outlines = []
-    for blob in found:
+    for blob in things:
         ink = np.median(image[blob.mask], axis=0) - paper
         mask = (image - paper) @ ink > 0.5 * (ink @ ink)
-        for other in found:
+        for other in things:
             if other is not blob:
                 mask &= ~_dilated(other.mask, 2)
         mask |= blob.mask  # also where the two touch

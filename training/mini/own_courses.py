@@ -102,7 +102,7 @@ def _train_round(lesson: Lesson, courses: OwnCourses, schedule: Schedule, path: 
     """Train on courses in four of five steps. The fifth is a step of `shapes`, so that its result
     is not forgotten."""
     plan = lesson.plan
-    own = OwnLesson(lesson, courses, load_vae(path.parent))
+    own_lesson = OwnLesson(lesson, courses, load_vae(path.parent))
     odds = odds_of(courses.overlap)
 
     def loss_of(rng: np.random.Generator, step: int) -> Tensor:
@@ -113,8 +113,10 @@ def _train_round(lesson: Lesson, courses: OwnCourses, schedule: Schedule, path: 
             at = torch.from_numpy(rng.integers(0, courses.length, plan.own_batch))
             looked = torch.from_numpy(rng.integers(_FIRST_LATE, courses.length, plan.own_looked))
             at[: len(looked)] = looked
-            in_latents, seen = own.misses(courses.latents[rows, at], rows, at, len(looked))
-            return SHARE * in_latents + SEEN * seen
+            in_latents, in_pixels = own_lesson.misses(
+                courses.latents[rows, at], rows, at, len(looked)
+            )
+            return SHARE * in_latents + SEEN * in_pixels
 
     fit(lesson.painter, loss_of, schedule, path)
 
