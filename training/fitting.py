@@ -49,13 +49,6 @@ def rate_at(schedule: Schedule, step: int) -> float:
     return schedule.peak_rate * (0.01 + 0.99 * cosine)
 
 
-def _average_into(
-    average: list[Tensor], weights: list[nn.Parameter], decay: float, step: int
-) -> None:
-    keep = min(decay, (1 + step) / (10 + step))
-    torch._foreach_lerp_(average, list(weights), 1 - keep)
-
-
 def fit(module: nn.Module, loss_of: Loss, schedule: Schedule, checkpoint: Path) -> None:
     """Train `module` in place, from `checkpoint` if it exists. The result has averaged weights."""
     weights = [p for p in module.parameters() if p.requires_grad]
@@ -77,7 +70,8 @@ def fit(module: nn.Module, loss_of: Loss, schedule: Schedule, checkpoint: Path) 
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimiser.step()
         with torch.no_grad():
-            _average_into(average, weights, schedule.average, step)
+            keep = min(schedule.average, (1 + step) / (10 + step))
+            torch._foreach_lerp_(average, list(weights), 1 - keep)
         mean = loss.item() if step == first else 0.98 * mean + 0.02 * loss.item()
         is_last = step + 1 == schedule.steps
         if step % 100 == 0 or is_last:

@@ -294,8 +294,9 @@ class FeedForward(nn.Module):
 
     def forward(self, normed: Tensor, x: Tensor) -> Sum:
         """Add the feed-forward of `normed` to x."""
-        if self._is_one_product(normed):
-            gated = triton_module("product").gated_product(
+        product: Any = triton_module("product") if has_kernels(normed) else None
+        if self.is_rounded and product is not None and product.fits_tma(self.rise.weight):
+            gated = product.gated_product(
                 normed,
                 self.rise.weight,
                 self.gated_scale,
@@ -307,10 +308,6 @@ class FeedForward(nn.Module):
             )
             return added_to(x, self.fall, gated)
         return added_to(x, self.fall, self._gated(apply(self.rise, normed, x)))
-
-    def _is_one_product(self, normed: Tensor) -> bool:
-        has_fitting = self.is_rounded and has_kernels(normed)
-        return has_fitting and triton_module("product").fits_tma(self.rise.weight)
 
     def _gated(self, hidden: Tensor) -> Tensor:
         into = self.fall if isinstance(self.fall, EightBit) else None

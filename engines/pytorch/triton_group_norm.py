@@ -120,13 +120,6 @@ def _fold_norm(
     tl.store(offset + row * channels + channel, moved, mask=mask)
 
 
-def splits_of(others: int, pixels: int) -> int:
-    """Return the number of programs for a row's pixels, a power of two. `others` is the number of
-    programs without this split."""
-    wanted = min(SPLITS, triton.cdiv(PROGRAMS, others), triton.cdiv(pixels, PIXELS))
-    return int(triton.next_power_of_2(wanted))
-
-
 def summed(x: Tensor, beside: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return a map [rows, channels, h, w], channels last, joined with the map `beside`, and the
     sums of its channels."""
@@ -135,7 +128,9 @@ def summed(x: Tensor, beside: Tensor | None = None) -> tuple[Tensor, Tensor]:
     dims = rows, channels, height, width
     layout: Any = {"memory_format": torch.channels_last, "device": x.device}
     joined = x if beside is None else torch.empty(dims, dtype=x.dtype, **layout)
-    splits = splits_of(rows * triton.cdiv(channels, CHANNELS), pixels)
+    programs = rows * triton.cdiv(channels, CHANNELS)
+    wanted = min(SPLITS, triton.cdiv(PROGRAMS, programs), triton.cdiv(pixels, PIXELS))
+    splits = int(triton.next_power_of_2(wanted))
     sums, sides = x.new_empty((rows, splits, 2, channels), dtype=torch.float32), sides_of(x)
     launch(
         _sum_channels,

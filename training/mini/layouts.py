@@ -44,9 +44,8 @@ class SettledScene:
 def settle_layout(scene: Scene, seed: int) -> SettledScene:
     """Return the layout that `scenes.draw` draws."""
     background, stamps = place_things(scene, seed)
-    return SettledScene(
-        scene, background, stamps, _any_levels(len(stamps), np.random.default_rng(seed))
-    )
+    levels = np.random.default_rng(seed).uniform(FARTHEST, NEAREST, len(stamps))
+    return SettledScene(scene, background, stamps, tuple(sorted(levels.tolist())))
 
 
 def sample_layout(rng: np.random.Generator) -> SettledScene:
@@ -79,10 +78,6 @@ def without_layout(scene: Scene) -> Scene:
     """Return the scene without sizes, place and relation."""
     things = tuple(replace(thing, size="medium") for thing in scene.things)
     return replace(scene, things=things, place=None, relation=None)
-
-
-def _any_levels(count: int, rng: np.random.Generator) -> tuple[float, ...]:
-    return tuple(sorted(rng.uniform(FARTHEST, NEAREST, count).tolist()))
 
 
 def map_edges(layout: SettledScene) -> Pixels:
