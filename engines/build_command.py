@@ -63,7 +63,7 @@ def build_parser() -> Parser:
     add_lora_flag(parser, text)
     text = f"the export's precision, if --onnx is not given: {', '.join(PRECISIONS)}"
     add("--precision", None, text)
-    add("--gpu", LOCAL, f"{', '.join(TARGETS)}, {LOCAL}")
+    add("--gpu", LOCAL, f"the GPU to build for: {', '.join(TARGETS)}, {LOCAL}")
     add("--backend", "tensorrt", ", ".join(FLAVOURS))
     add("--max-batch", None, "images in one call (default: the GPU's)", "N", type=whole)
     text = "also build networks that apply requests' LoRAs; about doubles the plans' size"

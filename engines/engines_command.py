@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from engines.folders.engine_folder import EngineFolder
 
 COLUMNS = ("model", "precision", "gpu", "backend", "images", "MiB", "parity", "folder")
-PLACES = "where `sdxl build` puts them"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,9 +38,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def build_parser() -> Parser:
-    parser = Parser(prog="sdxl engines", description="List the TensorRT engines that are here.")
-    parser.add_argument("root", nargs="?", metavar="DIR", help=f"where to look (default: {PLACES})")
-    parser.add_argument("--json", action="store_true", dest="is_json", help="an object a line")
+    parser = Parser(prog="sdxl engines", description="List this machine's TensorRT engines.")
+    text = "folder to search (default: where `sdxl build` puts engines)"
+    parser.add_argument("root", nargs="?", metavar="DIR", help=text)
+    parser.add_argument(
+        "--json", action="store_true", dest="is_json", help="one JSON object a line"
+    )
     return parser
 
 

@@ -139,7 +139,7 @@ class TensorRTEngine:
         for name, shape in inputs.items():
             self._check_accepted(context.set_input_shape(name, shape), name, shape)
         if unknown := context.infer_shapes():
-            raise TensorRTError(f"{self.spec.name}: the shapes of {unknown} stay unknown")
+            raise TensorRTError(f"{self.spec.name}: TensorRT cannot infer the shapes of {unknown}")
         for spec in self.spec.outputs:
             if (needed := tuple(context.get_tensor_shape(spec.name))) != shapes[spec.name]:
                 raise ShapeError(

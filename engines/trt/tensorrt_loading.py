@@ -78,7 +78,7 @@ def open_plans(
         if deserialized is None:
             raise EngineError(
                 f"{folder.folder / plan.file}: {flavour.name} {folder.backend_version} cannot load "
-                "it, and has said why above; build again"
+                "it; the library's message is above; build again"
             )
         engines[name] = TensorRTEngine(
             plan.spec,
