@@ -29,6 +29,7 @@ from sdxl.params import REFINER_SWITCH_AT, GenerationParams
 from training.mini.judge import faults, shape_overlaps, specks, straighten
 from training.mini.lora import add_lora
 from training.mini.neighbours import distractors
+from training.mini.painting import to_images
 
 WEIGHTS = Path(sdxl.mini.__file__).parent / "weights"
 GOOD_SHAPE = 0.95
@@ -117,8 +118,7 @@ def pass_through_vae(images: list[Image], weights: Path = WEIGHTS) -> list[Image
     returned: list[Image] = []
     for start in range(0, len(images), _BATCH):
         pixels = pixels_of(np.stack(images[start : start + _BATCH]))
-        decoded = vae.decode(vae.encode(pixels).latent_dist.mean).sample.clamp(-1, 1)
-        returned += list(((decoded + 1) * 127.5 + 0.5).byte().permute(0, 2, 3, 1).numpy())
+        returned += to_images(vae, vae.encode(pixels).latent_dist.mean)
     return returned
 
 

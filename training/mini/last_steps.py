@@ -20,7 +20,7 @@ from sdxl.mini.scenes import Image
 from training.fitting import in_half
 from training.mini import topology
 from training.mini.autoencoder import as_tensor, miss, miss_of_shapes
-from training.mini.painting import STEPS
+from training.mini.painting import STEPS, to_images
 from training.mini.unet_training import any_guidance, guide
 
 Predict = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -94,12 +94,11 @@ class LastSteps:
             with in_half(self._device.type):
                 predicted = self._noise(predict, latents, step, rows, guidance)
             latents = latents + (self._sigma(step + 1) - self._sigma(step)) * predicted
-        decoded = self._vae.decode(latents / self._scale).sample.clamp(-1, 1)
-        images = ((decoded + 1) * 127.5 + 0.5).byte().movedim(1, -1).cpu().numpy()
+        images = to_images(self._vae, latents / self._scale)
         aims = [aim(row, image) for row, image in zip(rows.tolist(), images, strict=True)]
         is_kept = torch.tensor([each is not None for each in aims])
         wanted = np.array([each for each in aims if each is not None], np.uint8)
-        pictures = torch.from_numpy(wanted.reshape(-1, *images.shape[1:]))
+        pictures = torch.from_numpy(wanted.reshape(-1, *images[0].shape))
         course = torch.stack(before[self.first :], dim=1)
         return Courses(course[is_kept], rows[is_kept], guidance[is_kept], pictures)
 
