@@ -167,6 +167,8 @@ def spec_from_dict(name: str, value: Mapping[str, Any]) -> ModelSpec:
 def _difference(specs: Mapping[str, ModelSpec], arch: Architecture, cut: Cut) -> str | None:
     """Describe how these tensors differ from the tensors of today's networks; None if they are
     equal."""
+    if arch.is_refiner:
+        return "`arch` is a refiner's, expected a model's"
     for name in _all_specs(arch, "float32", cut):
         if name not in specs:
             if "+" in name or (name in OPTIONAL and not arch.masked_channels):
