@@ -51,9 +51,9 @@ from serve.front.results import ResultStore, folder_of
 from serve.front.sent_pictures import DecodingThread
 from serve.front.served_models import ServedModel, ServedModels
 from serve.front.text_answers import TextAnswers, add_text_routes
-from serve.llm.asks import TextBackend
 from serve.llm.expansion import Expander
 from serve.llm.names import id_of
+from serve.llm.text_orders import TextBackend
 from serve.models import names_of
 from serve.orders import ImageBackend, ModelCard
 from serve.run_time_models import ModelPool

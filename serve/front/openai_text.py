@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from sdxl.params import MAX_SEED
 from serve.errors import invalid
 from serve.front.openai_images import Reply, RequestModel
-from serve.llm.asks import Ask, Message, Sampling
+from serve.llm.text_orders import Message, Sampling, TextOrder
 from serve.models import check_model
 from serve.settings import ServeSettings
 
@@ -131,7 +131,7 @@ class TextRequest(RequestModel):
             json_schema=schema,
         )
 
-    def asks(self, first_seed: int, deadline_s: float) -> list[Ask]:
+    def text_orders(self, first_seed: int, deadline_s: float) -> list[TextOrder]:
         raise NotImplementedError
 
 
@@ -156,11 +156,11 @@ class ChatRequest(TextRequest):
     def has_logprobs(self) -> bool:
         return bool(self.logprobs or self.top_logprobs)
 
-    def asks(self, first_seed: int, deadline_s: float) -> list[Ask]:
+    def text_orders(self, first_seed: int, deadline_s: float) -> list[TextOrder]:
         schema = self.response_format.schema_text() if self.response_format else None
         messages = tuple(message.plain() for message in self.messages)
         return [
-            Ask(messages, self._sampling(first_seed + i, schema), deadline_s)
+            TextOrder(messages, self._sampling(first_seed + i, schema), deadline_s)
             for i in range(self.n or 1)
         ]
 
@@ -180,10 +180,10 @@ class CompletionRequest(TextRequest):
     def has_logprobs(self) -> bool:
         return self.logprobs is not None
 
-    def asks(self, first_seed: int, deadline_s: float) -> list[Ask]:
+    def text_orders(self, first_seed: int, deadline_s: float) -> list[TextOrder]:
         prompts = [self.prompt] if isinstance(self.prompt, str) else self.prompt
         return [
-            Ask(prompt, self._sampling(first_seed + i, None), deadline_s)
+            TextOrder(prompt, self._sampling(first_seed + i, None), deadline_s)
             for prompt in prompts
             for i in range(self.n or 1)
         ]

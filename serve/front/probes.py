@@ -20,7 +20,7 @@ from serve.front import metrics
 from serve.front.error_envelope import LIVE, READY, Front
 from serve.front.openai_images import Reply, RunningEngines
 from serve.front.served_models import ServedModel, ServedModels
-from serve.llm.asks import TextBackend
+from serve.llm.text_orders import TextBackend
 from serve.orders import ModelCard
 
 PACKAGE, LICENSE = "sdxl-deepcache", "Apache-2.0"

@@ -38,7 +38,7 @@ from serve.front.openai_text import (
     TextUsage,
     check,
 )
-from serve.llm.asks import Delta, Ended, Taken, TextBackend, Update
+from serve.llm.text_orders import Accepted, Delta, Ended, TextBackend, Update
 from serve.settings import ServeSettings
 
 log = logging.getLogger(__name__)
@@ -84,16 +84,18 @@ class TextAnswers:
         check(asked, self.model, self.settings)
         seed = secrets.randbelow(DRAWN_SEEDS) if asked.seed is None else asked.seed
         deadline_s = deadline_of(asked.deadline_s, request, self.settings)
-        asks = asked.asks(seed, deadline_s)
-        if len(asks) > self.settings.max_n:
-            message = f"prompt asks for {len(asks)} answers; must be at most {self.settings.max_n}"
+        orders = asked.text_orders(seed, deadline_s)
+        if len(orders) > self.settings.max_n:
+            message = (
+                f"prompt asks for {len(orders)} answers; must be at most {self.settings.max_n}"
+            )
             raise Problem(400, message, "prompt", "invalid_value")
-        take_rate(self.limiter, request, len(asks))
-        wire = Wire(self.model, is_chat, asked.has_usage, prompts=len(asks) // (asked.n or 1))
-        updates = fan_out(self.backend, asks, deadline_s, Ended)
+        take_rate(self.limiter, request, len(orders))
+        wire = Wire(self.model, is_chat, asked.has_usage, prompts=len(orders) // (asked.n or 1))
+        updates = fan_out(self.backend, orders, deadline_s, Ended)
         if asked.stream:
-            waiting = set(range(len(asks)))
-            return await stream(updates, waiting, Taken, wire.event, wire.failure, wire.last)
+            waiting = set(range(len(orders)))
+            return await stream(updates, waiting, Accepted, wire.event, wire.failure, wire.last)
         reply = wire.whole(await collect(updates))
         return Response(reply.model_dump_json(), media_type="application/json")
 
@@ -144,7 +146,7 @@ class Wire:
 
     def event(self, index: int, update: Update) -> bytes:
         match update:
-            case Taken():
+            case Accepted():
                 # Completions have no event before their first text.
                 opening = {"role": "assistant", "content": ""}
                 return self._choice(index, opening) if self.is_chat else b""

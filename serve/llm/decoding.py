@@ -1,7 +1,7 @@
 """Continuous batching over a transformers model: generations join and leave between any two tokens.
 
-One call a step makes a token of every generation. Those that joined are read in one call of their
-own, padded on the left. It is pure: no threads, no clock, no text.
+Each step is one model call. It makes a token for every running generation, or reads the prompts of
+all that just joined, padded on the left. No threads, no clock, no text.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from serve.llm.asks import Reason, Sampling
 from serve.llm.kv_rows import KvRows
+from serve.llm.text_orders import Reason, Sampling
 
 
 class Sampler:
-    """From logits to the next token, by the request's own generator, so that its neighbours change
-    nothing."""
+    """Draws the next token from logits with the order's own random generator, so that other rows do
+    not change the text."""
 
     def __init__(self, sampling: Sampling) -> None:
         given = sampling.temperature
@@ -30,7 +30,7 @@ class Sampler:
         self._generator = torch.Generator("cpu").manual_seed(sampling.seed)
 
     def draw(self, logits: Tensor) -> int:
-        """`logits` are of one row."""
+        """Draw from the logits of one row."""
         weights = torch.softmax(logits.float() / self.temperature, -1)
         if self.top_p < 1:
             weights = _nucleus(weights, self.top_p)
@@ -38,7 +38,7 @@ class Sampler:
 
 
 def _nucleus(weights: Tensor, top_p: float) -> Tensor:
-    """The fewest tokens that together weigh `top_p`, the likeliest always among them."""
+    """Keep the weights of the likeliest tokens that together reach `top_p`; zero the others."""
     ordered, order = weights.sort(descending=True)
     ordered[ordered.cumsum(0) - ordered >= top_p] = 0
     return torch.zeros_like(weights).scatter_(0, order, ordered)
@@ -47,7 +47,7 @@ def _nucleus(weights: Tensor, top_p: float) -> Tensor:
 @dataclass(eq=False)
 class Generation:
     ids: list[int]
-    """the prompt, and what was made so far"""
+    """the prompt and the tokens made so far"""
     sampling: Sampling
     max_tokens: int
     made: int = 0
@@ -61,7 +61,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Made:
-    """One token of a generation; with a reason, its last."""
+    """One token of a generation; the last one has a reason."""
 
     generation: Generation
     token: int
@@ -80,7 +80,7 @@ class Decoding:
         self.waiting.append(generation)
 
     def cancel(self, generation: Generation) -> None:
-        """One that is done, or was never submitted, is no error."""
+        """Cancel; a finished or unknown generation is no error."""
         if generation in self.waiting:
             self.waiting.remove(generation)
         elif generation in self.running:
@@ -92,7 +92,7 @@ class Decoding:
 
     @property
     def tokens_to_read(self) -> int:
-        """Of the prompts that join at the next step."""
+        """Number of tokens of the prompts that join at the next step."""
         free = self.cache.rows - len(self.running)
         return sum(len(g.ids) for g in itertools.islice(self.waiting, free))
 
@@ -102,7 +102,7 @@ class Decoding:
 
     @torch.inference_mode()
     def step(self) -> list[Made]:
-        """A token of each. If the model fails, everything that ran is dropped, and it raises."""
+        """Make a token for each generation. If the model raises, drop all running ones."""
         try:
             first = len(self.running)
             joined = self._join()
@@ -130,7 +130,7 @@ class Decoding:
         return made
 
     def _logits(self, first: int, new: Sequence[list[int]], kept: Sequence[int]) -> Tensor:
-        """Of each row's last token [rows, vocabulary]."""
+        """Return the logits of each row's last token [rows, vocabulary]."""
         longest = max(map(len, new))
         ids = torch.tensor([[0] * (longest - len(row)) + row for row in new])
         ends = torch.tensor([k + len(row) for k, row in zip(kept, new, strict=True)])

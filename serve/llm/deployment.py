@@ -1,6 +1,6 @@
-"""How a language model is placed on the cluster: which processes, on which GPUs, beside the images.
+"""Places a language model on the cluster: its replicas and their GPUs, beside the image replicas.
 
-Image replicas take whole GPUs and so does a language model, so that Ray never puts both on one.
+Both kinds of replica take whole GPUs, so that Ray never puts both on one GPU.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from serve.llm.replica import LlmReplica
 from serve.settings import ServeSettings
 
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 1.0, 10.0
-"""While it loads, libraries may keep a process from answering for a while."""
+"""Long, since libraries may keep a loading process from answering."""
 NODE, LLM = "sdxl", "llm"
-"""Ray's label of nodes that are the language model's alone, and its value there."""
+"""Ray's label and its value on nodes that only the language model uses."""
 MOST_RUNNING = 2048
-"""Answers that one replica may ever have in flight; TensorRT-LLM's own default."""
+"""The most answers that one replica may have in flight; TensorRT-LLM's default."""
 
 
 def place(settings: ServeSettings, gpus: int) -> tuple[int, Any]:
-    """How many of the cluster's GPUs the language model may take, and its deployment, bound; None
-    where there is none."""
+    """Return how many of the cluster's GPUs the language model may take, and its bound deployment;
+    None without a language model."""
     if settings.llm == "none":
         return 0, None
     settings = replace(settings, llm_backend=backend_of(settings, gpus))
-    each = gpus_each(settings)
+    options = options_.read(settings.llm_options, settings.llm_backend)
+    each = options_.gpus_of(options) if settings.llm_backend == "tensorrt-llm" else 0
     most = settings.llm_max_replicas or settings.llm_replicas
     bound = deployment(settings, each).bind(settings)
     if settings.llm_apart:
@@ -42,30 +43,25 @@ def place(settings: ServeSettings, gpus: int) -> tuple[int, Any]:
 
 
 def gpus_apart() -> int:
-    """Of the nodes that are there by now."""
+    """Count the GPUs of the language model's nodes that are alive now."""
     apart = [n for n in ray.nodes() if n["Alive"] and n["Labels"].get(NODE) == LLM]
     return int(sum(node["Resources"].get("GPU", 0) for node in apart))
 
 
 def elsewhere(settings: ServeSettings) -> dict[str, Any]:
-    """An image replica's options that keep it off the language model's nodes."""
+    """Return an image replica's options that keep it off the language model's nodes."""
     return {"label_selector": {NODE: f"!{LLM}"}} if settings.llm_apart else {}
 
 
 def backend_of(settings: ServeSettings, gpus: int) -> str:
-    """`auto` takes TensorRT-LLM where the cluster has GPUs, but for the embedded model."""
+    """Resolve `auto`: TensorRT-LLM if the cluster has GPUs, but not for the embedded model."""
     if settings.llm_backend != "auto":
         return settings.llm_backend
     return "tensorrt-llm" if gpus and settings.llm != "mini" else "transformers"
 
 
-def gpus_each(settings: ServeSettings) -> int:
-    options = options_.read(settings.llm_options, settings.llm_backend)
-    return options_.gpus_of(options) if settings.llm_backend == "tensorrt-llm" else 0
-
-
 def check_room(settings: ServeSettings, each: int, taken: int, gpus: int) -> None:
-    """Ray would wait for ever for GPUs that are not there."""
+    """Check that the cluster has enough GPUs: Ray would wait for missing ones for ever."""
     # A cluster that grows may have none yet.
     if not each or (settings.device == "gpu" and not gpus):
         return
@@ -98,8 +94,8 @@ def on_cpu(settings: ServeSettings) -> dict[str, Any]:
 
 
 def on_gpus(gpus: int, settings: ServeSettings) -> dict[str, Any]:
-    """The whole group in one bundle of one node: the replica's process sees all of its GPUs, and
-    TensorRT-LLM starts a rank on each."""
+    """Return the options of a replica with `gpus` GPUs. They form one bundle on one node: the
+    replica's process sees all of them, and TensorRT-LLM starts a rank on each."""
     python = settings.llm_python
     environment: dict[str, Any] = {"py_executable": python} if python else {}
     if gpus == 1:

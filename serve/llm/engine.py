@@ -1,6 +1,6 @@
-"""The one small interface that a language model's backend implements: token ids in, text out.
+"""The interface that a language model's backend implements: token ids in, text out.
 
-Prompts, stop strings, deadlines and metrics are the speaker's; an engine knows none of them.
+The speaker handles prompts, stop strings, deadlines and metrics.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from serve.llm.asks import Reason, Sampling
+from serve.llm.text_orders import Reason, Sampling
 
 
 @dataclass(frozen=True)
 class TextPiece:
-    """`tokens` were made so far; the last piece has a reason."""
+    """The last piece has a reason."""
 
     text: str
     tokens: int
+    """number made so far"""
     reason: Reason | None = None
 
 
@@ -25,23 +26,23 @@ class Occupancy(NamedTuple):
     running: int
     waiting: int
     kv_share: float
-    """of the KV cache, in use"""
+    """share of the KV cache in use"""
 
 
 class LlmEngine(Protocol):
     name: str
     context: int
-    """tokens of prompt and answer together"""
+    """the most tokens of prompt and answer together"""
     longest_prompt: int
-    """tokens that it can read before it writes"""
+    """the most tokens of a prompt"""
     rows: int
-    """answers that it writes at once"""
+    """the most answers at once"""
     has_json: bool
-    """whether it can be made to write JSON of a schema"""
+    """whether it can restrict an answer to a JSON schema"""
 
     def generate(self, ids: list[int], sampling: Sampling) -> AsyncGenerator[TextPiece]:
-        """Closing it cancels the generation and frees its KV cache. `max_tokens` is given.
-        An engine may itself look for stop strings; the text then ends before one."""
+        """Yield an answer; closing cancels it and frees its KV cache. `sampling.max_tokens` is not
+        None. An engine may look for stop strings itself and end the text before one."""
         ...
 
     async def occupancy(self) -> Occupancy: ...

@@ -1,5 +1,6 @@
-"""A short prompt for a picture, expanded by the language model within a time limit, or left as it
-was. A seed gives the same words each time.
+"""Expands a picture's short prompt with the language model, within a time limit.
+
+The same seed gives the same words.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from serve.errors import Problem
-from serve.llm.asks import Ask, Delta, Ended, Message, Sampling, TextBackend
+from serve.llm.text_orders import Delta, Ended, Message, Sampling, TextBackend, TextOrder
 
 log = logging.getLogger(__name__)
 
@@ -28,21 +29,22 @@ class Expander:
     limit_s: float
 
     async def expand(self, prompt: str, seed: int, most_chars: int) -> str:
-        """The prompt itself where the model is too slow, fails, or says too much."""
+        """Return the expanded prompt, or `prompt` if the model is too slow, fails or writes too
+        much."""
         messages = (Message("system", TASK), Message("user", prompt))
         sampling = Sampling(max_tokens=MAX_TOKENS, seed=seed)
         try:
             async with asyncio.timeout(self.limit_s):
-                text = await self._written(Ask(messages, sampling, self.limit_s))
+                text = await self._answer(TextOrder(messages, sampling, self.limit_s))
         except (TimeoutError, Problem) as error:
             log.warning("a prompt was not expanded: %s", str(error) or type(error).__name__)
             return prompt
         return text if 0 < len(text) <= most_chars else prompt
 
-    async def _written(self, ask: Ask) -> str:
-        """Nothing, unless it came to its end."""
+    async def _answer(self, order: TextOrder) -> str:
+        """Return the answer, or "" if it was cut off."""
         text, is_whole = "", False
-        async with aclosing(self.backend.generate(ask)) as updates:
+        async with aclosing(self.backend.generate(order)) as updates:
             async for update in updates:
                 if isinstance(update, Delta):
                     text += update.text

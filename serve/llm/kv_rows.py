@@ -1,7 +1,6 @@
-"""The keys and values of many generations in one block of memory, a row each, as a cache that
-transformers' models write to and read from.
+"""A cache for transformers' models: keys and values of many generations in one tensor, a row each.
 
-The rows in use are the first ones; a row that is left is filled by the last.
+The first rows are in use: when a generation leaves, the last one moves into its row.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 
 class _Layer(CacheLayerMixin):
-    """One layer's share. What is read and written in a call is set by `KvRows.aim`."""
+    """One layer's keys and values. `KvRows.aim` sets what a call reads and writes."""
 
     is_sliding = False
 
@@ -24,7 +23,7 @@ class _Layer(CacheLayerMixin):
         self._rows = rows
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """On the first call: only then is it known what the model's heads are like."""
+        """Allocate at the first call, when the number and size of the heads are known."""
         heads, size = key_states.shape[1], key_states.shape[3]
         shape = (self._rows.rows, self._rows.context + 1, heads, size)
         self.keys = key_states.new_zeros(shape)
@@ -58,8 +57,8 @@ class KvRows(Cache):
         super().__init__(layers=[_Layer(self) for _ in range(layers)])
 
     def aim(self, first: int, positions: Tensor) -> Tensor:
-        """The next call writes at these positions [rows, tokens] of the rows from `first` on, a
-        negative one nowhere; it may read what its mask, returned here, says."""
+        """Let the next call write at these positions [rows, tokens] of the rows from `first` on; a
+        negative position is not stored. Return the call's attention mask."""
         count = len(positions)
         self.span = first, first + count
         self.index = torch.arange(first, first + count)[:, None]

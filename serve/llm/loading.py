@@ -1,18 +1,19 @@
-"""From settings to a speaker: which model, which backend, which engine."""
+"""Makes a speaker from settings: the model, its backend and its engine."""
 
 from __future__ import annotations
 
 from serve.llm import options as options_
 from serve.llm.engine import LlmEngine
-from serve.llm.names import folder_of, id_of
+from serve.llm.names import MINI, id_of
 from serve.llm.prompts import Prompts
 from serve.llm.speaker import Speaker
 from serve.settings import ServeSettings
 
 
 def load(settings: ServeSettings) -> Speaker:
-    """`llm_backend` is no longer `auto`."""
-    folder, backend = folder_of(settings.llm), settings.llm_backend
+    """Load the model. `llm_backend` must not be `auto`."""
+    folder = str(MINI) if settings.llm == "mini" else settings.llm
+    backend = settings.llm_backend
     options = options_.read(settings.llm_options, backend)
     prompts = Prompts(folder)
     if backend == "transformers":

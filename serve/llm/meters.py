@@ -1,4 +1,4 @@
-"""What a language model's replica counts, for Prometheus."""
+"""The Prometheus metrics of a language model's replica."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from serve.llm.asks import Ended
 from serve.llm.engine import Occupancy
+from serve.llm.text_orders import Ended
 from serve.worker.gpu_meter import GpuMeter
 
 FIRST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
@@ -22,18 +22,18 @@ class LlmMeters:
         counter = partial(Counter, registry=self.registry)
         gauge = partial(Gauge, registry=self.registry)
         histogram = partial(Histogram, registry=self.registry)
-        text = "from an ask to its first token"
+        text = "from a request to its first token"
         self.first = histogram("sdxl_llm_first_token_seconds", text, buckets=FIRST_BUCKETS)
-        text = "from token to token, the mean of an answer"
+        text = "time from token to token, the mean of an answer"
         self.each = histogram("sdxl_llm_output_token_seconds", text, buckets=TOKEN_BUCKETS)
         self.tokens = counter("sdxl_llm_tokens", "prompt, completion", ("kind",))
         self.answers = counter("sdxl_llm_answers", "by how they ended", ("outcome",))
-        self.running = gauge("sdxl_llm_running", "asks being answered")
-        self.waiting = gauge("sdxl_llm_waiting", "asks that wait")
-        text = "asks that it takes at once; more are refused"
+        self.running = gauge("sdxl_llm_running", "requests being answered")
+        self.waiting = gauge("sdxl_llm_waiting", "requests that wait")
+        text = "requests that a replica accepts at once; more are refused"
         self.at_once = gauge("sdxl_llm_at_once", text)
         GpuMeter(self.registry, work="llm")
-        self.kv = gauge("sdxl_llm_kv_cache_share", "of the KV cache, in use")
+        self.kv = gauge("sdxl_llm_kv_cache_share", "share of the KV cache in use")
 
     def collect(self, occupancy: Occupancy, at_once: int) -> list[Any]:
         self.at_once.set(at_once)
@@ -43,8 +43,8 @@ class LlmMeters:
         return list(self.registry.collect())
 
 
-class AskMeter:
-    """One ask's times."""
+class OrderMeter:
+    """Records one order's times."""
 
     def __init__(self, meters: LlmMeters) -> None:
         self._meters, self._began_s = meters, time.perf_counter()

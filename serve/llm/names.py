@@ -1,4 +1,4 @@
-"""What a language model of the settings is called, and where it lies. It loads nothing."""
+"""The name of the language model in the settings, and the folder of the embedded one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ MINI_ID = "mini-llm"
 
 
 def id_of(llm: str) -> str:
-    """What clients call the model."""
+    """Return the model's name for clients."""
     if llm == "mini":
         return MINI_ID
     return Path(llm).resolve().name if Path(llm).is_dir() else llm
-
-
-def folder_of(llm: str) -> str:
-    return str(MINI) if llm == "mini" else llm

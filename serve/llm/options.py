@@ -1,11 +1,11 @@
-"""How a language model's backend runs, from a TOML file in TensorRT-LLM's own names.
+"""Options of a language model's backend, from a TOML file that uses TensorRT-LLM's names.
 
-The transformers backend takes two of them; a name that is not known, or that a backend does not
-have, is an error that names it.
+The transformers backend has two of them. A name that the backend does not have is an error.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -24,7 +24,7 @@ OURS = frozenset(
         "gpus_per_node",
     }
 )
-"""What the service decides itself."""
+"""Options that the service sets itself."""
 OF_TRANSFORMERS = frozenset({"max_batch_size", "max_seq_len"})
 SPECULATIVE = "speculative_config"
 COUNTS = ("tensor_parallel_size", "pipeline_parallel_size", "max_batch_size", "max_seq_len")
@@ -41,7 +41,7 @@ def read(file: str, backend: str) -> dict[str, Any]:
 def check(values: dict[str, Any], backend: str) -> None:
     is_transformers = backend == "transformers"
     allowed = OF_TRANSFORMERS if is_transformers else trtllm_api.llm_names() - OURS
-    _known(values, allowed, f"of the backend {backend}")
+    _check_names(values, allowed, f"of the backend {backend}")
     for name in COUNTS:
         value = values.get(name, 1)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -53,7 +53,7 @@ def check(values: dict[str, Any], backend: str) -> None:
             needed = "a table" if is_table else "a plain value"
             raise InvalidParams(name, value, f"must be {needed}")
         if name in tables:
-            _known(value, tables[name][1], f"of {name}")
+            _check_names(value, tables[name][1], f"of {name}")
     if SPECULATIVE in values:
         _check_speculative(values[SPECULATIVE])
 
@@ -63,22 +63,19 @@ def _check_speculative(table: dict[str, Any]) -> None:
     if kind not in trtllm_api.SPECULATIVE:
         field = "speculative_config.decoding_type"
         raise InvalidParams.unknown(field, kind, trtllm_api.SPECULATIVE)
-    _known(table, trtllm_api.speculative_names(kind), "of speculative_config")
+    _check_names(table, trtllm_api.speculative_names(kind), "of speculative_config")
     if "max_draft_len" not in table:
         raise InvalidParams("speculative_config.max_draft_len", None, "must be a number of tokens")
 
 
-def _known(values: Iterable[str], allowed: frozenset[str], whose: str) -> None:
+def _check_names(values: Iterable[str], allowed: frozenset[str], owner: str) -> None:
     for name in values:
         if name not in allowed:
             listed = ", ".join(sorted(allowed))
-            raise InvalidParams("llm_options", name, f"must be a name {whose}: {listed}")
+            raise InvalidParams("llm_options", name, f"must be a name {owner}: {listed}")
 
 
 def gpus_of(values: dict[str, Any]) -> int:
-    """How many GPUs one replica takes under TensorRT-LLM."""
-    parts = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
-    count = 1
-    for part in parts:
-        count *= int(values.get(part, 1))
-    return count
+    """Return how many GPUs one replica takes under TensorRT-LLM."""
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
+    return math.prod(int(values.get(size, 1)) for size in sizes)

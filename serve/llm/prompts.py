@@ -1,4 +1,4 @@
-"""A text or a chat as token ids: the model's own tokenizer and chat template. It computes nothing.
+"""Turns a text or a chat into token ids with the model's tokenizer and chat template.
 
 Only tokenizers are imported, so that it works in any backend's interpreter.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from serve import errors
 from serve.errors import Problem
-from serve.llm.asks import Ask, Message
+from serve.llm.text_orders import Message, TextOrder
 
 
 class Prompts:
@@ -20,13 +20,13 @@ class Prompts:
 
         self.tokenizer: Any = AutoTokenizer.from_pretrained(str(model))
         self.temperature = temperature_of(str(model))
-        """what the model's makers advise"""
+        """the default that the model's files recommend"""
 
-    def ids(self, ask: Ask) -> list[int]:
-        if isinstance(ask.prompt, str):
-            ids: list[int] = self.tokenizer(ask.prompt).input_ids
+    def ids(self, order: TextOrder) -> list[int]:
+        if isinstance(order.prompt, str):
+            ids: list[int] = self.tokenizer(order.prompt).input_ids
         else:
-            ids = self.tokenizer(self._rendered(ask.prompt), add_special_tokens=False).input_ids
+            ids = self.tokenizer(self._rendered(order.prompt), add_special_tokens=False).input_ids
         if not ids:
             raise errors.invalid("prompt", "prompt must have at least one token")
         return ids
@@ -40,7 +40,7 @@ class Prompts:
                 chat, tokenize=False, add_generation_prompt=True
             )
         except (TemplateError, ValueError) as error:
-            # A template says so itself where it takes no system message, or no such order.
+            # A template raises if it allows no system message, or not this order of roles.
             raise errors.invalid("messages", f"messages: {error}") from error
         return text
 
@@ -49,17 +49,17 @@ def temperature_of(model: str) -> float:
     from transformers import GenerationConfig
 
     try:
-        found = GenerationConfig.from_pretrained(model).temperature
+        temperature = GenerationConfig.from_pretrained(model).temperature
     except OSError:
         # Not every model has such a file.
-        found = None
-    return 1.0 if found is None else float(found)
+        return 1.0
+    return 1.0 if temperature is None else float(temperature)
 
 
-def room(ids: list[int], ask: Ask, context: int, longest_prompt: int) -> int:
+def room(ids: list[int], order: TextOrder, context: int, longest_prompt: int) -> int:
     """Return how many tokens the answer may have."""
-    max_tokens = ask.sampling.max_tokens
-    param = "prompt" if isinstance(ask.prompt, str) else "messages"
+    max_tokens = order.sampling.max_tokens
+    param = "prompt" if isinstance(order.prompt, str) else "messages"
     left = context - len(ids)
     if left < 1 or (max_tokens or 1) > left:
         asked = "" if max_tokens is None else f" and asks for {max_tokens} more"

@@ -1,4 +1,4 @@
-"""A speaker as a Ray Serve replica, on the CPU or on the GPUs of one group.
+"""A speaker as a Ray Serve replica, on the CPU or on one group of GPUs.
 
 The constructor returns at once, so that a slow or failing load delays nothing else. Answers travel
 as plain data, Problems included.
@@ -21,8 +21,8 @@ from serve.errors import Problem
 from serve.fleet import autoscaling
 from serve.fleet.beats import with_checks
 from serve.fleet.identity import labelled, replica_name
-from serve.llm.asks import Ask, LlmCard, Update
 from serve.llm.speaker import Speaker
+from serve.llm.text_orders import LlmCard, TextOrder, Update
 from serve.settings import ServeSettings
 
 log = logging.getLogger(__name__)
@@ -39,10 +39,10 @@ class LlmReplica:
         self.settings = settings
         self.speaker: Speaker | None = None
         self.problem = errors.starting()
-        """why there is no speaker"""
+        """the answer while there is no speaker"""
         self.death: Exception | None = None
-        """what only a new process can mend"""
-        # Ray calls the constructor in the loop that answers.
+        """an error after which the process must be replaced"""
+        # Ray calls the constructor in the event loop that answers.
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._load, args=(loop,), name="load", daemon=True).start()
 
@@ -54,7 +54,7 @@ class LlmReplica:
             time.sleep(attempt * PAUSE_S)
             try:
                 speaker = loading.load(self.settings)
-                # TensorRT-LLM keeps to the loop of the first request.
+                # TensorRT-LLM stays with the event loop of its first request.
                 asyncio.run_coroutine_threadsafe(speaker.warm_up(), loop).result()
                 self.speaker = speaker
                 log.info("%s is loaded", speaker.id)
@@ -63,23 +63,23 @@ class LlmReplica:
                 self.death = error
                 return
             except Exception:
-                log.exception("the language model does not load")
+                log.exception("the language model could not be loaded")
         message = "The language model does not load; the server's log says why."
         self.problem = Problem(503, message, None, FAILED, 60.0)
 
-    async def generate(self, ask: Ask) -> AsyncGenerator[Update | Problem]:
+    async def generate(self, order: TextOrder) -> AsyncGenerator[Update | Problem]:
         if self.speaker is None:
             yield self.problem
             return
         try:
-            said = self.speaker.generate(ask)
-            async with aclosing(with_checks(said, self.speaker.engine.check_health)) as updates:
+            answer = self.speaker.generate(order)
+            async with aclosing(with_checks(answer, self.speaker.engine.check_health)) as updates:
                 async for update in updates:
                     yield update
         except Problem as problem:
             yield problem
         except Exception as error:
-            log.warning("given up: %s", error)
+            log.warning("a text order failed: %s", error)
             yield Problem(503, "The language model stopped working.", None, "unhealthy", 5.0)
 
     async def card(self) -> LlmCard | Problem:
@@ -95,8 +95,8 @@ class LlmReplica:
         return labelled(await self.speaker.metrics(), replica=replica_name())
 
     async def record_routing_stats(self) -> dict[str, float]:
-        """Routers prefer replicas that have loaded and are well. Every running answer counts as one
-        second: only the comparison matters."""
+        """Called by routers, which prefer replicas that are loaded and healthy. Each running answer
+        counts as one second: only the comparison matters."""
         left_s = LOADING_S
         if self.speaker is not None:
             self.speaker.engine.check_health()
@@ -106,7 +106,7 @@ class LlmReplica:
         return {"ready_in_s": left_s, "alone_s": alone_s, "each_s": 1.0}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Ray asks, and gives it to the policy of autoscaling.py."""
+        """Called by Ray for the policy in autoscaling.py."""
         if self.speaker is None:
             return {autoscaling.BUSY: 0.0}
         engine = self.speaker.engine
@@ -114,14 +114,14 @@ class LlmReplica:
         return {autoscaling.BUSY: (occupancy.running + occupancy.waiting) / engine.rows}
 
     async def check_health(self) -> None:
-        """Ray asks, and replaces the replica when this raises."""
+        """Called by Ray, which replaces the replica if this raises."""
         if self.death is not None:
             raise self.death
         if self.speaker is not None:
             self.speaker.engine.check_health()
 
     def __del__(self) -> None:
-        """Ray calls it after the last answer has left."""
+        """Called by Ray after the last answer."""
         speaker = getattr(self, "speaker", None)
         if speaker is not None:
             speaker.engine.close()

@@ -1,7 +1,7 @@
 """Language model replicas behind a Ray Serve handle, as one TextBackend.
 
-One that dies or hangs in the middle is no error: the ask, its seed fixed, goes to another one, and
-what the client has already read is not sent again. It knows no HTTP.
+If a replica dies or hangs, the order, whose seed is fixed, goes to another one; text that the
+client already has is not sent again. It knows no HTTP.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from serve.errors import Problem
 from serve.fleet import liveness
 from serve.fleet.replicas import Known, ask_any, attempt, gather, persevere
-from serve.llm.asks import Ask, Delta, Ended, LlmCard, Taken, Update
+from serve.llm.text_orders import Accepted, Delta, Ended, LlmCard, TextOrder, Update
 
 
 class LlmReplicas:
@@ -29,18 +29,18 @@ class LlmReplicas:
         return await self._card.now()
 
     async def _ask_card(self) -> LlmCard:
-        found: LlmCard | Problem = await ask_any(self._handle.card)
-        if isinstance(found, Problem):
-            raise found
-        return found
+        card: LlmCard | Problem = await ask_any(self._handle.card)
+        if isinstance(card, Problem):
+            raise card
+        return card
 
-    async def generate(self, ask: Ask) -> AsyncGenerator[Update]:
+    async def generate(self, order: TextOrder) -> AsyncGenerator[Update]:
         def begin(left_s: float) -> AsyncGenerator[Update]:
-            timed = replace(ask, deadline_s=left_s)
+            timed = replace(order, deadline_s=left_s)
             return attempt(self._stream.generate, (timed,), Ended, self._liveness)
 
         resumed, number = _Resumed(), 0
-        async with aclosing(persevere(begin, ask.deadline_s)) as updates:
+        async with aclosing(persevere(begin, order.deadline_s)) as updates:
             async for attempt_number, update in updates:
                 if attempt_number != number:
                     number = attempt_number
@@ -53,7 +53,7 @@ class LlmReplicas:
 
 
 class _Resumed:
-    """What is new in an answer that may have begun before."""
+    """Removes what was already sent from an answer that another replica makes again."""
 
     def __init__(self) -> None:
         self._sent = self._repeated = ""
@@ -63,7 +63,7 @@ class _Resumed:
         self._repeated = ""
 
     def news(self, update: Update) -> Update | None:
-        if isinstance(update, Taken):
+        if isinstance(update, Accepted):
             is_news, self._is_taken = not self._is_taken, True
             return update if is_news else None
         if isinstance(update, Ended):
@@ -75,10 +75,10 @@ class _Resumed:
         return Delta(text) if text else None
 
     def _fresh(self, text: str) -> str:
-        """Beyond what was sent before, which must come again to the letter."""
-        known = self._sent[len(self._repeated) :]
-        same, text = text[: len(known)], text[len(known) :]
-        if not known.startswith(same):
+        """Return the part that was not sent before. The repeated part must be identical."""
+        expected = self._sent[len(self._repeated) :]
+        same, text = text[: len(expected)], text[len(expected) :]
+        if not expected.startswith(same):
             raise lost()
         self._repeated += same + text
         return text

@@ -1,7 +1,7 @@
-"""One language model of the service: asks in, text out, over any engine.
+"""One language model of the service: orders in, text out, over any engine.
 
-It renders prompts, keeps limits, deadlines and stop strings, and counts. It knows no Ray and no
-HTTP. Whatever goes wrong is a Problem.
+It renders prompts, enforces limits, deadlines and stop strings, and meters. It knows no Ray and no
+HTTP. Every error is a Problem.
 """
 
 from __future__ import annotations
@@ -17,16 +17,26 @@ from typing import Any
 from serve import errors
 from serve.deadlines import within
 from serve.errors import Problem
-from serve.llm.asks import Ask, Delta, Ended, LlmCard, Message, Reason, Sampling, Taken, Update
 from serve.llm.engine import LlmEngine, Occupancy
-from serve.llm.meters import AskMeter, LlmMeters
+from serve.llm.meters import LlmMeters, OrderMeter
 from serve.llm.prompts import Prompts, room
+from serve.llm.text_orders import (
+    Accepted,
+    Delta,
+    Ended,
+    LlmCard,
+    Message,
+    Reason,
+    Sampling,
+    TextOrder,
+    Update,
+)
 
 log = logging.getLogger(__name__)
 
 RECENT = 8
 """number of answers whose durations are averaged"""
-WARM_UP = Ask((Message("user", "hello"),), Sampling(max_tokens=2, temperature=0.0))
+WARM_UP = TextOrder((Message("user", "hello"),), Sampling(max_tokens=2, temperature=0.0))
 
 
 class Speaker:
@@ -37,11 +47,10 @@ class Speaker:
         self.meters = LlmMeters()
         self._open = 0
         self._answer_s = 0.0
-        """of recent answers, their waits included"""
+        """mean duration of recent answers, including their wait"""
 
     async def warm_up(self) -> None:
-        """Generate a first text."""
-        async with aclosing(self._answer(WARM_UP, AskMeter(LlmMeters()))) as updates:
+        async with aclosing(self._answer(WARM_UP, OrderMeter(LlmMeters()))) as updates:
             async for _ in updates:
                 pass
 
@@ -50,12 +59,12 @@ class Speaker:
     async def card(self) -> LlmCard:
         return LlmCard(self.id, self.engine.context, self.engine.name)
 
-    async def generate(self, ask: Ask) -> AsyncGenerator[Update]:
-        meter = AskMeter(self.meters)
+    async def generate(self, order: TextOrder) -> AsyncGenerator[Update]:
+        meter = OrderMeter(self.meters)
         outcome, end, began_s = "cancelled", None, time.monotonic()
         self._open += 1
         try:
-            async with aclosing(self._answer(ask, meter)) as updates:
+            async with aclosing(self._answer(order, meter)) as updates:
                 async for update in updates:
                     if isinstance(update, Ended):
                         outcome, end = update.reason, update
@@ -78,26 +87,24 @@ class Speaker:
         at_once = self.engine.rows + self.queue
         return self.meters.collect(await self.engine.occupancy(), at_once)
 
-    # -- what its owner asks ----------------------------------------------------------------
-
     @property
     def is_idle(self) -> bool:
         return not self._open
 
     def _queue_s(self, occupancy: Occupancy) -> float:
-        """Seconds until those that wait now have begun, by Little's law."""
+        """Predict by Little's law when all waiting orders have begun."""
         all_asks = occupancy.waiting + occupancy.running
         return self._answer_s * occupancy.waiting / all_asks
 
-    # -- one ask ----------------------------------------------------------------------------
+    # -- one order ----------------------------------------------------------------------------
 
-    async def _answer(self, ask: Ask, meter: AskMeter) -> AsyncGenerator[Update]:
-        ids, sampling = await self._accept(ask)
-        yield Taken(len(ids))
+    async def _answer(self, order: TextOrder, meter: OrderMeter) -> AsyncGenerator[Update]:
+        ids, sampling = await self._accept(order)
+        yield Accepted(len(ids))
         stops, made = Stops(sampling.stop), 0
         reason: Reason = "stop"
         generated = self.engine.generate(ids, sampling)
-        async with aclosing(within(generated, ask.deadline_s)) as pieces:
+        async with aclosing(within(generated, order.deadline_s)) as pieces:
             async for piece in pieces:
                 made = piece.tokens
                 meter.record_tokens(made)
@@ -110,28 +117,28 @@ class Speaker:
             yield Delta(text)
         yield Ended("stop" if stops.is_over else reason, len(ids), made)
 
-    async def _accept(self, ask: Ask) -> tuple[list[int], Sampling]:
-        """Refuse before any work what cannot be served."""
+    async def _accept(self, order: TextOrder) -> tuple[list[int], Sampling]:
+        """Refuse an order that cannot be served, before any work."""
         occupancy = await self.engine.occupancy()
         if occupancy.waiting > self.queue:
             message = "Too many requests wait for the language model."
             raise Problem(429, message, None, "overloaded", self._queue_s(occupancy))
-        if ask.sampling.json_schema is not None and not self.engine.has_json:
+        if order.sampling.json_schema is not None and not self.engine.has_json:
             raise errors.invalid(
                 "response_format",
-                f"response_format: the backend {self.engine.name!r} cannot be made to write JSON",
+                f"response_format: the backend {self.engine.name!r} cannot enforce JSON",
             )
-        ids = await asyncio.to_thread(self.prompts.ids, ask)
-        most = room(ids, ask, self.engine.context, self.engine.longest_prompt)
-        temperature = ask.sampling.temperature
+        ids = await asyncio.to_thread(self.prompts.ids, order)
+        most = room(ids, order, self.engine.context, self.engine.longest_prompt)
+        temperature = order.sampling.temperature
         if temperature is None:
             temperature = self.prompts.temperature
-        return ids, replace(ask.sampling, max_tokens=most, temperature=temperature)
+        return ids, replace(order.sampling, max_tokens=most, temperature=temperature)
 
 
 class Stops:
-    """Finds stop strings in a text that comes in pieces. No part of one is ever sent, even if it
-    spans two pieces."""
+    """Finds stop strings in a text that arrives in pieces, also across pieces. No part of a stop
+    string is sent."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.stops = tuple(stops)
@@ -139,17 +146,17 @@ class Stops:
         self.is_over = False
 
     def feed(self, text: str) -> str:
-        """The text that may be sent; the rest may be the beginning of a stop string."""
+        """Return the text that may be sent now; hold back the possible start of a stop string."""
         self._held += text
-        found = [at for stop in self.stops if (at := self._held.find(stop)) >= 0]
-        if found:
+        places = [at for stop in self.stops if (at := self._held.find(stop)) >= 0]
+        if places:
             self.is_over = True
-            return self._release(min(found))
+            return self._release(min(places))
         keep = max((_overlap(self._held, stop) for stop in self.stops), default=0)
         return self._release(len(self._held) - keep)
 
     def rest(self) -> str:
-        """The text held back, after the last piece."""
+        """Return the held text after the last piece."""
         return "" if self.is_over else self._release(len(self._held))
 
     def _release(self, count: int) -> str:
@@ -158,6 +165,6 @@ class Stops:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the text's longest end that begins the stop string."""
+    """Return the length of the longest end of the text that is a start of the stop string."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

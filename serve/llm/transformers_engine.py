@@ -1,6 +1,6 @@
-"""A transformers model on the CPU as an LlmEngine: one thread makes tokens for all requests.
+"""A transformers model on the CPU as an LlmEngine: one thread makes the tokens of all answers.
 
-Messages reach the thread through an inbox, and tokens leave it as text. It knows no prompts.
+The thread receives orders through an inbox and sends tokens as text. It knows no prompts.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from tokenizers.decoders import DecodeStream
 from sdxl.params import InvalidParams
 from serve import errors
 from serve.errors import Problem
-from serve.llm.asks import Sampling
 from serve.llm.decoding import Decoding, Generation, Made
 from serve.llm.engine import Occupancy, TextPiece
+from serve.llm.text_orders import Sampling
 from serve.worker.loop_thread import LoopThread
 from serve.worker.stalls import STALL_S, Calls
 
 log = logging.getLogger(__name__)
 
 MAX_CONTEXT = 4096
-"""Unless `max_seq_len` says otherwise: every row's memory is taken at once."""
+"""The default of `max_seq_len`: the memory of all rows is allocated at once."""
 MAX_ROWS = 16
 FULL = "full_attention"
 
 
 class Listener:
-    """Turns one generation's tokens into text, and carries it to the task that waits."""
+    """Turns one generation's tokens into text and sends it to the waiting task."""
 
     def __init__(self, generation: Generation, tokenizer: Any) -> None:
         self.generation = generation
@@ -52,7 +52,7 @@ class Listener:
             self._loop.call_soon_threadsafe(self._news.put_nowait, news)
 
     async def pieces(self) -> AsyncGenerator[TextPiece]:
-        """Slow readers get several tokens per piece."""
+        """Yield the text; a slow reader gets several tokens at once."""
         while True:
             news = await self._news.get()
             while isinstance(news, TextPiece) and news.reason is None and not self._news.empty():
@@ -104,7 +104,7 @@ class TransformersEngine:
         self._thread.check()
 
     def close(self) -> None:
-        """What is still here ends with a Problem."""
+        """End remaining generations with a Problem."""
         self._thread.send(partial(self.died, errors.draining()))
         self._thread.stop(timeout_s=5.0)
 
@@ -135,7 +135,7 @@ class TransformersEngine:
 
     def _step(self) -> None:
         victims = [*self.decoding.running, *self.decoding.waiting]
-        # By the power of two; 0 if no prompt is read.
+        # Kinds of calls: by the power of two; 0 if no prompt is read.
         kind = self.decoding.tokens_to_read.bit_length()
         try:
             with self._calls.watch(kind):
@@ -144,22 +144,18 @@ class TransformersEngine:
         except Exception:
             log.exception("the language model failed")
             self._thread.judge(has_failed=True)
-            self._fail(victims)
+            for generation in victims:
+                if generation not in self.decoding.waiting:
+                    self._listeners[generation].send(failed())
             return
         for each in made:
             listener = self._listeners[each.generation]
             try:
                 listener.emit(each)
             except Exception:
-                # Of this text alone: the others go on.
+                # Only this text fails; the others continue.
                 log.exception("a token could not be sent")
                 self.decoding.cancel(each.generation)
-                listener.send(failed())
-
-    def _fail(self, victims: list[Generation]) -> None:
-        for generation in victims:
-            if generation not in self.decoding.waiting:
-                listener = self._listeners[generation]
                 listener.send(failed())
 
 
@@ -168,9 +164,9 @@ def failed() -> Problem:
 
 
 def ends_of(model: Any) -> list[int]:
-    """The tokens that end an answer."""
-    found = model.generation_config.eos_token_id
-    return [] if found is None else [found] if isinstance(found, int) else list(found)
+    """Return the tokens that end an answer."""
+    ids = model.generation_config.eos_token_id
+    return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
 
 
 def load(folder: str, tokenizer: Any, rows: int | None, context: int | None) -> TransformersEngine:

@@ -1,5 +1,5 @@
-"""TensorRT-LLM's public names, as recorded in trtllm_api.json: what an options file may set, and
-what the adapter may use. It imports nothing of TensorRT-LLM.
+"""TensorRT-LLM's public names from trtllm_api.json: the options of an options file, and the API
+that the adapter uses. TensorRT-LLM is not imported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def record() -> dict[str, Any]:
 
 
 def llm_names() -> frozenset[str]:
-    """Of LLM's arguments."""
+    """Return the names of LLM's arguments."""
     arguments = dict(record()["LLM.__init__"])
     return frozenset(arguments) - {UNCOMMITTED} | frozenset(arguments[UNCOMMITTED])
 
@@ -37,8 +37,8 @@ def kv_cache_names() -> frozenset[str]:
 
 
 def tables() -> dict[str, tuple[str, frozenset[str]]]:
-    """Arguments of LLM that are an object of one class, as a table of an options file: the class's
-    name and its fields."""
+    """Return LLM's arguments that are tables in an options file: the name of the argument's class
+    and its fields."""
     found = {"kv_cache_config": ("KvCacheConfig", kv_cache_names())}
     for name, facts in record()["additions"]["tables"]["fields"].items():
         found[name] = facts["class"], frozenset(facts["fields"])

@@ -1,8 +1,7 @@
-"""TensorRT-LLM as an LlmEngine, over its `LLM` API; in-flight batching and the paged KV cache are
-its own.
+"""TensorRT-LLM as an LlmEngine, through its `LLM` API, which does in-flight batching and paging.
 
-Every name used here is in trtllm_api.json. It runs in an interpreter of its own, and imports
-TensorRT-LLM only when it is loaded: that initialises MPI.
+Every name used here is in trtllm_api.json. It runs in an interpreter of its own. `load` imports
+TensorRT-LLM, which initialises MPI.
 """
 
 from __future__ import annotations
@@ -12,28 +11,29 @@ import importlib
 import logging
 import threading
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future, wait
 from typing import Any
 
 from serve.errors import Problem
 from serve.llm import trtllm_api
-from serve.llm.asks import Reason, Sampling
 from serve.llm.engine import Occupancy, TextPiece
+from serve.llm.text_orders import Reason, Sampling
 from serve.worker.loop_thread import SICK_AFTER
 
 log = logging.getLogger(__name__)
 
 MAX_ROWS = 2048
-"""TensorRT-LLM's own default of max_batch_size."""
+"""TensorRT-LLM's default of max_batch_size."""
 MOST_TOKENS = 8192
-"""TensorRT-LLM's own default of max_num_tokens: those of one step."""
+"""TensorRT-LLM's default of max_num_tokens, the tokens of one step."""
 STATS_TIMEOUT_S = 2.0
-"""TensorRT-LLM's own default."""
+"""TensorRT-LLM's default."""
 HALF_CHARACTER = "\ufffd"
 REASONS: dict[str | None, Reason] = {"stop": "stop", "length": "length", None: "stop"}
 
 
 class StartTimeout(RuntimeError):
-    """TensorRT-LLM was not up in time."""
+    """TensorRT-LLM did not start in time."""
 
 
 class EngineLost(RuntimeError):
@@ -75,8 +75,8 @@ class TrtllmEngine:
         except Problem:
             raise
         except Exception:
-            # Whatever its executor raises: one request's failure, until it happens again and again.
-            # A schema is the client's, and may be one that its grammars cannot express.
+            # One request failed; repeated failures make the engine unhealthy. A client's schema may
+            # be one that TensorRT-LLM's grammars cannot express: that does not count.
             self._failures += sampling.json_schema is None
             is_over = True
             log.exception("TensorRT-LLM failed")
@@ -88,7 +88,7 @@ class TrtllmEngine:
 
     async def occupancy(self) -> Occupancy:
         if self._running:
-            # Some versions say only what there is when they are asked.
+            # Some versions report only statistics that exist when they are called.
             self._cache.listen()
         waiting = max(self._running - self.rows, 0)
         return Occupancy(self._running - waiting, waiting, self._cache.share)
@@ -103,10 +103,12 @@ class TrtllmEngine:
 
 
 class CacheGauge:
-    """The share of the KV cache that is in use. TensorRT-LLM says something at every step, and ends
-    only after a pause; later versions block when they are asked. So only one
-    thread waits for it, always with the same event loop, since its queue belongs to the first loop
-    that waits there. It keeps statistics that are not read."""
+    """The share of the KV cache that is in use.
+
+    TensorRT-LLM's stream of statistics has an item for every step and ends after a pause; later
+    versions block at the call. So one thread reads it, always with the same event loop, to which
+    TensorRT-LLM's queue is bound. Statistics that are not read pile up.
+    """
 
     def __init__(self, llm: Any) -> None:
         self.share = 0.0
@@ -115,7 +117,7 @@ class CacheGauge:
         self._thread: threading.Thread | None = None
 
     def listen(self) -> None:
-        """Returns at once."""
+        """Start to read statistics; return at once."""
         self._is_asked.set()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="kv-cache", daemon=True)
@@ -129,18 +131,18 @@ class CacheGauge:
         with asyncio.Runner() as runner:
             while self._is_asked.wait() and not self._is_over:
                 self._is_asked.clear()
-                runner.run(self._hear())
+                runner.run(self._read())
 
-    async def _hear(self) -> None:
+    async def _read(self) -> None:
         try:
             async for stats in self._llm.get_stats_async(timeout=STATS_TIMEOUT_S):
                 blocks = stats.get("kvCacheStats")
                 if blocks:
                     self.share = blocks["usedNumBlocks"] / max(blocks["maxNumBlocks"], 1)
         except Exception:
-            # Only the gauge is stale; the next request starts to read again.
+            # Only the gauge becomes stale; the next request reads again.
             if not self._is_over:
-                log.warning("TensorRT-LLM does not say how full its cache is", exc_info=True)
+                log.warning("TensorRT-LLM's statistics could not be read", exc_info=True)
 
 
 def params_of(sampling: Sampling) -> Any:
@@ -158,10 +160,10 @@ def params_of(sampling: Sampling) -> Any:
         top_p=None if is_greedy else sampling.top_p,
         seed=sampling.seed,
         stop=list(sampling.stop) or None,
-        # The speaker cuts it off; without it, text that was sent would be taken back.
+        # The speaker cuts it off. Without it, text that was already sent would disappear.
         include_stop_str_in_output=True,
         guided_decoding=guided,
-        # The prompt's template has put them there.
+        # The chat template has added them.
         add_special_tokens=False,
     )
 
@@ -173,17 +175,17 @@ def reason_of(found: str | None) -> Reason:
 
 
 def load(folder: str, options: dict[str, Any], timeout_s: float) -> TrtllmEngine:
-    """Raises StartTimeout. The caller should then end the process: MPI cannot be interrupted."""
+    """Load a model. After StartTimeout the process should end: MPI cannot be interrupted."""
     context = int(options.get("max_seq_len") or context_of(folder))
     has_json = options.get("guided_decoding_backend") is not None
-    llm = within(lambda: make_llm(folder, {**options, "max_seq_len": context}), timeout_s)
+    llm = run_within(timeout_s, lambda: make_llm(folder, {**options, "max_seq_len": context}))
     rows = int(options.get("max_batch_size", MAX_ROWS))
     return TrtllmEngine(llm, context, has_json, rows, longest_prompt(options))
 
 
 def longest_prompt(options: dict[str, Any]) -> int | None:
-    """In tokens; None for as long as its context. It is read in one step, unless it may be in
-    chunks."""
+    """Return the most tokens of a prompt; None: the whole context. Without chunked prefill a prompt
+    is read in one step."""
     if options.get("enable_chunked_prefill"):
         return None
     return int(options.get("max_num_tokens", MOST_TOKENS))
@@ -212,26 +214,21 @@ def speculative_of(configs: Any, table: dict[str, Any]) -> Any:
 def context_of(folder: str) -> int:
     from transformers import AutoConfig
 
-    # Of a model that reads pictures, too, the part that writes has its own.
+    # In a model that also reads pictures, the text part has its own value.
     return int(AutoConfig.from_pretrained(folder).get_text_config().max_position_embeddings)
 
 
-def within(work: Callable[[], Any], timeout_s: float) -> Any:
-    """What `work` returns, or raises; it runs on a thread, which a timeout leaves behind."""
-    ends: list[Any] = []
+def run_within(timeout_s: float, work: Callable[[], Any]) -> Any:
+    """Run `work` on a thread and return its result. After StartTimeout the thread goes on."""
+    outcome: Future[Any] = Future()
 
     def run() -> None:
         try:
-            ends.append((work(), None))
+            outcome.set_result(work())
         except BaseException as error:
-            ends.append((None, error))
+            outcome.set_exception(error)
 
-    thread = threading.Thread(target=run, name="tensorrt-llm", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    if not ends:
+    threading.Thread(target=run, name="tensorrt-llm", daemon=True).start()
+    if not wait([outcome], timeout_s).done:
         raise StartTimeout(f"TensorRT-LLM was not up after {timeout_s:.0f} s")
-    result, error = ends[0]
-    if error is not None:
-        raise error
-    return result
+    return outcome.result()

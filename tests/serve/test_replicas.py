@@ -21,7 +21,7 @@ from serve import errors
 from serve.errors import Problem
 from serve.fleet import beats, liveness, replicas
 from serve.fleet.replicas import ATTEMPTS, Replicas
-from serve.llm.asks import Ended
+from serve.llm.text_orders import Ended
 from serve.orders import Done, ImageOrder, ImageProgress, ModelCard, Preview, Queued
 
 ORDER = ImageOrder(GenerationParams("a", seed=7), deadline_s=60)

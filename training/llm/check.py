@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from sdxl.mini.scenes import Scene, caption
-from serve.llm.asks import Ask, Message, Sampling
 from serve.llm.decoding import Decoding, Generation
 from serve.llm.names import MINI
 from serve.llm.prompts import Prompts
+from serve.llm.text_orders import Message, Sampling, TextOrder
 from training.llm.grammar import parse
 from training.llm.short_prompts import WantedScene, change, full_scene, phrase, wanted_of
 from training.llm.train import TEMPERATURE
@@ -66,7 +66,7 @@ def expand(model: Any, prompts: Prompts, cases: Sequence[Trial], temperature: fl
     decoding = Decoding(model, 16, 512, [end])
     generations = []
     for seed, trial in enumerate(cases):
-        ids = prompts.ids(Ask(trial.messages))
+        ids = prompts.ids(TextOrder(trial.messages))
         sampling = Sampling(temperature=temperature, seed=seed)
         generations.append((len(ids), Generation(ids, sampling, MOST_TOKENS)))
         decoding.submit(generations[-1][1])

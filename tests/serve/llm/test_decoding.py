@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from serve.llm.asks import Ask, Message, Sampling
 from serve.llm.decoding import Decoding, Generation, Sampler
+from serve.llm.text_orders import Message, Sampling, TextOrder
 from tests.serve.llm.texts import prompts
 
 SHORT = ("circle", "two stars", "a red ring", "something blue on a white background", "cross")
@@ -16,7 +16,7 @@ GREEDY = Sampling(temperature=0.0)
 
 
 def ids_of(text: str) -> list[int]:
-    return prompts().ids(Ask((Message("user", text),)))
+    return prompts().ids(TextOrder((Message("user", text),)))
 
 
 def decoding_of(model: Any, rows: int = 8) -> Decoding:

@@ -17,17 +17,17 @@ from serve.errors import Problem
 from serve.fleet.autoscaling import BUSY
 from serve.fleet.replicas import ATTEMPTS
 from serve.fleet.router import REPORTED
-from serve.llm.asks import Delta, Ended, LlmCard, Taken, Update
 from serve.llm.engine import Occupancy
 from serve.llm.replica import LlmReplica
 from serve.llm.replicas import LlmReplicas
+from serve.llm.text_orders import Accepted, Delta, Ended, LlmCard, Update
 from serve.settings import ServeSettings
 from tests.serve.llm.texts import CIRCLE, text_of
 from tests.serve.test_replicas import Handle
 
 DIED = ActorDiedError()
 CARD = LlmCard("m", 512)
-WHOLE: list[Any] = [Taken(3), Delta("a red"), Delta(" circle"), Ended("stop", 3, 3)]
+WHOLE: list[Any] = [Accepted(3), Delta("a red"), Delta(" circle"), Ended("stop", 3, 3)]
 
 
 class Engine:
@@ -68,17 +68,17 @@ def test_an_answer_passes_as_it_comes() -> None:
 def test_another_replica_continues_the_text_of_a_lost_one(loss: Exception, sent: int) -> None:
     updates = updates_of([*WHOLE[:sent], loss], WHOLE)
     assert text_of(updates) == "a red circle" and updates[-1] == WHOLE[-1]
-    assert sum(isinstance(update, Taken) for update in updates) == 1
+    assert sum(isinstance(update, Accepted) for update in updates) == 1
 
 
 def test_the_second_replica_may_split_the_text_differently() -> None:
-    again = [Taken(3), Delta("a"), Delta(" red cir"), Delta("cle"), Ended("stop", 3, 3)]
+    again = [Accepted(3), Delta("a"), Delta(" red cir"), Delta("cle"), Ended("stop", 3, 3)]
     assert text_of(updates_of([*WHOLE[:2], DIED], again)) == "a red circle"
 
 
 LOST: dict[str, tuple[list[Sequence[Any]], int, str]] = {
-    "shorter text": ([[*WHOLE[:3], DIED], [Taken(3), Delta("a red"), WHOLE[-1]]], 503, ""),
-    "another text": ([[*WHOLE[:2], DIED], [Taken(3), Delta("two stars")]], 503, ""),
+    "shorter text": ([[*WHOLE[:3], DIED], [Accepted(3), Delta("a red"), WHOLE[-1]]], 503, ""),
+    "another text": ([[*WHOLE[:2], DIED], [Accepted(3), Delta("two stars")]], 503, ""),
     "many dead": ([[DIED]] * ATTEMPTS, 503, ""),
     "all loading": ([[errors.starting()]] * ATTEMPTS, 503, "still loading"),
     "refusal": ([[Problem(400, "too long")]], 400, "too long"),

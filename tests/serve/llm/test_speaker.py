@@ -12,29 +12,29 @@ from typing import Any
 import pytest
 
 from serve.errors import Problem
-from serve.llm.asks import Ask, Delta, Ended, Message, Sampling, Taken
 from serve.llm.decoding import Made
 from serve.llm.speaker import Speaker
+from serve.llm.text_orders import Accepted, Delta, Ended, Message, Sampling, TextOrder
 from serve.llm.transformers_engine import Listener
 from serve.worker import gpu_meter
 from tests.serve.gpus import OneGpu
 from tests.serve.llm.texts import CIRCLE, WORDS, FakeLlm, end_of, fake_speaker, text_of, updates_of
 
 
-def run(speaker: Speaker, ask: Ask = CIRCLE, **sampling: Any) -> Any:
-    ask = replace(ask, sampling=replace(ask.sampling, **sampling))
-    return asyncio.run(updates_of(speaker, ask))
+def run(speaker: Speaker, order: TextOrder = CIRCLE, **sampling: Any) -> Any:
+    order = replace(order, sampling=replace(order.sampling, **sampling))
+    return asyncio.run(updates_of(speaker, order))
 
 
-def problem_of(speaker: Speaker, ask: Ask = CIRCLE, **sampling: Any) -> Problem:
+def problem_of(speaker: Speaker, order: TextOrder = CIRCLE, **sampling: Any) -> Problem:
     with pytest.raises(Problem) as caught:
-        run(speaker, ask, **sampling)
+        run(speaker, order, **sampling)
     return caught.value
 
 
 def test_an_answer_comes_word_by_word_and_is_counted() -> None:
     updates = run(fake_speaker())
-    assert updates[0] == Taken(4) and text_of(updates) == "".join(WORDS)
+    assert updates[0] == Accepted(4) and text_of(updates) == "".join(WORDS)
     assert updates[-1] == Ended("stop", 4, len(WORDS))
     assert sum(isinstance(update, Delta) for update in updates) == len(WORDS)
 
@@ -60,10 +60,10 @@ def test_the_answer_has_what_the_context_leaves() -> None:
 
 @pytest.mark.parametrize(("prompt", "most"), [("circle " * 600, None), ("circle", 511)])
 def test_a_context_too_long_is_named(prompt: str, most: int | None) -> None:
-    problem = problem_of(fake_speaker(), Ask((Message("user", prompt),)), max_tokens=most)
+    problem = problem_of(fake_speaker(), TextOrder((Message("user", prompt),)), max_tokens=most)
     assert (problem.status, problem.code) == (400, "context_length_exceeded")
     assert problem.param == "messages"
-    plain = Ask("circle " * 600)
+    plain = TextOrder("circle " * 600)
     assert problem_of(fake_speaker(), plain).param == "prompt"
 
 
@@ -124,7 +124,7 @@ async def test_two_hundred_clients_that_leave_leave_nothing_behind(speaker: Spea
     """Afterwards every row of the cache is free, and generation works as before."""
 
     async def leave(number: int) -> None:
-        asked = Ask((Message("user", "circle"),), Sampling(max_tokens=400, seed=number))
+        asked = TextOrder((Message("user", "circle"),), Sampling(max_tokens=400, seed=number))
         async with aclosing(speaker.generate(asked)) as updates:
             async for update in updates:
                 if isinstance(update, Delta) or number % 3 == 0:
@@ -150,12 +150,12 @@ async def test_one_failure_ends_one_text(speaker: Speaker, monkeypatch: pytest.M
         emit(self, made)
 
     monkeypatch.setattr(Listener, "emit", trips)
-    asks = [replace(CIRCLE, sampling=replace(CIRCLE.sampling, seed=seed)) for seed in (13, 4)]
+    orders = [replace(CIRCLE, sampling=replace(CIRCLE.sampling, seed=seed)) for seed in (13, 4)]
     broken, whole = await asyncio.gather(
-        *(updates_of(speaker, ask) for ask in asks), return_exceptions=True
+        *(updates_of(speaker, order) for order in orders), return_exceptions=True
     )
     assert isinstance(broken, Problem) and broken.status == 500 and "secret" not in str(broken)
     assert isinstance(whole, list) and text_of(whole)
     speaker.engine.check_health()
     monkeypatch.undo()
-    assert text_of(await updates_of(speaker, asks[0]))
+    assert text_of(await updates_of(speaker, orders[0]))

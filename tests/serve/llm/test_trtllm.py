@@ -20,10 +20,10 @@ from transformers import AutoConfig
 from sdxl.params import InvalidParams
 from serve.errors import Problem
 from serve.llm import options, trtllm_api, trtllm_engine
-from serve.llm.asks import Delta, Ended
 from serve.llm.engine import Occupancy
 from serve.llm.names import MINI
 from serve.llm.speaker import Speaker
+from serve.llm.text_orders import Delta, Ended
 from serve.worker.loop_thread import SICK_AFTER
 from tests.serve.llm.texts import CIRCLE, end_of, prompts, text_of, updates_of
 
@@ -49,8 +49,8 @@ def speaker_of(engine: trtllm_engine.TrtllmEngine) -> Speaker:
 
 
 def run(engine: trtllm_engine.TrtllmEngine, **sampling: Any) -> Any:
-    ask = replace(CIRCLE, sampling=replace(CIRCLE.sampling, **sampling))
-    return asyncio.run(updates_of(speaker_of(engine), ask))
+    order = replace(CIRCLE, sampling=replace(CIRCLE.sampling, **sampling))
+    return asyncio.run(updates_of(speaker_of(engine), order))
 
 
 def test_cumulative_text_becomes_deltas_without_half_characters() -> None:

@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 
 from serve.front.api import create_app
-from serve.llm.asks import Ask, Delta, Ended, Message, Sampling, Update
 from serve.llm.engine import Occupancy, TextPiece
 from serve.llm.loading import load
 from serve.llm.names import MINI, MINI_ID
 from serve.llm.prompts import Prompts
 from serve.llm.speaker import Speaker
+from serve.llm.text_orders import Delta, Ended, Message, Sampling, TextOrder, Update
 from serve.settings import ServeSettings
 from serve.worker.worker import Worker
 from tests.serve.servers import client_of, listening_to
@@ -25,7 +25,7 @@ from tests.serve.workers import running
 CHAT = "/v1/chat/completions"
 WORDS = ("a", " red", " circle", " on", " a", " blue", " background")
 SAID = "".join(WORDS)
-CIRCLE = Ask((Message("user", "circle"),), Sampling(max_tokens=40, temperature=0.0))
+CIRCLE = TextOrder((Message("user", "circle"),), Sampling(max_tokens=40, temperature=0.0))
 
 
 class FakeLlm:
@@ -86,8 +86,8 @@ def mini_speaker(**settings: Any) -> Iterator[Speaker]:
         speaker.engine.close()
 
 
-async def updates_of(speaker: Any, ask: Ask) -> list[Update]:
-    async with aclosing(speaker.generate(ask)) as updates:
+async def updates_of(speaker: Any, order: TextOrder) -> list[Update]:
+    async with aclosing(speaker.generate(order)) as updates:
         return [update async for update in updates]
 
 

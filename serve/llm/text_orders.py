@@ -1,6 +1,6 @@
-"""Requests from the REST front to a language model, and its updates: plain data, one protocol.
+"""Orders from the REST front to a language model, and the updates that come back, as plain data.
 
-It imports no tensor library, and knows neither Ray nor HTTP.
+No tensor library is imported. It knows neither Ray nor HTTP.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 Reason = Literal["stop", "length"]
 COLDEST, NARROWEST = 1e-5, 1e-6
-"""A lower temperature or top_p is greedy: in float32 it would leave no token to draw."""
+"""Sampling below this temperature or top_p is greedy: in float32 no token would be left to draw."""
 
 
 class Message(NamedTuple):
@@ -22,12 +22,12 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class Sampling:
-    """Its seed is fixed, so that the same text can be made again elsewhere."""
+    """How tokens are drawn. The seed is fixed, so that another replica can make the same text."""
 
     max_tokens: int | None = None
-    """as many as the context holds, unless given"""
+    """None: as many as the context holds"""
     temperature: float | None = None
-    """0 takes the likeliest token each time; the model's own unless given"""
+    """0 always takes the likeliest token; None: the model's default"""
     top_p: float = 1.0
     seed: int = 0
     stop: tuple[str, ...] = ()
@@ -41,17 +41,17 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Ask:
+class TextOrder:
     """One answer to a chat, or one continuation of a text."""
 
     prompt: str | tuple[Message, ...]
     sampling: Sampling = Sampling()
     deadline_s: float = math.inf
-    """seconds from when it is handed over"""
+    """seconds from submission to the last token"""
 
 
-class Taken(NamedTuple):
-    """It will be answered. The first update of every ask."""
+class Accepted(NamedTuple):
+    """The order will be answered. The first update of every order."""
 
     prompt_tokens: int
 
@@ -66,12 +66,12 @@ class Ended(NamedTuple):
     completion_tokens: int
 
 
-Update = Taken | Delta | Ended
+Update = Accepted | Delta | Ended
 
 
 @dataclass(frozen=True)
 class LlmCard:
-    """What a client may know of a language model before it asks."""
+    """A language model's public facts."""
 
     id: str
     context: int
@@ -80,14 +80,14 @@ class LlmCard:
 
 
 class TextBackend(Protocol):
-    """Whatever writes text: a speaker in this process, or replicas behind a handle."""
+    """A source of text: a speaker in this process, or replicas behind a handle."""
 
     async def card(self) -> LlmCard:
-        """Return the model's card, or raise Problem 503 before its first answer."""
+        """Return the model's card, or raise Problem 503 until it is loaded."""
         ...
 
-    def generate(self, ask: Ask) -> AsyncGenerator[Update]:
-        """Ends with Ended, or raises Problem. Closing it frees what the ask held."""
+    def generate(self, order: TextOrder) -> AsyncGenerator[Update]:
+        """Yield updates; the last is Ended, or a Problem is raised. Closing cancels the order."""
         ...
 
     async def metrics(self) -> Sequence[Any]:
