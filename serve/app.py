@@ -1,7 +1,6 @@
 """Builds the Ray Serve application from settings. `serve deploy` names it `serve.app:build`.
 
-It sets how many processes there are, their resources, and Ray's health checks; replica.py and
-ingress.py do the work.
+It sets the number of processes, their resources, and Ray's health checks.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from serve.replica_deployment import (
     HEALTH_PERIOD_S,
     HEALTH_TIMEOUT_S,
     replicas_of,
+    uses_gpu,
 )
 from serve.settings import ServeSettings, read
 
@@ -42,8 +42,7 @@ def build(arguments: Mapping[str, Any]) -> Application:
 
 def application(settings: ServeSettings) -> Application:
     gpus = int(ray.cluster_resources().get("GPU", 0))
-    # A cluster that grows may have none yet.
-    is_gpu = settings.device == "gpu" or (settings.device == "auto" and gpus > 0)
+    is_gpu = uses_gpu(settings, gpus)
     nodes = sum(node["Alive"] for node in ray.nodes())
     taken, bound_llm = place(settings, gpus)
     models = image_models(settings)
@@ -51,7 +50,7 @@ def application(settings: ServeSettings) -> Application:
     front = ray_serve.ingress()(ImageIngress)
     ingress = ray_serve.deployment(name="ImageIngress")(front).options(
         num_replicas=settings.ingresses,
-        # Ray might place all of them on one node, and lose them with it.
+        # Otherwise Ray may place all of them on one node.
         max_replicas_per_node=math.ceil(settings.ingresses / nodes),
         max_ongoing_requests=MAX_HTTP_REQUESTS,
         graceful_shutdown_timeout_s=settings.shutdown_s,
@@ -61,7 +60,7 @@ def application(settings: ServeSettings) -> Application:
         ray_actor_options={"num_cpus": 0},
         request_router_config=ROUTING,
     )
-    # The mark stays the same as long as the folder does, so that deploying again restarts nothing.
+    # The mark depends on the folder alone, so that deploying again restarts nothing.
     marked = mark(folder_of(settings.results_dir))
     return ingress.bind(settings, replicas, marked, bound_llm, batches(settings, replicas))
 
@@ -81,12 +80,12 @@ def bind_replicas(models: Sequence[ImageModel], is_gpu: bool, gpus: int) -> list
 
 
 def fewest_of(each: Sequence[ServeSettings], is_gpu: bool, gpus: int) -> list[int]:
-    """Return each model's fewest replicas. Models without a number share the remaining GPUs; the
-    first get one more."""
+    """Return each model's least number of replicas. Models without a number share the remaining
+    GPUs evenly; the first models get the rest."""
     counts = [s.replicas or int(s.max_replicas > 0) for s in each]
-    silent, left = counts.count(0), max(gpus - sum(counts), 0)
-    share, more = divmod(left, silent) if is_gpu and silent else (1, 0)
-    shares = iter([max(share + (i < more), 1) for i in range(silent)])
+    unset, left = counts.count(0), max(gpus - sum(counts), 0)
+    share, rest = divmod(left, unset) if is_gpu and unset else (1, 0)
+    shares = iter([max(share + (i < rest), 1) for i in range(unset)])
     return [count or next(shares) for count in counts]
 
 
@@ -96,7 +95,7 @@ def batches(
     """Bind the routes of files and batches, and the process that runs batches."""
     if not settings.batches_dir:
         return None
-    # Here and not above: most services have no need of it.
+    # Imported here, since most services have no batches.
     from serve.batch_api.records import Records
     from serve.batch_api.routes import add_batch_routes
     from serve.batch_api.runner import BatchReplica

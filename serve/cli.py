@@ -1,7 +1,7 @@
 """`sdxl serve`: starts and stops the whole service on this machine.
 
-It starts Ray, waits for a picture over HTTP, and on Ctrl-C or SIGTERM finishes requests in flight;
-supervision.py guarantees the end. On a cluster, `serve deploy` replaces it.
+It starts Ray, waits for a first picture over HTTP, and on Ctrl-C or SIGTERM finishes requests in
+flight; supervision.py guarantees the end. On a cluster, `serve deploy` takes its place.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from serve.supervision import supervise
 
 RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray would run its workers at the lowest priority.
+    # By default Ray runs its workers at low CPU priority.
     "RAY_worker_niceness": "0",
     # A killed proxy is replaced in 4 s instead of 30.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "2",
-    # On a busy machine one needs more than 5 s to start.
+    # On a busy machine a proxy needs more than 5 s to start.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
-    # A hanging proxy answers nothing more, and the controller waits for it.
+    # The controller waits so long for a proxy, even if the proxy hangs.
     "RAY_SERVE_PROXY_GRACEFUL_SHUTDOWN_TIMEOUT_S": "2",
     # A replica that does not answer is killed: the next one may need its GPU.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
-    # From process to process as gRPC, not as Ray tasks: a third less time.
+    # Calls between processes by gRPC instead of Ray tasks take a third less time.
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
-    # A replica itself logs what takes long at its start.
+    # A replica itself logs the slow parts of its start.
     "RAY_SERVE_SLOW_STARTUP_WARNING_PERIOD_S": "600",
-    # Every process passes its counts on so often, idle or not, where Ray has 100; Ray itself then
+    # Every process exports its metrics so often, also when idle; Ray's default is 100. Ray
     # publishes them every 10 s.
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
-    # 1 GiB, above any answer: ten pictures of 2048² that no PNG makes smaller are 170 MB as base64.
-    # Ray's own 4 MiB ends every answer with two of 1024². Requests have limits of their own.
+    # 1 GiB, more than any answer: ten incompressible pictures of 2048² are 170 MB as base64. Ray's
+    # default of 4 MiB is too small for two of 1024². Request bodies have other limits.
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": "1073741824",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve.front.connection:bound",
 }
@@ -78,7 +78,7 @@ def start_ray(**options: Any) -> None:
     try:
         ray.init(**options)
     except Exception as error:
-        # Ray raises bare exceptions here, such as when its node is not there after 30 s.
+        # Ray raises plain Exceptions here, for example if its node has not started after 30 s.
         raise ServeFailed(f"Ray did not start: {' '.join(str(error).split())}") from error
 
 
@@ -92,13 +92,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def log_environment(settings: ServeSettings) -> dict[str, str]:
-    """Configure the log of all processes, which Ray merges with colours and a prefix."""
-    found = {logs.VARIABLE: settings.log_format}
+    """Return the variables that configure the log of all processes; by default Ray adds colours and
+    a prefix."""
+    variables = {logs.VARIABLE: settings.log_format}
     if not sys.stderr.isatty():
-        found["RAY_COLOR_PREFIX"] = "0"
+        variables["RAY_COLOR_PREFIX"] = "0"
     if settings.log_format == logs.JSON:
-        found |= {"RAY_DISABLE_WORKER_LOG_PREFIX": "1", "RAY_DEDUP_LOGS": "0"}
-    return found
+        variables |= {"RAY_DISABLE_WORKER_LOG_PREFIX": "1", "RAY_DEDUP_LOGS": "0"}
+    return variables
 
 
 def run(settings: ServeSettings) -> int:
@@ -127,7 +128,7 @@ def read_settings(argv: Sequence[str]) -> ServeSettings:
 
 
 def start(settings: ServeSettings, watch: ClusterWatch) -> None:
-    """Start; return when every replica has made a picture."""
+    """Start the service; return when every replica has made a picture."""
     from ray import serve as ray_serve
 
     from sdxl.checkpoint import check_model
@@ -136,28 +137,28 @@ def start(settings: ServeSettings, watch: ClusterWatch) -> None:
     from serve.models import image_models
 
     check_port(settings.host, settings.port)
-    of_models = [model.settings for model in image_models(settings)]
-    models = [each.model_name for each in of_models]
+    models = [model.settings for model in image_models(settings)]
     check_folder("models_dir", settings.models_dir)
-    for each in of_models:
+    for each in models:
         check_model(each.model_name)
         check_folder("loras", each.loras)
         check_folder("controlnets", each.controlnets)
         check_folder("ip_adapters", each.ip_adapters)
         if each.refiner:
             check_model(each.refiner, is_refiner=True)
-    # A certificate that cannot sign shows here.
+    # This raises if the certificate cannot sign.
     _ = settings.marks.sign
     if not settings_.is_loopback(settings.host):
         say(
             f"{settings.host} may be public, and this is plain HTTP: put haproxy.cfg in front (TLS)"
         )
     llm = [] if settings.llm == "none" else [f"{settings.llm} (llm)"]
-    say(f"starting Ray, then loading {', '.join([*models, *llm])}")
-    # Ray warns at every start of its default, that joining it needs a token.
+    names = [each.model_name for each in models]
+    say(f"starting Ray, then loading {', '.join([*names, *llm])}")
+    # Ray warns at every start that joining the cluster needs a token, its default.
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     start_ray(address="local", include_dashboard=False, logging_level=logging.WARNING)
-    # Ray's own handler would leave its processes behind.
+    # Ray's handler would leave Ray's processes behind.
     signal.signal(signal.SIGTERM, interrupt)
     watch.start()
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -173,11 +174,11 @@ def start(settings: ServeSettings, watch: ClusterWatch) -> None:
 
 
 def wait_for_replacements(error: RuntimeError) -> None:
-    """Wait for replacements of replicas that died during the start: Ray reports a failure but
-    replaces them. `error` tells what cannot start at all."""
+    """Wait for Ray to replace replicas that died during the start, which Ray reports as `error`.
+    Raise ServeFailed if something cannot start at all."""
     from ray import serve as ray_serve
 
-    is_said = False
+    is_reported = False
     while True:
         applications = ray_serve.status().applications.values()
         triggers = {
@@ -190,14 +191,14 @@ def wait_for_replacements(error: RuntimeError) -> None:
             raise ServeFailed(cause_of(error)) from error
         if all(each.status == "RUNNING" for each in applications):
             return
-        if not is_said:
+        if not is_reported:
             say("a replica died while others were starting; it is replaced")
-            is_said = True
+            is_reported = True
         time.sleep(WATCH_S)
 
 
 def check_port(host: str, port: int) -> None:
-    """Check that the port is free: Ray's proxy would share a used port, request by request."""
+    """Check that the port is free: Ray's proxy would share a used port with the other program."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -215,7 +216,7 @@ def interrupt(*_: object) -> NoReturn:
 
 
 def cause_of(error: RuntimeError) -> str:
-    """Return the last error in Ray's traceback of a replica, without our class names."""
+    """Return the last error in a replica's traceback, as Ray reports it."""
     from ray import serve as ray_serve
 
     applications = ray_serve.status().applications.values()
@@ -225,7 +226,7 @@ def cause_of(error: RuntimeError) -> str:
 
 
 def until_ready(settings: ServeSettings) -> str:
-    """Return the URL after a picture came from it."""
+    """Wait until the service can make pictures over HTTP; return its URL."""
     url = url_of(settings)
     llm_s = 0.0 if settings.llm == "none" else settings.llm_start_s
     until_s = time.monotonic() + READY_TIMEOUT_S + llm_s
@@ -245,7 +246,7 @@ def until_ready(settings: ServeSettings) -> str:
 
 
 def url_of(settings: ServeSettings) -> str:
-    """Return the URL for this machine."""
+    """Return the URL for clients on this machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
     return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
 
@@ -263,14 +264,14 @@ def stop(settings: ServeSettings, watch: ClusterWatch) -> None:
         drain(handle, settings.shutdown_s)
         flush(settings)
     watch.stop()
-    # Ray logs the planned ends of its own processes as failures.
+    # Ray logs the planned ends of its processes as failures.
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         ray_serve.shutdown()
         ray.shutdown()
 
 
 def front() -> Any:
-    """Return an HTTP front if one answers: `start` may not have returned."""
+    """Return a handle to the HTTP fronts if one runs: `start` may not have returned."""
     from ray import serve as ray_serve
 
     application = ray_serve.status().applications.get(APPLICATION)
@@ -289,8 +290,8 @@ def drain(handle: Any, timeout_s: float) -> None:
 
 
 def flush(settings: ServeSettings) -> None:
-    """Let the proxy pass on the answers of the front ends. A further request through the proxy is
-    answered after them, however slow the machine is."""
+    """Let the proxy send the front ends' last answers: it answers one more request after them,
+    however slow the machine is."""
     try:
         with urllib.request.urlopen(f"{url_of(settings)}/healthz", timeout=FLUSH_TIMEOUT_S):
             pass

@@ -1,5 +1,5 @@
-"""Whether the Ray cluster of `sdxl serve` still works. What Ray cannot mend by itself ends this
-process, so that its supervisor restarts the service.
+"""Watches the Ray cluster of `sdxl serve`. A failure that Ray cannot repair ends this process, so
+that its supervisor restarts the service.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from serve.supervision import descendants, lives, processes
 
 VITAL = ("gcs_server", "raylet")
-"""Without one of them nothing that dies is replaced."""
+"""Ray's processes without which Ray replaces nothing."""
 CONTROLLER = "ServeController"
 ROUND_S = 0.5
 SILENT_S, PING_S, PINGS, STARTING_PINGS = 12.0, 2.0, 2, 20
-"""After which time Ray, or its controller, is taken to hang. A controller that has not answered yet
-may still be starting, and a busy machine takes long for that."""
+"""Ray hangs if it is silent for SILENT_S; its controller, after PINGS pings of PING_S without an
+answer. One that has not answered yet may be starting, which takes long on a busy machine."""
 
 
 class ClusterWatch:
@@ -30,25 +30,25 @@ class ClusterWatch:
         self._say = say
         self._vital: dict[int, str] = {}
         self._rounds = 0
-        """of the second thread since Ray last answered the first; a clock would also count the
-        time in which this process is stopped"""
+        """rounds of the second thread since Ray last answered the first thread; a clock would also
+        count the time while this process is stopped"""
         self._controller = Controller()
         self._missed = 0
-        """answers of the controller, in a row"""
+        """consecutive pings that the controller did not answer"""
         self._answered: set[int] = set()
-        """controllers that have answered"""
+        """process ids of controllers that have answered"""
         self._is_over = threading.Event()
 
     def start(self) -> None:
-        """Once Ray has been started."""
+        """Start to watch. Ray must run."""
         self._vital = dict(vital_children())
-        for run in (self._ask, self._look):
-            threading.Thread(target=run, name=run.__name__.strip("_"), daemon=True).start()
+        threading.Thread(target=self._query_ray, name="query-ray", daemon=True).start()
+        threading.Thread(target=self._check_silence, name="check-silence", daemon=True).start()
 
     def stop(self) -> None:
         self._is_over.set()
 
-    def _look(self) -> None:
+    def _check_silence(self) -> None:
         while not self._is_over.wait(ROUND_S):
             for pid, name in self._vital.items():
                 if not lives(pid):
@@ -57,23 +57,23 @@ class ClusterWatch:
             if self._rounds * ROUND_S > SILENT_S:
                 self._end("Ray does not answer")
 
-    def _ask(self) -> None:
+    def _query_ray(self) -> None:
         import ray
 
         while not self._is_over.wait(2 * ROUND_S):
             try:
                 is_alive = any(node["Alive"] for node in ray.nodes())
             except Exception as error:
-                self._say(f"Ray says {type(error).__name__}")
+                self._say(f"Ray raised {type(error).__name__}")
                 continue
             if not is_alive:
-                self._end("Ray has given up this machine")
+                self._end("Ray declared this machine dead")
             self._rounds = 0
             self._judge(self._controller.answers())
 
     def _judge(self, answers: bool | None) -> None:
-        """Ray starts another controller as soon as one is gone."""
-        # Looking through all processes takes a while: only when there may be another one.
+        """Kill a controller that hangs; Ray then starts another one."""
+        # Listing all processes is slow, so only if there may be a new controller.
         if answers and not any(map(lives, self._answered)):
             self._answered = set(controllers())
         self._missed = self._missed + 1 if answers is False else 0
@@ -87,7 +87,7 @@ class ClusterWatch:
     def _end(self, why: str) -> None:
         if not self._is_over.is_set():
             self._say(f"{why}: ending, so that a supervisor restarts it")
-            # Ray's exit handlers would wait for processes that are gone.
+            # Ray's exit handlers would wait for dead processes.
             os._exit(1)
 
 
@@ -111,14 +111,14 @@ def controllers() -> list[int]:
 
 
 class Controller:
-    """Ray Serve's controller, asked whether it still answers."""
+    """Pings Ray Serve's controller."""
 
     def __init__(self) -> None:
         self._actor: Any = None
-        """kept: the handle stays valid when the process is replaced"""
+        """a handle; it stays valid when the process is replaced"""
 
     def answers(self) -> bool | None:
-        """None: there is none, and Ray knows it."""
+        """Return whether the controller answers; None if Ray knows that it does not run."""
         import ray
         from ray.exceptions import GetTimeoutError, RayError
 
@@ -129,7 +129,7 @@ class Controller:
         except GetTimeoutError:
             return False
         except (ValueError, RayError):
-            # It does not run yet, or has died and is replaced without our help.
+            # It does not run yet, or Ray is replacing it.
             self._actor = None
             return None
         return True

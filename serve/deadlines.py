@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 async def within(updates: AsyncGenerator[T], deadline_s: float) -> AsyncGenerator[T]:
-    """Closes `updates` and raises Problem where the next one comes too late."""
+    """Yield `updates`; if they do not end before the deadline, close them and raise Problem."""
     until_s = asyncio.get_running_loop().time() + deadline_s
     async with aclosing(updates):
         while True:

@@ -1,6 +1,6 @@
 """The one error type for clients, in OpenAI's envelope.
 
-An unexpected exception's text is never sent: it may hold a path. It knows no HTTP server.
+The text of an unexpected exception is never sent: it may contain a path. It knows no HTTP server.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TYPES = {401: "authentication_error", 403: "permission_error", 429: RATE}
 
 @dataclass
 class Problem(Exception):
-    """Every field has a default, so that it survives pickling between processes."""
+    """An error for clients. Every field has a default, so that pickling works."""
 
     status: int = 500
     message: str = ""
@@ -38,7 +38,7 @@ class Problem(Exception):
         return TYPES.get(self.status, SERVER if self.status >= 500 else INVALID)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return its fields except Retry-After."""
+        """Return all fields except `retry_after_s`."""
         names = ("status", "message", "param", "code")
         return {name: getattr(self, name) for name in names}
 
@@ -53,12 +53,12 @@ class Problem(Exception):
         }
 
     def headers(self) -> dict[str, str]:
-        found = {}
+        headers = {}
         if self.retry_after_s is not None:
-            found["retry-after"] = str(max(1, math.ceil(self.retry_after_s)))
+            headers["retry-after"] = str(max(1, math.ceil(self.retry_after_s)))
         if self.status == 401:
-            found["www-authenticate"] = "Bearer"
-        return found
+            headers["www-authenticate"] = "Bearer"
+        return headers
 
 
 def invalid(param: str | None, message: str, code: str = "invalid_value") -> Problem:
@@ -72,7 +72,7 @@ def of_params(error: InvalidParams) -> Problem:
 
 
 def schema_words(error: Mapping[str, Any]) -> str:
-    """Word a schema's error as other refusals: "must be ..."."""
+    """Word a Pydantic error like our own errors: "must be ..."."""
     if error["type"] == "missing":
         return "is required"
     return re.sub(r"^\w+ should ", "must ", error["msg"].removeprefix("Value error, "))
@@ -87,7 +87,7 @@ def of_schema(field: str, error: Mapping[str, Any]) -> str:
 
 
 def of_status(status: int) -> Problem:
-    """An error that the HTTP layer found by itself: 404, 405 and the like."""
+    """Make the error of a status that the HTTP layer chose, such as 405."""
     phrase = HTTPStatus(status).phrase
     return Problem(status, f"{phrase}.", None, phrase.lower().replace(" ", "_"))
 
@@ -105,12 +105,12 @@ def starting() -> Problem:
 
 
 def no_routes() -> Problem:
-    """The error of a proxy that has just started."""
+    """Make the error of a proxy that has just started."""
     return Problem(503, "The service is starting.", None, "starting", 1.0)
 
 
 def other_model() -> Problem:
-    """The error of a replica whose place now has another model."""
+    """Make the error of a replica that was replaced by one with another model."""
     return Problem(503, "The model is being replaced by another one.", None, OTHER_MODEL, 5.0)
 
 

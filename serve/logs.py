@@ -1,6 +1,6 @@
-"""The service's own log lines, from every process, on stderr; Ray brings them together.
+"""Configures the log lines of every process of the service: on stderr, as text or JSON objects.
 
-They are text for people, or JSON objects for programs.
+Ray merges the processes' output.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from datetime import UTC, datetime
 PACKAGES = ("serve", "engines", "sdxl")
 TEXT, JSON = FORMATS = ("text", "json")
 VARIABLE = "SDXL_LOG_FORMAT"
-"""where Ray's proxy, which knows no settings, finds it"""
+"""Environment variable with the format, for Ray's proxy, which has no settings."""
 FIELDS = "fields"
-"""What a record holds besides its message, under this name in `extra`: a dict for JSON lines."""
+"""Key in a record's `extra`: a dict of further fields for JSON lines."""
 
 
 class JsonLines(logging.Formatter):
-    """One object a line, ASCII alone: a line feed in a message is no end of a record."""
+    """Formats each record as one line of ASCII JSON; line feeds in messages are escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
         facts = {

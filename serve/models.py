@@ -1,7 +1,7 @@
 """The service's image models: their names and settings, and the choice for a request.
 
-An alias is another name that the operator gave: many programs have names such as gpt-image-1 built
-in. No model is loaded here. It knows no HTTP server.
+An operator gives aliases to models because many programs have built-in names such as gpt-image-1.
+No model is loaded here. It knows no HTTP server.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ class ImageModel:
     def names(self) -> set[str]:
         return names_of(self.id, self.settings)
 
+    @property
+    def deployment(self) -> str:
+        """The name of its Ray Serve deployment."""
+        return f"{DEPLOYMENT}-{plain(self.id)}"
+
 
 M = TypeVar("M", bound=ImageModel)
 
@@ -57,9 +62,9 @@ def image_models(settings: ServeSettings) -> tuple[ImageModel, ...]:
 
 
 def deployment_names(models: Sequence[ImageModel]) -> list[str]:
-    """Name the deployments of Ray Serve. The first keeps its name whichever model it is, so that
-    its replacement is rolled out replica by replica; the others are named by their models."""
-    return [DEPLOYMENT, *(f"{DEPLOYMENT}-{plain(model.id)}" for model in models[1:])]
+    """Name the deployments of Ray Serve. The first name does not depend on the model, so that
+    another default model is rolled out replica by replica."""
+    return [DEPLOYMENT, *(model.deployment for model in models[1:])]
 
 
 def plain(id_: str) -> str:

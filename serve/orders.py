@@ -1,7 +1,6 @@
-"""Orders from the REST front to image replicas, and the updates that come back.
+"""Orders from the REST front to image replicas, and the updates that come back, as plain data.
 
-They are plain data and the only protocol between the two. No tensor library is imported: a front
-restarts quickly.
+No tensor library is imported, so that a front restarts quickly.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class KeptFile(NamedTuple):
 
 
 CONTROLNET_S, IMAGE_ADAPTER_S, LORA_S = 5.0, 1.5, 0.3
-"""of 2.5, 0.8 and 0.2 GB, at half a GB a second"""
+"""Seconds to load 2.5, 0.8 and 0.2 GB at 0.5 GB/s."""
 
 
 @dataclass(frozen=True)
@@ -46,27 +45,27 @@ class ImageOrder:
     client: str = ""
     """the client's name; clients share the queue fairly"""
     weight: float = 1.0
-    """of this client's share"""
+    """weight of this client's share of the queue"""
     trace: str = ""
     """W3C traceparent of the HTTP request; empty when tracing is off"""
     source: SourceImage | None = None
     """source of an edit"""
     maps: Mapping[str, bytes] = field(default_factory=dict)
-    """files of pictures, by their `image` in `params.controls` and `params.image_prompts`"""
+    """picture files by their `image` in `params.controls` and `params.image_prompts`"""
     model: str = ""
-    """the only model that may make it, by its name in the settings; empty: any"""
+    """the required model, by its name in the settings; empty: any"""
     is_lenient: bool = False
     """whether the safety checker may be less strict"""
 
     @property
     def pasted_pixels(self) -> int:
-        """Pixels of the whole images for the result and previews; 0: none are pasted."""
+        """Pixels of all whole images into which the result and previews are pasted."""
         whole = self.source and self.source.whole
         return math.prod(whole.size) * (1 + len(self.preview_steps)) if whole else 0
 
     @property
     def kept_file(self) -> KeptFile | None:
-        """Of the files that the picture needs, the one that takes longest to load."""
+        """The file of the picture that takes longest to load; None if it needs none."""
         kinds = (
             (self.params.controls, CONTROLNET_S),
             (self.params.image_prompts, IMAGE_ADAPTER_S),
@@ -83,14 +82,14 @@ class ImageOrder:
 
 @dataclass(frozen=True)
 class Queued:
-    """The order was admitted and will meet its deadline. The first update of every order."""
+    """The order was admitted: it should meet its deadline. The first update of every order."""
 
     position: int
 
 
 @dataclass(frozen=True)
 class ImageProgress:
-    """`position` is the place in the queue; 0 is being made."""
+    """`position` is the place in the queue; 0: the picture is being made."""
 
     step: int
     steps: int
@@ -110,15 +109,15 @@ class Preview:
 class Done:
     image: bytes
     params: GenerationParams
-    """with its size and seed filled"""
+    """with size and seed filled in"""
     timings: dict[str, float]
     deep_steps: int
     shallow_steps: int
     prompt_tokens: int
     model: str = ""
-    """its model; empty: unknown"""
+    """empty: unknown"""
     is_flagged: bool = False
-    """whether the safety checker flagged it, so that it is blurred"""
+    """whether the safety checker flagged the picture, which is blurred then"""
 
 
 Update = Queued | ImageProgress | Preview | Done
@@ -133,9 +132,8 @@ class ModelCard:
     created: int = 0
     engines: dict[str, Any] = field(default_factory=dict)
     why_slower: str = ""
-    """why TensorRT does not run; empty if it does or cannot"""
+    """why TensorRT does not run; empty if it runs or cannot run here"""
     can_edit: bool = False
-    """whether it can edit images"""
     at_once: int = 0
     """best number of images at once; 0: unknown"""
     presets: Presets = field(default_factory=lambda: UNMEASURED)
@@ -145,13 +143,13 @@ class ModelCard:
     loras: tuple[str, ...] = ()
     """names of the LoRAs that requests may use now"""
     embeddings: Mapping[str, int] = field(default_factory=dict)
-    """names of the embeddings that prompts may use now, with their numbers of vectors"""
+    """embeddings that prompts may use now: name to number of vectors"""
     controlnets: Mapping[str, str] = field(default_factory=dict)
-    """names of the ControlNets that requests may use now, with stable-diffusion-webui's hashes"""
+    """ControlNets that requests may use now: name to stable-diffusion-webui's hash"""
     ip_adapters: Mapping[str, str] = field(default_factory=dict)
-    """the same of IP-Adapters"""
+    """IP-Adapters that requests may use now: name to hash"""
     refiner: str = ""
-    """the name of the refiner that requests may name; empty without one"""
+    """name of the refiner; empty without one"""
 
 
 @dataclass(frozen=True)
@@ -163,7 +161,7 @@ class PromptFacts:
     most_tokens: int
     """the limit"""
     unknown_words: tuple[str, ...] = ()
-    """words unknown to the model; only for the embedded one"""
+    """words that the embedded model does not know; empty for other models"""
 
 
 class ImageBackend(Protocol):
@@ -174,7 +172,7 @@ class ImageBackend(Protocol):
         ...
 
     async def ready(self) -> ModelCard:
-        """Return the card; also raise while no image can be made, although that may change soon."""
+        """Return the card, or raise Problem also while no image can be made for a moment."""
         ...
 
     async def examine(self, prompt: str) -> PromptFacts:
@@ -182,9 +180,9 @@ class ImageBackend(Protocol):
         ...
 
     def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
-        """Yield updates; the last is Done, or a Problem is raised. Closing cancels the image."""
+        """Yield updates; the last is Done, or a Problem is raised. Closing cancels the picture."""
         ...
 
     async def metrics(self) -> Sequence[Any]:
-        """prometheus_client's Metric objects."""
+        """Return prometheus_client's Metric objects."""
         ...

@@ -1,4 +1,4 @@
-"""The cause of a replica's failure, from Ray's text of it. It knows no Ray."""
+"""Finds the cause of a replica's failure in Ray's text. It knows no Ray."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ ERROR = re.compile(r"(?P<module>(?:\w+\.)*)(?P<name>[A-Z]\w*): (?P<text>(?!Trace
 
 
 def last_error(lines: Sequence[str]) -> str:
-    found = [match for line in lines if (match := ERROR.fullmatch(line))]
-    if not found:
+    """Return the last error, without its class if it is ours; "" if there is none."""
+    errors = [match for line in lines if (match := ERROR.fullmatch(line))]
+    if not errors:
         return ""
-    is_ours = found[-1]["module"].startswith(("sdxl.", "engines.", "serve.", "onnx_export."))
-    return found[-1]["text"] if is_ours else f"{found[-1]['name']}: {found[-1]['text']}"
+    error = errors[-1]
+    is_ours = error["module"].startswith(("sdxl.", "engines.", "serve.", "onnx_export."))
+    return error["text"] if is_ours else f"{error['name']}: {error['text']}"

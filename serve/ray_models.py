@@ -1,6 +1,6 @@
-"""Loads and unloads models while the service runs: each is a Ray Serve application of its own.
+"""Loads and unloads models while the service runs: each becomes a Ray Serve application.
 
-Ray Serve's list of applications says what is loaded, to every process alike.
+Every process reads from Ray Serve's list of applications which models are loaded.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ray import serve as ray_serve
 from serve import errors
 from serve.errors import Problem
 from serve.fleet.replicas import Replicas
-from serve.models import DEPLOYMENT, ImageModel, image_models, plain
+from serve.models import ImageModel, image_models
 from serve.orders import ImageBackend
 from serve.ray_errors import last_error
-from serve.replica_deployment import GPU_EACH, replicas_of
+from serve.replica_deployment import GPU_EACH, replicas_of, uses_gpu
 from serve.run_time_models import PREFIX, application_name, model_in
 from serve.settings import ServeSettings
 from serve.worker.run_time_replica import RunTimeReplica
@@ -31,7 +31,7 @@ POLL_S = 0.5
 RUNNING, UNHEALTHY, DEPLOYING, FAILED = "RUNNING", "UNHEALTHY", "DEPLOYING", "DEPLOY_FAILED"
 DELETING, ABSENT = "DELETING", ""
 States = dict[str, tuple[str, str]]
-"""the state of each model's application, and Ray's text of its failure"""
+"""The state of each model's application, and Ray's text of its failure."""
 
 
 class RayModels:
@@ -40,17 +40,17 @@ class RayModels:
     def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
         self._backends = dict[str, Replicas]()
-        """by the names of their applications"""
+        """by name of the application"""
 
     async def loaded(self) -> Sequence[ImageModel]:
-        # A model whose replica, or whose controller, is replaced is deployed again.
+        # While a replica or the controller is replaced, a loaded model is in state DEPLOYING.
         states = await _states()
-        there = [
+        names = [
             name
             for name, (state, _) in states.items()
             if state in (RUNNING, UNHEALTHY) or (state == DEPLOYING and name in self._backends)
         ]
-        return [model_in(self.settings, name) for name in there]
+        return [model_in(self.settings, name) for name in names]
 
     async def load(self, model: ImageModel) -> None:
         name, is_ours = application_name(model), False
@@ -71,18 +71,15 @@ class RayModels:
             await asyncio.sleep(POLL_S)
 
     def _deploy(self, model: ImageModel, name: str, others: int) -> None:
-        is_gpu = self.settings.device == "gpu" or (
-            self.settings.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0
-        )
+        is_gpu = uses_gpu(self.settings, ray.cluster_resources().get("GPU", 0))
         if is_gpu and (free := ray.available_resources().get("GPU", 0.0)) < GPU_EACH:
             message = f"{model.id} needs {GPU_EACH} of a GPU, {free:.2f} free; unload another model"
             raise Problem(507, message, "model", "no_room")
-        deployment = f"{DEPLOYMENT}-{plain(model.id)}"
         sharing = len(image_models(self.settings)) + others + 1
         replicas = replicas_of(
-            model.settings, deployment, 1, is_gpu, sharing, GPU_EACH, RunTimeReplica
+            model.settings, model.deployment, 1, is_gpu, sharing, GPU_EACH, RunTimeReplica
         )
-        # Its pictures may take as long as any.
+        # Unloading waits for pictures, which may take until their deadline.
         patience_s = max(self.settings.shutdown_s, self.settings.max_deadline_s)
         options: dict[str, Any] = {
             "graceful_shutdown_timeout_s": patience_s,
@@ -103,14 +100,14 @@ class RayModels:
     async def _delete(self, name: str) -> None:
         while name in (states := await _states()):
             if states[name][0] != DELETING:
-                # Again if a controller died before it noted this.
+                # Also if a controller died before it stored an earlier call.
                 await asyncio.to_thread(ray_serve.delete, name, _blocking=False)
             await asyncio.sleep(POLL_S)
 
     def backend(self, model: ImageModel) -> ImageBackend:
-        name, deployment = application_name(model), f"{DEPLOYMENT}-{plain(model.id)}"
+        name = application_name(model)
         if name not in self._backends:
-            handle = ray_serve.get_deployment_handle(deployment, name)
+            handle = ray_serve.get_deployment_handle(model.deployment, name)
             self._backends[name] = Replicas(handle)
         return self._backends[name]
 
@@ -121,15 +118,16 @@ class RayModels:
 
 
 async def _states() -> States:
-    """Wait until Ray Serve lists its applications: it has at least this process's own."""
+    """Return the models' states. Ray Serve's list is complete once it is not empty: it contains at
+    least this process's application."""
     while not (applications := (await asyncio.to_thread(ray_serve.status)).applications):
         await asyncio.sleep(POLL_S)
-    found = States()
+    states = States()
     for name, each in applications.items():
         if name.startswith(PREFIX):
             texts = [each.message, *(d.message for d in each.deployments.values())]
-            found[name] = (str(each.status.value), "\n".join(texts))
-    return found
+            states[name] = (str(each.status.value), "\n".join(texts))
+    return states
 
 
 def failure(message: str, model: ImageModel) -> Problem:

@@ -14,13 +14,13 @@ from serve.settings import ServeSettings
 from serve.worker.replica import ImageReplica
 
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 1.0, 2.0
-"""A third of the time after which Ray replaces a replica that does not answer."""
+"""Ray replaces a replica after three of these timeouts without an answer."""
 MAX_ORDERS = 10_000
-"""Per replica; high enough that no order waits in Ray's queue, which knows only arrival order."""
+"""Per replica; so high that no order waits in Ray's queue, which is first come, first served."""
 LOAD_ATTEMPTS = 2
 GPU_AT_START, GPU_EACH = 0.6, 0.05
-"""With `models_dir`: the parts of a GPU that Ray counts for a replica of the start, of which no two
-share a GPU, and for one of a model loaded later. The memory decides what fits."""
+"""The parts of a GPU that Ray reserves if `models_dir` is set: for a replica at the start, so that
+no two of them share a GPU, and for a model loaded later, whose memory is checked instead."""
 
 
 def replicas_of(
@@ -32,8 +32,8 @@ def replicas_of(
     gpu: float = 1,
     kind: type[ImageReplica] = ImageReplica,
 ) -> ray_serve.Deployment:
-    """Return a deployment's options; `sharing` counts all replicas that may share a machine's
-    cores; `gpu` is the part of a GPU that Ray counts for one."""
+    """Return a deployment of image replicas. `sharing`: the number of all replicas that may share a
+    machine's cores; `gpu`: the part of a GPU that Ray reserves for each."""
     most = settings.max_replicas
     return ray_serve.deployment(name=name)(kind).options(
         **how_many(fewest, most, ByWork, target_s=settings.target_queue_s),
@@ -48,15 +48,19 @@ def replicas_of(
     )
 
 
+def uses_gpu(settings: ServeSettings, gpus: float) -> bool:
+    return settings.device == "gpu" or (settings.device == "auto" and gpus > 0)
+
+
 def actor_options(is_gpu: bool, replicas: int, gpu: float = 1) -> dict[str, Any]:
-    """Return an actor's resources: a GPU or a part of it, or without GPUs an even share of the
-    cores, which Ray does not reserve: it would refuse a second replica on a small machine."""
+    """Return an actor's resources: a GPU or a part of it, or an even share of the cores. Ray does
+    not reserve cores: it would refuse a second replica on a small machine."""
     if is_gpu:
         return {"num_gpus": gpu, "num_cpus": 1}
     share = max((os.cpu_count() or 1) // replicas, 1)
     threads = {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share)),
-        # A thread that spins while it waits takes its core from the other replicas.
+        # A thread that spins while it waits takes a core from the other replicas.
         "OMP_WAIT_POLICY": "PASSIVE",
     }
     return {"num_cpus": 0, "runtime_env": {"env_vars": threads}}

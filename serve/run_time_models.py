@@ -1,6 +1,6 @@
 """The models that an operator loads while the service runs: their files, names and settings.
 
-They lie below `models_dir`. It knows no Ray and no HTTP.
+The files lie below `models_dir`. It knows no Ray and no HTTP.
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ from serve.settings import ServeSettings
 
 SUFFIX = ".safetensors"
 PREFIX = "model-"
-"""of the names that their Ray Serve applications have"""
+"""Prefix of the names of these models' Ray Serve applications."""
 MOST_NAME = 150
+"""The longest name of an application."""
 
 
 class ModelPool(Protocol):
-    """Loads models, on devices that all front ends share."""
+    """Loads models onto devices that all front ends share."""
 
     async def loaded(self) -> Sequence[ImageModel]:
-        """Return what is loaded now, by any front end."""
+        """Return the models that any front end has loaded."""
         ...
 
     async def load(self, model: ImageModel) -> None:
-        """Return when it has made a picture. Raises Problem."""
+        """Load the model; return after its first picture. Raises Problem."""
         ...
 
     async def unload(self, model: ImageModel) -> None:
-        """Return when its last picture is made and its memory is free."""
+        """Unload the model; return when its last picture is made and its memory is free."""
         ...
 
     def backend(self, model: ImageModel) -> ImageBackend:
-        """Return the one of this process."""
+        """Return this process's backend of the model."""
         ...
 
     async def forget(self, model: ImageModel) -> None:
@@ -57,7 +58,7 @@ class ModelFile:
     """A model below `models_dir`."""
 
     name: str
-    """its path there; it ends in .safetensors for clients of stable-diffusion-webui"""
+    """path below `models_dir`, as clients of stable-diffusion-webui see it"""
 
     def path(self, folder: str) -> str:
         return str(Path(folder).expanduser() / self.name)
@@ -91,7 +92,7 @@ def _paths(root: Path) -> Iterator[Path]:
 
 @lru_cache(maxsize=4096)
 def _is_model(path: Path, _changed_ns: int) -> bool:
-    """Read the header alone: LoRAs and others have the same suffix."""
+    """Check the file's header: LoRAs, among others, have the same suffix."""
     from sdxl.checkpoint import check_files
 
     try:
@@ -102,7 +103,8 @@ def _is_model(path: Path, _changed_ns: int) -> bool:
 
 
 def find_file(folder: str, asked: str) -> ModelFile:
-    """Raises Problem, 404. Only names that were found there match, so that none leads out."""
+    """Find a model, or raise Problem 404. A name matches only existing files, so that no name leads
+    out of the folder."""
     files = files_below(folder)
     for file in files:
         if file.is_named(asked):
@@ -116,12 +118,12 @@ def find_file(folder: str, asked: str) -> ModelFile:
 def model_of(
     settings: ServeSettings, file: ModelFile, id_: str = "", precision: str = ""
 ) -> ImageModel:
-    """Return the model with its settings; an id of its own is an alias of the file's name."""
+    """Return the model with its settings; an `id_` becomes an alias of the file's name."""
     path = file.path(settings.models_dir)
-    own = name_of(path)
+    name = name_of(path)
     aliases = settings.aliases
-    if id_ and id_ != own:
-        aliases = ",".join(filter(None, (aliases, f"{id_}={own}")))
+    if id_ and id_ != name:
+        aliases = ",".join(filter(None, (aliases, f"{id_}={name}")))
     try:
         changed = replace(
             settings,
@@ -137,11 +139,11 @@ def model_of(
         )
     except InvalidParams as error:
         raise Problem(400, error.message(error.field), error.field, "invalid_value") from None
-    return ImageModel(id_ or own, changed)
+    return ImageModel(id_ or name, changed)
 
 
 def application_name(model: ImageModel) -> str:
-    """Return a name that holds all that `model_in` needs. Raises Problem."""
+    """Return a name from which `model_in` makes the model again. Raises Problem."""
     root = Path(model.settings.models_dir).expanduser()
     file = str(Path(model.settings.model).relative_to(root))
     facts = {"id": model.id, "file": file, "precision": model.settings.precision}

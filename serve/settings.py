@@ -1,7 +1,7 @@
 """How the service runs: one frozen dataclass, from a TOML file, the environment and flags.
 
-Names, types and defaults are stated here once; SDXL_PORT and --port follow from `port`. A key that
-is not known, or a value that does not fit, is an error that names it. It knows no Ray.
+Names, types and defaults are stated here once: SDXL_PORT and --port follow from `port`. An unknown
+key or an invalid value is an error that names it. It knows no Ray.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ OTHERS = ("SDXL_HOME", "SDXL_TRACEBACK")
 SAFETY_OFF, BLUR, REFUSE = SAFETY = ("off", "blur", "refuse")
 DEVICES = ("auto", "gpu", "cpu")
 MAX_N = 10
-"""images in a request, as OpenAI's limit"""
+"""OpenAI's limit of images in a request."""
 LLM_BACKENDS = ("auto", "transformers", "tensorrt-llm")
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 FORM_BYTES = 4096
-"""bytes that a form adds to a file"""
+"""Bytes that a form adds to a file."""
 Tables = Sequence[Mapping[str, Any]]
 OF_A_MODEL = (
     *(
@@ -61,7 +61,7 @@ OF_A_MODEL = (
     *("safety", "safety_checker"),
     *("deterministic", "replicas", "max_replicas", "target_queue_s", "max_side", "max_steps"),
 )
-"""Settings that a table of `models` may override; the others hold for all models."""
+"""Settings that a table of `models` may override."""
 
 
 def setting(default: Any, text: str, low: float | None = None, high: float = math.inf) -> Any:
@@ -72,15 +72,15 @@ def setting(default: Any, text: str, low: float | None = None, high: float = mat
 class ServeSettings:
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8000, "port to listen on", 1, 65_535)
-    replicas: int = setting(0, "copies of the model; 0 for one per GPU, or one on a CPU", 0)
+    replicas: int = setting(0, "replicas of the model; 0: one per GPU, or one on a CPU", 0)
     max_replicas: int = setting(0, "upper bound for autoscaling; 0 turns it off", 0)
-    target_queue_s: float = setting(2.0, "how long images may wait before a copy is added", 0)
-    device: str = setting("auto", "gpu or cpu; auto takes gpu where the cluster has one at start")
+    target_queue_s: float = setting(2.0, "how long images may wait before a replica is added", 0)
+    device: str = setting("auto", "gpu or cpu; auto: gpu if the cluster has one at start")
     ingresses: int = setting(1, "HTTP front ends; two or more survive the loss of one", 1)
-    model: str = setting("mini", f"{MODEL}; more than once for several")
+    model: str = setting("mini", f"{MODEL}; repeat it for several models")
     models: Tables = setting((), "in a file: a table of settings for each")  # noqa: RUF009
     models_dir: str = setting("", "folder of models that may be loaded while the service runs")
-    models_idle_s: float = setting(0.0, "unload those after so long without a request; 0 never", 0)
+    models_idle_s: float = setting(0.0, "unload them after so long without a request; 0: never", 0)
     vae: str = setting("", VAE)
     backend: str = setting("auto", ", ".join(BACKENDS))
     precision: str = setting("", PRECISION)
@@ -90,14 +90,14 @@ class ServeSettings:
     controlnets: str = setting("", CONTROLNETS)
     ip_adapters: str = setting("", IP_ADAPTERS)
     refiner: str = setting("", REFINER)
-    torch_options: str = setting("", "of --backend torch, such as attention=cudnn,compile")
+    torch_options: str = setting("", "options of --backend torch, such as attention=cudnn,compile")
     deterministic: bool = setting(False, "the same bytes for the same request, whatever the load")
-    llm: str = setting("mini", "language model: a folder or a hub id; none starts none")
+    llm: str = setting("mini", "language model: a folder or a hub id; none: without one")
     llm_backend: str = setting("auto", "auto, transformers or tensorrt-llm")
-    llm_replicas: int = setting(1, "copies of the language model", 1)
+    llm_replicas: int = setting(1, "replicas of the language model", 1)
     llm_max_replicas: int = setting(0, "upper bound for their autoscaling; 0 turns it off", 0)
     llm_apart: bool = setting(
-        False, "on nodes of Ray's label sdxl=llm, which images then leave to it"
+        False, "run it on nodes with Ray's label sdxl=llm, and no images there"
     )
     llm_options: str = setting("", "TOML file of the backend's options, by TensorRT-LLM's names")
     llm_python: str = setting("", "TensorRT-LLM's interpreter, such as /opt/trtllm/bin/python")
@@ -107,61 +107,61 @@ class ServeSettings:
     keys: str = setting("", "file of API keys; `sdxl key` makes one")
     insecure: bool = setting(False, "listen on a public address without keys")
     client_header: str = setting(
-        "", "header in which the edge states a client's address; empty: the peer's own address"
+        "", "header with the client's address, from your proxy; empty: the address of the peer"
     )
     provenance: str = setting(METADATA, HELP)
     certificate: str = setting("", CERTIFICATE)
     private_key: str = setting("", PRIVATE_KEY)
     safety: str = setting(
         SAFETY_OFF,
-        f"what happens to pictures that a safety checker flags: {', '.join(SAFETY)}; off asks none",
+        f"what to do with pictures that a safety checker flags: {', '.join(SAFETY)}; off: no checker",
     )
     safety_checker: str = setting(
         "",
         "folder of diffusers' checker, or package.module:function; empty: the model's own",
     )
-    log_format: str = setting(TEXT, f"what the log is written in: {', '.join(FORMATS)}")
+    log_format: str = setting(TEXT, f"format of the log: {', '.join(FORMATS)}")
     log_prompts: bool = setting(False, "write prompts into the log")
-    trace_to: str = setting("", "where traces go, by OTLP: http://HOST:4318/v1/traces")
+    trace_to: str = setting("", "OTLP address for traces, such as http://HOST:4318/v1/traces")
     aliases: str = setting("", "other names of models: gpt-image-1=sdxl-mini,dall-e-3=sdxl-mini")
     nearest_size: bool = setting(
-        False, "of a size that the model lacks make the nearest, and say which; else refuse it"
+        False, "if the model lacks a size, make the nearest one and report it, instead of an error"
     )
     hosts: str = setting(
         "", "host names that clients may use beside localhost: a,b or * for any; unused with keys"
     )
-    public_url: str = setting("", "what `url` results begin with; as the client asked unless given")
+    public_url: str = setting("", "start of `url` results; empty: as in the client's request")
 
     sdapi: bool = setting(
-        False, "stable-diffusion-webui's API as well, below /sdapi/v1 and /controlnet"
+        False, "also serve stable-diffusion-webui's API, below /sdapi/v1 and /controlnet"
     )
 
-    queue: int = setting(64, "standard images that one client may have waiting at each replica", 0)
-    deadline_s: float = setting(20.0, "deadline of a request that names none", 0)
-    max_deadline_s: float = setting(120.0, "the longest deadline a request may name", 0)
+    queue: int = setting(64, "standard images of one client that may wait at each replica", 0)
+    deadline_s: float = setting(20.0, "default deadline of a request", 0)
+    max_deadline_s: float = setting(120.0, "the longest deadline of a request", 0)
     body_timeout_s: float = setting(10.0, "how long a request's body may take to arrive", 0)
     shutdown_s: float = setting(25.0, "how long requests in flight may take at shutdown", 0)
     max_body_bytes: int = setting(256 * 1024, "the largest request body without pictures", 1)
-    max_edit_bytes: int = setting(32 << 20, "the largest body with pictures in it", 1)
+    max_edit_bytes: int = setting(32 << 20, "the largest request body with pictures", 1)
     max_bodies_bytes: int = setting(
-        0, "bytes of request bodies that a front end holds at once; 0 = four of the largest", 0
+        0, "bytes of request bodies that a front end holds at once; 0: four of the largest", 0
     )
     edit_timeout_s: float = setting(60.0, "how long a body with pictures may take to arrive", 0)
-    max_json_depth: int = setting(32, "how deep a body may nest", 1)
+    max_json_depth: int = setting(32, "the deepest nesting of a JSON body", 1)
     max_prompt_chars: int = setting(MAX_PROMPT_CHARS, "the longest prompt", 1, MAX_PROMPT_CHARS)
     max_prompt_tokens: int = setting(225, "the longest prompt in tokens; 75 fit one pass", 1)
     max_n: int = setting(10, "images a request", 1, MAX_N)
     max_steps: int = setting(100, "denoising steps an image", 1)
-    max_side: int = setting(0, "the longest side in pixels; 0 for the model's own limit", 0)
+    max_side: int = setting(0, "the longest side in pixels; 0: the model's limit", 0)
 
-    results_dir: str = setting("", "where `url` results lie; shared, if there are several nodes")
+    results_dir: str = setting("", "folder of `url` results; several nodes must share it")
     results_ttl_s: float = setting(3600.0, "how long `url` results and ended jobs live", 1)
-    results_max_bytes: int = setting(1 << 30, "the most that `url` results may take", 1)
+    results_max_bytes: int = setting(1 << 30, "the most bytes of all `url` results", 1)
 
     batches_dir: str = setting(
         "", "folder that all nodes share, or a URL such as s3://…, for files, batches and jobs"
     )
-    batches_ttl_s: float = setting(2_592_000.0, "how long their files live, unless they say", 3600)
+    batches_ttl_s: float = setting(2_592_000.0, "how long files live by default", 3600)
     max_file_bytes: int = setting(64 << 20, "the largest file of requests", 1)
     max_batch_requests: int = setting(50_000, "requests in a file", 1)
     webhooks: str = setting(
@@ -203,7 +203,7 @@ class ServeSettings:
 
     @property
     def alias_table(self) -> dict[str, str]:
-        """Return the models by alias."""
+        """The models by alias."""
         items = [item.strip() for item in self.aliases.split(",") if item.strip()]
         pairs = [item.partition("=") for item in items]
         if not all(name.strip() and target.strip() for name, _, target in pairs):
@@ -216,7 +216,7 @@ class ServeSettings:
 
     @property
     def of_models(self) -> tuple[ServeSettings, ...]:
-        """Return each model's settings."""
+        """Each model's settings."""
         if not self.models:
             return (self,)
         check_tables(self.models)
@@ -236,7 +236,7 @@ class ServeSettings:
 
     @property
     def model_name(self) -> str:
-        """Return the model's name as sdxl/checkpoint.py resolves it."""
+        """The model's name as sdxl/checkpoint.py resolves it."""
         return model_with(self.model, self.vae)
 
 
@@ -271,8 +271,8 @@ def check_tables(tables: object) -> None:
 
 def check(name: str, value: object, kind: type, limits: Mapping[str, Any]) -> None:
     low, high = limits["low"], limits["high"]
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    is_kind = number if kind is float else isinstance(value, kind)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_kind = is_number if kind is float else isinstance(value, kind)
     if not is_kind or (kind is int and isinstance(value, bool)):
         raise InvalidParams(name, value, f"must be {describe(kind)}")
     if low is not None and not (isinstance(value, int | float) and low <= value < float("inf")):
@@ -312,26 +312,26 @@ def read(
 
 
 def from_file(path: Path) -> dict[str, Any]:
-    stored = read_toml("settings", path)
-    for key in stored:
-        known(key, stored[key])
-    return stored
+    values = read_toml("settings", path)
+    for key in values:
+        check_known(key, key)
+    return values
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    found = {}
+    values = {}
     for name, text in environment.items():
         if name.startswith(PREFIX) and name not in OTHERS:
-            key = known(name.removeprefix(PREFIX).lower(), text, name)
-            found[key] = parse(key, text)
-    return found
+            key = name.removeprefix(PREFIX).lower()
+            check_known(key, name)
+            values[key] = parse(key, text)
+    return values
 
 
-def known(key: str, value: object, name: str = "") -> str:
+def check_known(key: str, name: str) -> None:
     if key not in TYPES:
         hint = did_you_mean(key, TYPES)
-        raise InvalidParams(name or key, None, f"must be one of {', '.join(TYPES)}", hint)
-    return key
+        raise InvalidParams(name, None, f"must be one of {', '.join(TYPES)}", hint)
 
 
 def parse(key: str, text: str) -> Any:
@@ -350,7 +350,7 @@ def parse(key: str, text: str) -> Any:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for each setting. Flags not given stay unset."""
+    """Add a flag for each setting. A flag that is not given stays unset."""
     group: argparse._ActionsContainer = parser
     for each in fields(ServeSettings):
         if each.name in GROUPS:
@@ -368,11 +368,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def given(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings on the command line."""
-    found = {name: getattr(options, name) for name in TYPES if hasattr(options, name)}
-    names = found.pop(MODEL_FLAG, [])
-    if len(names) > 1:
-        found[MODELS] = [{MODEL_FLAG: name} for name in names]
-    elif names:
-        found[MODEL_FLAG] = names[0]
-    return {k: parse(k, v) if isinstance(v, str) else v for k, v in found.items()}
+    """Return the settings that the command line gives."""
+    values = {name: getattr(options, name) for name in TYPES if hasattr(options, name)}
+    models = values.pop(MODEL_FLAG, [])
+    if len(models) > 1:
+        values[MODELS] = [{MODEL_FLAG: model} for model in models]
+    elif models:
+        values[MODEL_FLAG] = models[0]
+    return {k: parse(k, v) if isinstance(v, str) else v for k, v in values.items()}

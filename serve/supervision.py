@@ -1,8 +1,8 @@
-"""The process that users start; it runs the service in a child process and guarantees its end.
+"""Runs the service in a child process, and guarantees that all its processes end.
 
-Ray in the same process could block, abort or be stopped, and leave its processes behind. This
-process loads none of it: it forwards the first signal, waits a limited time, and ends every process
-of the service. It knows no settings and no HTTP.
+A process with Ray in it could block, abort or be stopped, and leave Ray's processes behind. This
+parent does not import Ray: it forwards the first signal, waits a limited time, and ends every
+process of the service. It knows no settings and no HTTP.
 """
 
 from __future__ import annotations
@@ -12,37 +12,27 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 TERMINATING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 MARGIN_S = 6.0
-"""Beyond the time of requests in flight: Ray's shutdown."""
+"""Time for Ray's shutdown, after the time for requests in flight."""
 LEAVE_S = 2.0
 """Time for remaining processes after the service has ended."""
 END_S = 3.0
-SIGNALLED: Mapping[int, int] = {-signal.SIGTERM: 0, signal.SIGTERM: 0}
-"""Exit codes of a service that was signalled before it had a handler, Python's and Ray's, and what
-they become."""
+SIGNALLED = (-signal.SIGTERM, signal.SIGTERM)
+"""Python's and Ray's exit codes of a service that got SIGTERM before it had a handler."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def supervise(
-    service: Callable[[], int],
-    shutdown_s: float,
-    say: Callable[[str], None],
-    *,
-    signalled: Mapping[int, int] = SIGNALLED,
-) -> int:
-    """Run `service` in a child process; both processes return its exit code.
-
-    `signalled` maps exit codes that only mean that a signal ended the service.
-    """
+def supervise(service: Callable[[], int], shutdown_s: float, say: Callable[[str], None]) -> int:
+    """Run `service` in a child process; both processes return its exit code."""
     if sys.platform != "linux":
         return service()
     adopt_orphans()
-    # A signal that this process inherited as ignored, as from `nohup`, stays ignored.
+    # A signal that is already ignored, as under `nohup`, stays ignored.
     watched = {number for number in TERMINATING if signal.getsignal(number) != signal.SIG_IGN}
     watched.add(signal.SIGCHLD)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
@@ -54,21 +44,15 @@ def supervise(
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return service()
     try:
-        return Supervisor(child, shutdown_s, say, signalled).wait(watched)
+        return Supervisor(child, shutdown_s, say).wait(watched)
     finally:
         end_all()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Supervisor:
-    def __init__(
-        self,
-        child: int,
-        shutdown_s: float,
-        say: Callable[[str], None],
-        signalled: Mapping[int, int],
-    ) -> None:
-        self.child, self.shutdown_s, self.say, self.signalled = child, shutdown_s, say, signalled
+    def __init__(self, child: int, shutdown_s: float, say: Callable[[str], None]) -> None:
+        self.child, self.shutdown_s, self.say = child, shutdown_s, say
         self._until_s: float | None = None
         """the deadline after a signal"""
 
@@ -78,11 +62,13 @@ class Supervisor:
             received = self._signal(watched)
             if (code := reap(self.child)) is not None:
                 wait_for_leavers()
-                return self._meaning(code)
+                if self._until_s is not None and code in SIGNALLED:
+                    return 0
+                return code if code >= 0 else 1
             if received in TERMINATING:
-                self._pass_on(received)
+                self._forward(received)
             if self._until_s is not None and time.monotonic() >= self._until_s:
-                self.say("it does not end by itself: ending every process")
+                self.say("the service does not end by itself: ending every process")
                 return 1
 
     def _signal(self, watched: Collection[int]) -> int | None:
@@ -90,18 +76,13 @@ class Supervisor:
         received = signal.sigtimedwait(watched, min(max(left_s, 0.0), 1.0))
         return received.si_signo if received else None
 
-    def _pass_on(self, received: int) -> None:
+    def _forward(self, received: int) -> None:
         if self._until_s is None:
             self._until_s = time.monotonic() + self.shutdown_s + MARGIN_S
             os.kill(self.child, signal.SIGTERM)
         elif received == signal.SIGINT:
-            # A second Ctrl-C means: do not wait.
+            # After a second Ctrl-C, do not wait.
             self._until_s = time.monotonic()
-
-    def _meaning(self, code: int) -> int:
-        if self._until_s is not None and code in self.signalled:
-            return self.signalled[code]
-        return code if code >= 0 else 1
 
 
 def adopt_orphans() -> None:
@@ -110,15 +91,15 @@ def adopt_orphans() -> None:
 
 
 def end_with(parent: int) -> None:
-    """Receive SIGTERM when the parent is killed."""
+    """Make the kernel send this process SIGTERM when the parent ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def reap(child: int) -> int | None:
-    """Return this child's exit code if it has ended, below 0 for a signal. Other children are
-    reaped too."""
+    """Reap all ended children; return this child's exit code if it has ended, negative for a
+    signal."""
     code = None
     with suppress(ChildProcessError):
         while True:
@@ -138,7 +119,7 @@ def wait_for_leavers() -> None:
 
 
 def end_all() -> None:
-    """End every descendant, also stopped ones and those that they start meanwhile."""
+    """Kill every descendant, also stopped ones and those started meanwhile."""
     until_s = time.monotonic() + END_S
     while (left := descendants()) and time.monotonic() < until_s:
         for pid in left:
@@ -149,23 +130,22 @@ def end_all() -> None:
 
 
 def descendants() -> list[int]:
-    """Return all descendants, also ended ones until they are reaped: their threads may still hold a
-    port."""
-    parents = dict(processes(has_dead=True))
-    found: list[int] = []
-    fresh = {os.getpid()}
-    while fresh:
-        fresh = {pid for pid, parent in parents.items() if parent in fresh}
-        found += fresh
-    return found
+    """Return all descendants, including zombies, whose threads may still hold a port."""
+    parents = dict(processes(has_zombies=True))
+    pids: list[int] = []
+    generation = {os.getpid()}
+    while generation:
+        generation = {pid for pid, parent in parents.items() if parent in generation}
+        pids += generation
+    return pids
 
 
-def processes(*, has_dead: bool = False) -> Iterator[tuple[int, int]]:
-    """Return the parent of each live process."""
+def processes(*, has_zombies: bool = False) -> Iterator[tuple[int, int]]:
+    """Yield each process with its parent."""
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             state, parent = _stat(folder)
-            if has_dead or state != "Z":
+            if has_zombies or state != "Z":
                 yield int(folder.name), int(parent)
 
 
@@ -178,6 +158,6 @@ def lives(pid: int) -> bool:
 
 def _stat(folder: Path) -> tuple[str, str]:
     """Return a process's state and parent."""
-    # The name before them may hold anything, brackets too.
+    # The process's name before these fields may contain brackets.
     state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
     return state, parent

@@ -1,8 +1,8 @@
 """One OpenTelemetry trace for each request, from the HTTP front to the file.
 
-A picture's stages are noted as they pass and become spans when it is over, so that no worker thread
-waits for a collector. Off unless a collector's address is given; OpenTelemetry is not loaded
-before. Spans never contain a prompt.
+A picture's stages become spans only after its end, so that no worker thread waits for a collector.
+Tracing is off, and OpenTelemetry is not loaded, unless a collector's address is given. Spans never
+contain a prompt.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ NS = 1_000_000_000
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """A piece of work between two moments of the worker's clock."""
+class TimedPart:
+    """A piece of work; times are from the worker's clock."""
 
     name: str
     began_s: float
@@ -30,7 +30,8 @@ class Stretch:
 
 
 def tracer_to(address: str) -> Tracer | None:
-    """Return a tracer, or None without an address. OTEL_… variables set the sampling and more."""
+    """Return a tracer, or None without an address. OTEL_… variables configure it, such as its
+    sampling."""
     if not address:
         return None
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -53,8 +54,8 @@ def begin(tracer: Tracer, name: str, headers: Mapping[str, str]) -> Span:
     return tracer.start_span(name, context, kind=SpanKind.SERVER)
 
 
-def carried(span: Span) -> str:
-    """Return the span as text for another process; empty if it is not recorded."""
+def traceparent(span: Span) -> str:
+    """Return the W3C traceparent of the span for another process; "" if it is not recorded."""
     from opentelemetry.trace import set_span_in_context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -69,28 +70,28 @@ def record(
     tracer: Tracer,
     parent: str,
     request_id: str,
-    whole: Stretch,
-    parts: Iterable[Stretch],
+    whole: TimedPart,
+    parts: Iterable[TimedPart],
     clock: Callable[[], float],
 ) -> None:
-    """Record a span for the whole and one below it for each part; times are from `clock`."""
+    """Record a span for `whole`, and a child span for each part; times are from `clock`."""
     from opentelemetry.context import Context
     from opentelemetry.trace import set_span_in_context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     epoch_s = time.time() - clock()
 
-    def span(stretch: Stretch, context: Context) -> Span:
-        found = tracer.start_span(
-            stretch.name,
+    def record_span(part: TimedPart, context: Context) -> Span:
+        span = tracer.start_span(
+            part.name,
             context,
-            attributes={"request_id": request_id, **stretch.facts},
-            start_time=int((epoch_s + stretch.began_s) * NS),
+            attributes={"request_id": request_id, **part.facts},
+            start_time=int((epoch_s + part.began_s) * NS),
         )
-        found.end(int((epoch_s + stretch.ended_s) * NS))
-        return found
+        span.end(int((epoch_s + part.ended_s) * NS))
+        return span
 
-    above = TraceContextTextMapPropagator().extract({"traceparent": parent})
-    below = set_span_in_context(span(whole, above))
+    request_context = TraceContextTextMapPropagator().extract({"traceparent": parent})
+    whole_context = set_span_in_context(record_span(whole, request_context))
     for part in parts:
-        span(part, below)
+        record_span(part, whole_context)

@@ -1,1 +1,1 @@
-"""All replicas as one: which one gets an order, what follows when one dies, how many run."""
+"""All replicas: which one gets an order, retries after a failure, and the number of replicas."""

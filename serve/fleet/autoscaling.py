@@ -1,4 +1,4 @@
-"""The number of replicas: as many as the arriving work needs, and more to work off the queue.
+"""Chooses the number of replicas: enough for the arriving work, and more to work off the queue.
 
 Ray Serve calls it; Ray's delays and bounds apply.
 """
@@ -18,7 +18,7 @@ BUSY = "busy"
 SCALING: dict[str, Any] = {
     "look_back_period_s": 20.0,
     "upscale_delay_s": 10.0,
-    # A replica takes a while to load: one that was needed lately stays.
+    # Loading a replica takes long, so a recently needed one stays.
     "downscale_delay_s": 300.0,
 }
 
@@ -26,10 +26,10 @@ SCALING: dict[str, Any] = {
 def how_many(
     fewest: int, most: int, policy: Callable[..., Any], **arguments: float
 ) -> dict[str, Any]:
-    """Return a deployment's options. Without an upper bound the number is fixed."""
+    """Return a deployment's options. Without an upper bound `most` the number is fixed."""
     if not most:
         return {"num_replicas": fewest}
-    # Imported here, so that replicas report their load without Ray's models of options.
+    # Imported here, so that replicas do not load Ray's configuration models.
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
     named = AutoscalingPolicy(
@@ -40,8 +40,8 @@ def how_many(
 
 
 class ByWork:
-    """Scale by arriving work, and so that the queue is worked off within `target_s`; before the
-    first report keep their number."""
+    """Scales by the arriving work, so that the queue is worked off within `target_s`. Before the
+    first report the number stays."""
 
     def __init__(self, target_s: float) -> None:
         self.target_s = target_s
@@ -54,7 +54,7 @@ class ByWork:
 
 
 def by_busy(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-    """Scale by busy replicas; before the first report keep their number."""
+    """Scale by the share of busy rows. Before the first report the number stays."""
     busy = reported(context, BUSY)
     return (sum(busy) if busy else context.target_num_replicas), {}
 

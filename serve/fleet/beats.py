@@ -1,8 +1,8 @@
-"""Whether the sender of a stream of updates still works when no update comes for long.
+"""Detects that the sender of a stream of updates hangs.
 
-A replica checks itself between its updates. The receiver checks elsewhere (liveness.py) whether it
-answers at all: a stopped process, a blocked event loop, a connection that swallows everything. A
-word in every stream would say the same, at the price of a message for every order and second.
+A replica checks itself between its updates. The receiver uses liveness.py to detect a stopped
+process, a blocked event loop or a dead connection: heartbeats in every stream would cost a message
+for every order and second.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ async def with_checks(updates: AsyncGenerator[T], check: Callable[[], None]) -> 
 async def while_alive(
     updates: AsyncIterator[T], silent_s: Callable[[], float], may_leave: Callable[[], bool]
 ) -> AsyncGenerator[T]:
-    """Yield `updates`; raise Silent after a long silence, here and by `silent_s`, if `may_leave`.
-    Without another replica waiting is better."""
+    """Yield `updates`. Raise Silent if neither an update nor, by `silent_s`, another answer came
+    for SILENCE_S, and `may_leave`: without another replica, waiting is better."""
     heard_s = time.monotonic()
 
     def left_s() -> float:
-        """Seconds until it counts as hanging."""
+        """Return the seconds until the sender counts as hanging."""
         return SILENCE_S - min(time.monotonic() - heard_s, silent_s())
 
     def wait_s() -> float:
@@ -80,7 +80,7 @@ async def patient(updates: AsyncIterator[Any], wait_s: Callable[[], float]) -> A
 
 async def _end(task: asyncio.Future[Any]) -> None:
     """Wait until the task has released the updates, so that they can be closed. Further
-    cancellations, which anyio repeats until a task is over, do not end the wait."""
+    cancellations do not end the wait: anyio repeats them until a task is over."""
     is_cancelled = False
     task.cancel()
     while not task.done():

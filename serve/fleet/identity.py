@@ -1,4 +1,4 @@
-"""The name of this process's replica, also as a label of its metrics."""
+"""The name of this process's replica, and labels for its metrics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 
 def replica_name() -> str:
-    """Return the name of this process's replica."""
     from ray import serve as ray_serve
 
     return str(ray_serve.get_replica_context().replica_id.unique_id)

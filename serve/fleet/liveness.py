@@ -1,7 +1,7 @@
-"""Which replicas answered lately.
+"""Records which replicas answered lately.
 
-Every process that sends work to replicas queries them, so that its knowledge depends neither on a
-hanging one nor on Ray's controller. It knows no Ray.
+Every process that sends work to replicas queries them itself, and so depends on no hanging replica
+and not on Ray's controller. It knows no Ray.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from sdxl.fleet import ASK_PERIOD_S as ASK_PERIOD_S
 SILENCE_S = 1.5
 """A replica that has not answered for this long comes last, until its next answer."""
 MOST_HELD = 50_000
-"""remembered requests; more than a proxy holds"""
+"""Remembered requests; more than a proxy holds."""
 
 
 class Liveness:
-    """The replicas of a deployment by name. Call from any thread."""
+    """The replicas of a deployment, by name. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._lock = clock, Lock()
@@ -37,15 +37,15 @@ class Liveness:
             self._lost.discard(name)
 
     def lost(self, name: str) -> None:
-        """The replica or Ray reported that it is gone."""
+        """Record that the replica or Ray reported the replica's end."""
         with self._lock:
             self._lost.add(name)
 
     def keep(
         self, names: Collection[str], leaving: Collection[str] = (), count: int | None = None
     ) -> None:
-        """Keep only these replicas, which are queried now, of `count`. A new replica has the same
-        time to answer as others. `leaving` ones get no more requests, but still have some."""
+        """Keep only these replicas, which are queried now, of `count` in all. A new replica counts
+        as having answered now. `leaving` replicas only finish their requests."""
         with self._lock:
             self._count = len(names) if count is None else count
             now = self._clock()
@@ -67,8 +67,8 @@ class Liveness:
         return math.inf if name in self._lost else self.unheard_s(name)
 
     def unheard_s(self, name: str) -> float:
-        """Seconds since its last answer. One failed call does not take its requests away: it may
-        have arrived."""
+        """Seconds since its last answer, also for a lost replica: after one failed call its
+        requests stay, since the call may have arrived."""
         with self._lock:
             now = self._clock()
             return now - self._heard_s.get(name, now)
@@ -86,7 +86,7 @@ class Liveness:
             names = self._heard_s.keys() - self._leaving
         return not all(map(self.is_silent, names))
 
-    # -- which replica has which request ----------------------------------------------------
+    # -- the replica of each request --------------------------------------------------------
 
     def took(self, request: str, name: str) -> None:
         with self._lock:
@@ -115,5 +115,5 @@ _BY_DEPLOYMENT: defaultdict[str, Liveness] = defaultdict(Liveness)
 
 
 def of_deployment(name: str) -> Liveness:
-    """Return this process's Liveness of a deployment, shared by Ray's routers and the senders."""
+    """Return this process's Liveness of a deployment, which Ray's routers and senders share."""
     return _BY_DEPLOYMENT[name]

@@ -36,54 +36,54 @@ T = TypeVar("T")
 LOST = (RayActorError, ReplicaUnavailableError)
 ATTEMPTS = 4
 PAUSE_S = 0.1
-"""Routers learn twice a second which replicas start or leave; a second one is tried at once."""
+"""Multiplied by the failures so far: the second attempt starts at once. Routers learn twice a
+second which replicas start or leave."""
 CARD_AGE_S, CARD_TIMEOUT_S = 2.0, 2.0
 CARD_STALE_S = 30.0
-"""How long an old card is used while no replica answers: orders begun meanwhile wait for a
-replica to come back."""
+"""How long an old card is used while no replica answers: meanwhile orders wait for a replica."""
 METRICS_TIMEOUT_S = 3.0
 ELSEWHERE = ("shutting_down", "unhealthy", "starting", errors.OTHER_MODEL)
-"""Problems of one replica that others may not have."""
+"""Codes of Problems that another replica may not have."""
 
 
-class Known(Generic[T]):
-    """The replicas' cards, queried periodically and not by every request."""
+class CachedCard(Generic[T]):
+    """The replicas' card, queried periodically and not for every request."""
 
-    def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
-        self._ask = ask
-        self._said: T | None = None
-        self._said_s = -math.inf
-        self._asking: asyncio.Task[T] | None = None
+    def __init__(self, query: Callable[[], Awaitable[T]]) -> None:
+        self._query = query
+        self._card: T | None = None
+        self._card_s = -math.inf
+        self._renewal: asyncio.Task[T] | None = None
 
-    async def lately(self) -> T:
-        """Return at once if the replica answered recently."""
-        age_s = time.monotonic() - self._said_s
-        asking = self._renewed() if age_s > CARD_AGE_S else None
-        if self._said is None or age_s > CARD_STALE_S:
+    async def recent(self) -> T:
+        """Return the card, at once if it is at most CARD_STALE_S old; renew it after CARD_AGE_S."""
+        age_s = time.monotonic() - self._card_s
+        renewal = self._renew() if age_s > CARD_AGE_S else None
+        if self._card is None or age_s > CARD_STALE_S:
             return await self.now()
-        if asking is not None:
-            asking.add_done_callback(_look)
-        return self._said
+        if renewal is not None:
+            renewal.add_done_callback(_read_error)
+        return self._card
 
     async def now(self) -> T:
-        """Return the card, at most two seconds old, or raise Problem if no replica answers."""
-        if self._said is not None and time.monotonic() - self._said_s <= CARD_AGE_S:
-            return self._said
-        return await asyncio.shield(self._renewed())
+        """Return the card, at most CARD_AGE_S old, or raise Problem if no replica answers."""
+        if self._card is not None and time.monotonic() - self._card_s <= CARD_AGE_S:
+            return self._card
+        return await asyncio.shield(self._renew())
 
-    def _renewed(self) -> asyncio.Task[T]:
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._renew())
-        return self._asking
+    def _renew(self) -> asyncio.Task[T]:
+        if self._renewal is None or self._renewal.done():
+            self._renewal = asyncio.create_task(self._fetch())
+        return self._renewal
 
-    async def _renew(self) -> T:
-        self._said = await self._ask()
-        self._said_s = time.monotonic()
-        return self._said
+    async def _fetch(self) -> T:
+        self._card = await self._query()
+        self._card_s = time.monotonic()
+        return self._card
 
 
-def _look(task: asyncio.Task[Any]) -> None:
-    """Read the error of a task whose result is not awaited, so that asyncio logs none."""
+def _read_error(task: asyncio.Task[Any]) -> None:
+    """Read the error of a task that nothing awaits, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()
 
@@ -93,19 +93,19 @@ class Replicas:
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
-        # What travels is our own plain data: a picture need not pass Ray's pickler for everything.
+        # Messages are plain data, for which Python's pickle is enough and faster than Ray's.
         self._stream = handle.options(
             stream=True, request_serialization="pickle", response_serialization="pickle"
         )
-        # As a Ray actor's call: Ray's store holds the source of an edit once for all its pictures.
+        # By reference: Ray's object store holds an edit's source once for all its pictures.
         self._by_reference = handle.options(stream=True, _by_reference=True)
         self._sources: WeakKeyDictionary[SourceImage, Any] = WeakKeyDictionary()
         self._liveness = liveness.of_deployment(handle.deployment_name)
-        self._card: Known[ModelCard] = Known(partial(ask_any, handle.card))
+        self._card: CachedCard[ModelCard] = CachedCard(partial(ask_any, handle.card))
         self._is_leaving = False
 
     def leave(self) -> None:
-        """The model is being unloaded: pictures that are not begun are refused by this name."""
+        """The model is being unloaded: from now on, refused orders fail with errors.unloaded."""
         self._is_leaving = True
 
     async def close(self) -> None:
@@ -115,13 +115,13 @@ class Replicas:
     async def card(self) -> ModelCard:
         if self._is_leaving:
             raise errors.unloaded()
-        return self._of_all(await self._card.lately())
+        return self._with_all(await self._card.recent())
 
     async def ready(self) -> ModelCard:
-        return self._of_all(await self._card.now())
+        return self._with_all(await self._card.now())
 
-    def _of_all(self, card: ModelCard) -> ModelCard:
-        """Return one replica's card with the capacity of all."""
+    def _with_all(self, card: ModelCard) -> ModelCard:
+        """Return a replica's card with the capacity of all replicas."""
         return replace(card, at_once=card.at_once * max(1, self._liveness.count))
 
     async def examine(self, prompt: str) -> PromptFacts:
@@ -138,15 +138,15 @@ class Replicas:
             reference = self._stored(order.source)
             return attempt(self._by_reference.generate, (timed, reference), Done, self._liveness)
 
-        # Another attempt is queued again, and comes by steps that were shown.
+        # A second attempt repeats updates that were already sent.
         sent: set[Hashable] = set()
         try:
             async with aclosing(persevere(begin, order.deadline_s)) as updates:
                 async for _, update in updates:
-                    what = sent_once(update)
-                    if what is None or what not in sent:
+                    key = key_of_update(update)
+                    if key is None or key not in sent:
                         yield update
-                    sent.add(what)
+                    sent.add(key)
         except Problem as problem:
             if self._is_leaving and problem.code in ELSEWHERE:
                 raise errors.unloaded() from None
@@ -164,8 +164,8 @@ class Replicas:
         return await gather(self._handle, "metrics")
 
 
-def sent_once(update: Update) -> Hashable:
-    """Return the part of an update that must not be sent twice; None if it may repeat."""
+def key_of_update(update: Update) -> Hashable:
+    """Return a key: of updates with the same key only the first is sent. None: all are sent."""
     match update:
         case Queued():
             return Queued
@@ -174,11 +174,11 @@ def sent_once(update: Update) -> Hashable:
     return None
 
 
-async def ask_any(method: Any, *asked: object) -> Any:
-    """Ask any replica that answers; the router may not yet know that one does not."""
+async def ask_any(method: Any, *arguments: object) -> Any:
+    """Call a method of any replica that answers; try several, since some may have just died."""
     for _ in range(ATTEMPTS):
         try:
-            return await asyncio.wait_for(method.remote(*asked), CARD_TIMEOUT_S)
+            return await asyncio.wait_for(method.remote(*arguments), CARD_TIMEOUT_S)
         except (TimeoutError, *LOST):
             continue
         except (DeploymentUnavailableError, BackPressureError):
@@ -189,9 +189,9 @@ async def ask_any(method: Any, *asked: object) -> Any:
 async def persevere(
     begin: Callable[[float], AsyncGenerator[T]], deadline_s: float
 ) -> AsyncGenerator[tuple[int, T]]:
-    """Yield updates with the number of their attempt. After a lost replica another attempt gets the
-    remaining seconds. The first is always made: the replica itself refuses a deadline that is too
-    short."""
+    """Yield updates with the number of their attempt. After a lost replica the next attempt gets
+    the remaining time. The first attempt is always made: the replica itself refuses a deadline that
+    is too short."""
     clock = asyncio.get_running_loop().time
     until_s = clock() + deadline_s
     cause = Problem(503, "No replica could finish it.", None, "unavailable", 5.0)
@@ -207,8 +207,8 @@ async def persevere(
                     yield number, update
             return
         except Silent:
-            # Bounded by the deadline alone, since the next replica may hang as well.
-            log.warning("attempt %d: no word for %.1f s", number, SILENCE_S)
+            # Not a failure: only the deadline bounds these attempts, as many replicas may hang.
+            log.warning("attempt %d: no update for %.1f s", number, SILENCE_S)
         except (*LOST, Problem) as error:
             if isinstance(error, Problem):
                 if error.code not in ELSEWHERE:
@@ -227,8 +227,8 @@ async def persevere(
 async def attempt(
     method: Any, arguments: Sequence[object], last: type, known: liveness.Liveness
 ) -> AsyncGenerator[Any]:
-    """Yield one replica's updates up to one of the type `last`. Leaving earlier cancels the call,
-    as does a silent replica while another answers."""
+    """Yield one replica's updates up to one of the type `last`. Closing earlier cancels the call;
+    so does a silent replica if another one answers."""
     call = method.remote(*arguments)
     name, is_over = call_name(call), False
 
@@ -252,17 +252,17 @@ async def attempt(
 
 
 def call_name(call: Any) -> str:
-    """The id under which the router records its replica. Ray's `request_id` is that of the HTTP
-    request, which may cause several calls."""
+    """Return the call's id, under which the router records its replica. Ray's `request_id` is
+    shared by all calls of an HTTP request."""
     return str(call._request_metadata.internal_request_id)
 
 
 async def gather(handle: Any, method: str) -> list[Any]:
-    """Collect an answer from every replica that answers."""
+    """Call a method of every replica; return the items of all answers that arrive in time."""
     broadcast = handle.broadcast(method)
     try:
         async with asyncio.timeout(METRICS_TIMEOUT_S):
-            # Its own `results_async` gives nothing at all where one replica hangs.
+            # Ray's `results_async` returns nothing at all if one replica hangs.
             calls = await broadcast._fetch_replica_results_async()
     except (TimeoutError, *LOST, DeploymentUnavailableError):
         return []

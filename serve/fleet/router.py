@@ -1,8 +1,7 @@
-"""Chooses the replica of an order, or the front of a request: of a few, the one that will finish it
-first.
+"""Chooses the replica for an order, or the front end for a request: the one that will finish first.
 
-Every replica reports when one more picture would be ready. A router queries some four times a
-second and adds what it has sent since, so that a burst spreads; a silent replica comes last.
+A replica reports when one more picture would be ready. A router queries replicas four times a
+second and adds what it has sent since, so that a burst spreads; silent replicas come last.
 sdxl/fleet.py decides; `sdxl bench fleet` shows how well, up to 10,000 replicas.
 """
 
@@ -35,22 +34,22 @@ from serve.orders import ImageOrder, KeptFile
 log = logging.getLogger(__name__)
 
 METHODS, STATS_METHOD = ("generate", "__call__"), "record_routing_stats"
-"""The methods that use a replica's or a front's time, and the one that reports its load."""
+"""The methods that use a replica's or a front end's time, and the method that reports its load."""
 REPORTED = ("ready_in_s", "alone_s", "each_s")
-"""the fields of sdxl.fleet.Outlook"""
+"""The fields of sdxl.fleet.Outlook."""
 MOST_FILES = 2000
-"""whose homes are remembered"""
+"""Files whose homes are cached."""
 
 
 class LoadTable:
-    """The replicas as they are now, and what they reported. It is made anew when they change."""
+    """The current replicas and their reports. A change of replicas makes a new table."""
 
     def __init__(self, replicas: Sequence[RunningReplica], before: LoadTable | None = None) -> None:
         self.replicas = replicas
         self.places = {each.replica_id: place for place, each in enumerate(replicas)}
         self.loads = Loads(len(replicas))
         self.answered: Any = np.arange(len(replicas))
-        """the places of those that orders may go to"""
+        """places of the replicas that may get orders"""
         self._homes: dict[str, Any] = {}
         self._hashes: Any = None
         for place, each in enumerate(replicas):
@@ -61,7 +60,7 @@ class LoadTable:
                 self.report(each.replica_id, time.monotonic(), each.routing_stats)
 
     def homes(self, file: str) -> Any:
-        """The places of the replicas that keep a file."""
+        """Return the places of the replicas that keep a file."""
         if self._hashes is None:
             names = [each.replica_id.unique_id for each in self.replicas]
             self._hashes = np.array([hashed(name) for name in names], np.uint64)
@@ -87,7 +86,7 @@ class LoadTable:
             self.loads.report(self.places[id_], now, outlook, included)
 
     def take_answers(self, since_s: float) -> None:
-        """Let orders go to the replicas that were asked since then and answered."""
+        """Let orders go only to the replicas that were queried since then and answered."""
         answered = np.flatnonzero(self.loads.known_s >= since_s)
         if len(answered):
             self.answered = answered
@@ -95,7 +94,7 @@ class LoadTable:
     def ranked(
         self, places: Any, now: float, file: KeptFile | None, rng: np.random.Generator
     ) -> list[RunningReplica]:
-        """A few of these replicas, the one that will be ready first before others."""
+        """Return a few of these replicas in order of when they will be ready."""
         kept = self.homes(file.name) if file else np.arange(0)
         delay_s = file.loading_s if file else 0.0
         few, ready_s = self.loads.candidates(places[None], now, kept[None], delay_s, rng)
@@ -111,7 +110,7 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
         self._asked: dict[ReplicaID, asyncio.Task[None]] = {}
         self._asking: asyncio.Task[None] | None = None
         self._known: dict[ReplicaID, RunningReplica] = {}
-        """the replicas that are queried: running, or leaving and not finished"""
+        """the queried replicas: running ones, and leaving ones that still have orders"""
         self._node = ray.get_runtime_context().get_node_id()
 
     async def choose_replicas(
@@ -120,13 +119,13 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
         if pending_request and (self._asking is None or self._asking.done()):
-            # In its own context: these queries are not part of that request.
+            # In a new context: these queries are not part of this request.
             asking = self._keep_asking(pending_request.metadata)
             self._asking = asyncio.create_task(asking, context=Context())
         table, now = self._current(candidate_replicas), time.monotonic()
         places, file = table.answered, None
         if pending_request is not None and pending_request.metadata.is_http_request:
-            # A front elsewhere saves nothing; a replica elsewhere may be idle.
+            # A front end on this node is as good as any; for replicas, load matters more.
             places = self._near(table)
         elif pending_request is not None:
             file = kept_file(pending_request.args)
@@ -165,10 +164,10 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
         if asked.is_http_request or asked.call_method in METHODS:
             self._liveness.took(name, replica_id.unique_id)
 
-    # -- which replicas answer --------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------
 
     async def _keep_asking(self, like: RequestMetadata) -> None:
-        """Query on the orders' connection, so that a dead connection shows."""
+        """Query replicas periodically, over the orders' connections, which reveals dead ones."""
         while True:
             replicas, holders = dict(self.curr_replicas), self._liveness.holders
             names = {id_.unique_id for id_ in replicas}
@@ -182,7 +181,7 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
             asked, left = ({id_.unique_id for id_ in each} for each in (drawn, leaving))
             self._liveness.keep(asked, left, len(names))
             if not self._known:
-                # The next request asks again; a deleted deployment has none.
+                # The next request starts the queries again; a deleted deployment gets none.
                 return
             self._asked = {id_: task for id_, task in self._asked.items() if not task.done()}
             began_s = time.monotonic()
@@ -197,7 +196,8 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
     def _drawn(
         self, replicas: Mapping[ReplicaID, RunningReplica], holders: set[str]
     ) -> dict[ReplicaID, RunningReplica]:
-        """The replicas to query in this period: all, or of many a few and those with orders."""
+        """Choose the replicas to query in this period: all, or a random few and those with orders
+        if there are many."""
         if len(replicas) <= ASKED:
             return dict(replicas)
         each = list(replicas.items())
@@ -206,28 +206,28 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
 
     async def _ask(self, replica: RunningReplica, like: RequestMetadata) -> None:
         id_, name = replica.replica_id, replica.replica_id.unique_id
-        # Orders that were sent before arrive before.
+        # Orders sent before this query arrive before it, so the report includes them.
         included, now = self._table.sent(id_), time.monotonic()
         try:
             report = await self._send(replica, like)
         except Exception as error:
             log.debug("%s does not answer: %s", name, type(error).__name__)
             if id_ in self.curr_replicas:
-                # Whatever the cause, an order would fail there, too.
+                # Whatever the cause, an order would fail there too.
                 self._liveness.lost(name)
             else:
-                # It has left, or answers no more queries.
+                # A leaving replica has ended, or answers no more queries.
                 self._known.pop(id_, None)
         else:
             self._table.report(id_, now, report, included)
             self._liveness.note_answer(name)
 
     async def _send(self, replica: RunningReplica, like: RequestMetadata) -> Mapping[str, float]:
-        own = f"{replica.replica_id.unique_id}-{time.monotonic_ns()}"
+        id_ = f"{replica.replica_id.unique_id}-{time.monotonic_ns()}"
         metadata = replace(
             like,
-            request_id=own,
-            internal_request_id=own,
+            request_id=id_,
+            internal_request_id=id_,
             call_method=STATS_METHOD,
             is_streaming=False,
             _request_protocol=RequestProtocol.UNDEFINED,
@@ -240,15 +240,15 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
 
 
 def kept_file(args: Sequence[Any]) -> KeptFile | None:
-    """The file that decides about an order's place, if it needs any."""
+    """Return the kept file that an order needs, which decides where it goes; None without one."""
     return args[0].kept_file if args and isinstance(args[0], ImageOrder) else None
 
 
-TOLD_PERIOD_S = 10.0
-"""Ray's controller asks, too, and sends what is new to every process that routes. It is of use only
-until a router has asked by itself: half a second."""
+CONTROLLER_PERIOD_S = 10.0
+"""Ray's controller also queries replicas and sends reports to every router. They matter only until
+the router's first own query, half a second later."""
 _SETTINGS: dict[str, Any] = {
     "request_router_class": f"{__name__}:{EarliestFinishRouter.__name__}",
-    "request_routing_stats_period_s": TOLD_PERIOD_S,
+    "request_routing_stats_period_s": CONTROLLER_PERIOD_S,
 }
 ROUTING = RequestRouterConfig(**_SETTINGS)

@@ -30,7 +30,7 @@ class RequestTracing:
         span.set_attributes(
             {"request_id": scope["state"]["request_id"], "path": scope["path"][:200]}
         )
-        scope["state"]["trace"] = tracing.carried(span)
+        scope["state"]["trace"] = tracing.traceparent(span)
 
         async def note_status(message: Message) -> None:
             if message["type"] == "http.response.start":

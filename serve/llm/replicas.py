@@ -13,7 +13,7 @@ from typing import Any
 
 from serve.errors import Problem
 from serve.fleet import liveness
-from serve.fleet.replicas import Known, ask_any, attempt, gather, persevere
+from serve.fleet.replicas import CachedCard, ask_any, attempt, gather, persevere
 from serve.llm.text_orders import Accepted, Delta, Ended, LlmCard, TextOrder, Update
 
 
@@ -23,12 +23,12 @@ class LlmReplicas:
     def __init__(self, handle: Any) -> None:
         self._handle, self._stream = handle, handle.options(stream=True)
         self._liveness = liveness.of_deployment(handle.deployment_name)
-        self._card: Known[LlmCard] = Known(self._ask_card)
+        self._card: CachedCard[LlmCard] = CachedCard(self._query_card)
 
     async def card(self) -> LlmCard:
         return await self._card.now()
 
-    async def _ask_card(self) -> LlmCard:
+    async def _query_card(self) -> LlmCard:
         card: LlmCard | Problem = await ask_any(self._handle.card)
         if isinstance(card, Problem):
             raise card

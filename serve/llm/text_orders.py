@@ -91,5 +91,5 @@ class TextBackend(Protocol):
         ...
 
     async def metrics(self) -> Sequence[Any]:
-        """prometheus_client's Metric objects."""
+        """Return prometheus_client's Metric objects."""
         ...

@@ -20,7 +20,7 @@ from sdxl.params import GenerationParams
 from sdxl.pipeline import WithPictures
 from sdxl.policy import Group
 from serve.orders import Done, ImageOrder, ImageProgress, Update
-from serve.tracing import Stretch
+from serve.tracing import TimedPart
 
 News = Update | Exception
 
@@ -49,7 +49,7 @@ class ImageJob:
     """the work on its latest picture or preview"""
     timings: dict[str, float] = field(default_factory=dict)
     """seconds by finished stage"""
-    stretches: list[Stretch] = field(default_factory=list)
+    parts: list[TimedPart] = field(default_factory=list)
     """the stages and engine calls, if its request is traced"""
     conditioning: Conditioning | None = None
     """for the later legs"""
@@ -90,7 +90,7 @@ class ImageJob:
 
     def note(self, name: str, began_s: float, ended_s: float, **facts: str | int) -> None:
         if self.order.trace:
-            self.stretches.append(Stretch(name, began_s, ended_s, facts))
+            self.parts.append(TimedPart(name, began_s, ended_s, facts))
 
     @property
     def prompt_tokens(self) -> int:

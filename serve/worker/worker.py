@@ -34,7 +34,7 @@ from sdxl.provenance import Provenance
 from serve import errors, tracing
 from serve.fleet.identity import labelled
 from serve.orders import Done, ImageOrder, ModelCard, PromptFacts, Queued, Update
-from serve.tracing import Stretch
+from serve.tracing import TimedPart
 from serve.worker.denoiser import Denoiser
 from serve.worker.job import ImageJob
 from serve.worker.metrics import MeteredCosts, WorkerMetrics
@@ -329,8 +329,8 @@ class Worker:
             return
         clock = self.pipeline.clock
         facts: dict[str, str | int] = {"outcome": outcome, "steps": job.params.all_steps}
-        whole = Stretch("image", job.began_s, clock(), facts)
-        order, parts = job.order, list(job.stretches)
+        whole = TimedPart("image", job.began_s, clock(), facts)
+        order, parts = job.order, list(job.parts)
         tracing.record(self.tracer, order.trace, order.request_id, whole, parts, clock)
 
     def _leave(self, job: ImageJob, threads: _Threads) -> None:
