@@ -114,7 +114,7 @@ class ServeSettings:
     private_key: str = setting("", PRIVATE_KEY)
     safety: str = setting(
         SAFETY_OFF,
-        f"what to do with pictures that a safety checker flags: {', '.join(SAFETY)}; off: no checker",
+        f"what happens to pictures that a checker flags: {', '.join(SAFETY)}; off: no checker",
     )
     safety_checker: str = setting(
         "",

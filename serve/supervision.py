@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,13 +22,23 @@ MARGIN_S = 6.0
 LEAVE_S = 2.0
 """Time for remaining processes after the service has ended."""
 END_S = 3.0
-SIGNALLED = (-signal.SIGTERM, signal.SIGTERM)
-"""Python's and Ray's exit codes of a service that got SIGTERM before it had a handler."""
+SIGNALLED: Mapping[int, int] = {-signal.SIGTERM: 0, signal.SIGTERM: 0}
+"""Python's and Ray's exit codes of a service that got SIGTERM before it had a handler, and the exit
+codes to return for them."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def supervise(service: Callable[[], int], shutdown_s: float, say: Callable[[str], None]) -> int:
-    """Run `service` in a child process; both processes return its exit code."""
+def supervise(
+    service: Callable[[], int],
+    shutdown_s: float,
+    say: Callable[[str], None],
+    *,
+    signalled: Mapping[int, int] = SIGNALLED,
+) -> int:
+    """Run `service` in a child process; both processes return its exit code.
+
+    `signalled` maps the exit codes of a service that a signal ended to those to return.
+    """
     if sys.platform != "linux":
         return service()
     adopt_orphans()
@@ -44,15 +54,21 @@ def supervise(service: Callable[[], int], shutdown_s: float, say: Callable[[str]
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return service()
     try:
-        return Supervisor(child, shutdown_s, say).wait(watched)
+        return Supervisor(child, shutdown_s, say, signalled).wait(watched)
     finally:
         end_all()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Supervisor:
-    def __init__(self, child: int, shutdown_s: float, say: Callable[[str], None]) -> None:
-        self.child, self.shutdown_s, self.say = child, shutdown_s, say
+    def __init__(
+        self,
+        child: int,
+        shutdown_s: float,
+        say: Callable[[str], None],
+        signalled: Mapping[int, int],
+    ) -> None:
+        self.child, self.shutdown_s, self.say, self.signalled = child, shutdown_s, say, signalled
         self._until_s: float | None = None
         """the deadline after a signal"""
 
@@ -62,8 +78,8 @@ class Supervisor:
             received = self._signal(watched)
             if (code := reap(self.child)) is not None:
                 wait_for_leavers()
-                if self._until_s is not None and code in SIGNALLED:
-                    return 0
+                if self._until_s is not None and code in self.signalled:
+                    return self.signalled[code]
                 return code if code >= 0 else 1
             if received in TERMINATING:
                 self._forward(received)

@@ -1,6 +1,6 @@
-"""The one thread that owns an in-flight loop: images come in and leave through an inbox.
+"""The thread that owns an in-flight loop; images are submitted and cancelled through its inbox.
 
-Callbacks of an image run on this thread and must not block. It knows no asyncio, no prompts and no
+An image's callbacks run on this thread and must not block. It knows no asyncio, no prompts and no
 files.
 """
 
@@ -39,7 +39,7 @@ class Watcher(Protocol):
     def preview_steps(self) -> tuple[int, ...]: ...
     @property
     def is_cancelled(self) -> bool:
-        """True once the client has left."""
+        """Whether the client has left."""
         ...
 
     def started(self, at_s: float) -> None: ...
@@ -63,9 +63,9 @@ class Denoiser:
     def __init__(self, loop: InFlight, stall_s: float = STALL_S) -> None:
         self.loop, self.stall_s = loop, stall_s
         self.flights: tuple[Flight, ...] = ()
-        """as of the last pass; safe to read from any thread"""
+        """images in the loop after the last pass; safe to read from any thread"""
         self._coming: dict[int, Flight] = {}
-        """admitted, and not yet submitted"""
+        """admitted images that are not yet in the loop"""
         self._watched: dict[int, _Watched] = {}
         self._ids: dict[int, int] = {}
         self._ready_s: dict[int, float] = {}
@@ -80,7 +80,7 @@ class Denoiser:
 
     def admit(self, newcomer: Flight, delay_s: float = 0.0) -> Flight:
         """Admit an image, or raise Refused; then `submit` or `forget` it. Call from one thread.
-        `delay_s`: time before its first step besides encoding the prompt."""
+        `delay_s`: time before the first step, besides encoding the prompt."""
         admission = self.admission()
         admission = replace(admission, delay_s=admission.delay_s + delay_s)
         promised = admission.admit(newcomer, self.loop.time)
@@ -88,14 +88,14 @@ class Denoiser:
         return promised
 
     def forget(self, promised: Flight) -> None:
-        """Forget an admitted image; a submitted one is no error."""
+        """Forget an admitted image. A submitted image is ignored."""
         self._coming.pop(promised.id, None)
 
     def submit(self, request: Request, promised: Flight, watcher: Watcher) -> None:
         self._thread.send(partial(self._take, request, promised, watcher))
 
     def cancel(self, watcher: Watcher) -> None:
-        """Cancel within one tick. An unknown or finished image is no error."""
+        """Cancel within one tick. An unknown or finished image is ignored."""
         self._thread.send(partial(self._drop, watcher))
 
     def call(self, function: Callable[[], T]) -> T:
@@ -107,7 +107,7 @@ class Denoiser:
     def admission(self) -> Admission:
         """Return the admission for a request that arrives now."""
         known, now = self.loop.costs, self.loop.clock()
-        # A copy: the loop learns new costs meanwhile.
+        # A copy, since the loop updates its costs meanwhile.
         others = {name: getattr(known, name) for name in (*MEASURED, "pasting_s")}
         costs = Costs(dict(known.ticks), **others)
         return Admission(self.here, self.loop.limits, costs, now, self.encoding_s + costs.encode_s)
@@ -122,7 +122,7 @@ class Denoiser:
     @property
     def here(self) -> tuple[Flight, ...]:
         """All admitted, unfinished images in order of arrival."""
-        # `_coming` is read first: between the two reads an image may move from there to here.
+        # Read `_coming` first: an image may move from it to `flights` between the two reads.
         coming = list(self._coming.values())
         flights = self.flights
         known = {flight.id for flight in flights}
@@ -144,10 +144,10 @@ class Denoiser:
             raise Unhealthy(f"the loop has not advanced for {still_s:.1f} s")
 
     def _still(self) -> tuple[float, float]:
-        """Return how long the current work has made no progress, and how long it may take."""
+        """Return for how long there was no progress, and how long the current work may take."""
         call = self.loop.call
         if call is None:
-            # A pass whose call took minutes has only just ended that call.
+            # A call of minutes may have ended just now, long after the pass began.
             since_s = max(self._thread.beat_s, self.loop.settled_s)
             return self.loop.clock() - since_s, patience_s(None, self.stall_s)
         group, began_s = call
@@ -157,13 +157,13 @@ class Denoiser:
         return self.loop.clock() - began_s, allowed_s
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """Finish what was submitted, then end the thread."""
+        """Finish the submitted images, then end the thread."""
         self._thread.stop(timeout_s)
 
     # -- on the loop's thread ---------------------------------------------------------------
 
     def tell_call(self, group: Group, seconds: float) -> None:
-        """Notify all images of an engine call that ended now."""
+        """Notify the images of an engine call that ended now."""
         ended_s = self.loop.clock()
         for id_ in group.ids:
             if id_ in self._watched:
@@ -193,19 +193,19 @@ class Denoiser:
     def _answer(self, function: Callable[[], T], answer: Future[T]) -> None:
         try:
             with self.loop.engines.on_stream():
-                found = function()
+                result = function()
                 self.loop.engines.fence().wait()
         except Exception as error:
             answer.set_exception(error)
         else:
-            # It may have taken longer than a loop may stand still.
+            # The function may have taken longer than a pass may.
             self._thread.beat_s = self.loop.clock()
-            answer.set_result(found)
+            answer.set_result(result)
 
     def _take(self, request: Request, promised: Flight, watcher: Watcher) -> None:
         try:
+            # The image's `cancel` may have come before this message.
             if not watcher.is_cancelled:
-                # Else its `cancel` came before it.
                 id_ = self.loop.submit(request, promised)
                 self._watched[id_] = _Watched(watcher)
                 self._ids[id(watcher)] = id_
@@ -215,7 +215,7 @@ class Denoiser:
         finally:
             self.forget(promised)
             if promised.id in self._watched and promised.later is not None:
-                # While this leg is in the loop, the next one stands behind it: see `here`.
+                # `here` lists the next leg once this leg has left the loop.
                 self._coming[promised.id] = promised.next_leg
 
     def _drop(self, watcher: Watcher) -> None:

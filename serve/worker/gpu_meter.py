@@ -1,4 +1,4 @@
-"""GPU memory and energy for Prometheus, from NVIDIA's management library if present."""
+"""GPU memory and energy for Prometheus, from NVIDIA's management library."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from prometheus_client.registry import Collector
 
 
 class GpuMeter(Collector):
-    """Meters the devices of this process, labelled by their work. Without pynvml or a driver it
-    reports nothing."""
+    """Meters the GPUs of this process, with the label `work`. Reports nothing without pynvml or a
+    driver."""
 
     def __init__(self, registry: CollectorRegistry, work: str) -> None:
         self.work = work

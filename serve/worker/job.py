@@ -1,6 +1,6 @@
-"""One picture's job in a worker, between the asyncio task that waits and the threads that work.
+"""One picture's job in a worker: connects the waiting asyncio task with the working threads.
 
-It carries updates one way and a cancellation the other; it computes nothing.
+Updates go to the task, and a cancellation to the threads. It computes nothing.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ News = Update | Exception
 
 @dataclass(eq=False)
 class ImageJob:
-    """A Watcher of the denoiser. Every method may be called from any thread, except `updates`,
-    which is for the task."""
+    """Implements Watcher. All methods but `updates` may be called from any thread."""
 
     order: ImageOrder
     params: GenerationParams
@@ -37,26 +36,26 @@ class ImageJob:
     rows: list[TokenRow]
     """its prompts, tokenised"""
     flight: Flight
-    """as it was admitted"""
+    """as admitted"""
     clock: Callable[[], float]
     on_latents: Callable[[ImageJob, Tensor], None]
-    """of the last stage"""
+    """takes the last leg's latents"""
     on_preview: Callable[[ImageJob, int, Tensor], None]
     on_leg: Callable[[ImageJob, Tensor], None]
-    """of a leg that is not the last"""
+    """takes the latents of a leg before the last"""
     is_cancelled: bool = False
     last_file: Future[None] | None = None
-    """the work on its latest picture or preview"""
+    """writes the latest picture or preview"""
     timings: dict[str, float] = field(default_factory=dict)
     """seconds by finished stage"""
     parts: list[TimedPart] = field(default_factory=list)
-    """the stages and engine calls, if its request is traced"""
+    """stages and engine calls, if the request is traced"""
     conditioning: Conditioning | None = None
-    """for the later legs"""
+    """kept for later legs"""
     _number: int = 0
-    """of the current leg"""
+    """index of the current leg"""
     _ready_s: float | None = None
-    """as last reported; None if no progress was requested"""
+    """when the picture will be ready, as last reported; None without progress updates"""
 
     def __post_init__(self) -> None:
         self.began_s = self.stage_s = self.clock()
@@ -107,7 +106,6 @@ class ImageJob:
 
     @property
     def leg(self) -> GenerationParams:
-        """The current leg."""
         return self._legs[self._number]
 
     @property
@@ -116,7 +114,7 @@ class ImageJob:
 
     @property
     def steps_before(self) -> int:
-        """Steps of the earlier legs."""
+        """Number of steps of the earlier legs."""
         return sum(leg.taken_steps for leg in self._legs[: self._number])
 
     # -- Watcher ----------------------------------------------------------------------------
@@ -137,7 +135,7 @@ class ImageJob:
 
     def stepped(self, flight: Flight, position: int, ready_s: float) -> None:
         self._ready_s = ready_s
-        # Between its legs it is under way, not in the queue.
+        # A later leg is not in the queue, even while it waits.
         self._tell_step(flight.steps_left, 0 if self._number else position)
 
     def _tell_step(self, left: int, position: int) -> None:
@@ -155,7 +153,7 @@ class ImageJob:
             return
         self._number += 1
         if self._ready_s is not None:
-            # Nothing is reported of it until its next leg has begun.
+            # The loop's next report comes only after the next leg's start.
             self._tell_step(self.leg_flight.steps_left, 0)
         if 0 in self.preview_steps:
             # The loop does not report a leg's last step.

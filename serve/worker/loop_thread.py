@@ -1,7 +1,6 @@
-"""The thread that owns a loop of engine calls, for pictures and for text.
+"""A thread that runs a loop of engine calls, for pictures or for text.
 
-Others send functions to its inbox, which it runs between two passes. It does not know what the loop
-computes.
+Other threads send functions to its inbox; it runs them between two passes.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from serve.worker.stalls import Unhealthy
 log = logging.getLogger(__name__)
 
 BEAT_S = 0.5
-"""Period of an idle loop's passes, which show its health."""
+"""Period of an idle loop's passes, which show that the thread works."""
 SICK_AFTER = 3
-"""Consecutive passes with only failed engine calls after which the engines count as broken."""
+"""The engines count as broken after so many consecutive passes with only failed calls."""
 
 
 class Loop(Protocol):
@@ -53,7 +52,7 @@ class LoopThread:
         self._inbox.put(message)
 
     def judge(self, *, has_failed: bool) -> None:
-        """Record the results of a pass's engine calls."""
+        """Record whether a pass had only failed engine calls."""
         self._failures = self._failures + 1 if has_failed else 0
 
     def check(self) -> None:

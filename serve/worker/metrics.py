@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_args
 
@@ -35,26 +35,26 @@ class WorkerMetrics:
         self.stages = histogram(
             "sdxl_stage_seconds", "stages of an image", ("stage",), buckets=STAGE_BUCKETS
         )
-        text = "orders refused at once, by why"
+        text = "orders refused at once, by reason"
         self.refusals = counter("sdxl_refusals", text, ("reason",))
         for reason in get_args(Reason):
             self.refusals.labels(reason)
-        text = "seconds of the device that waiting images will take"
+        text = "device seconds that waiting images will take"
         self.waiting_s = gauge("sdxl_waiting_work_seconds", text, ("priority",))
         self.queued = gauge("sdxl_images_queued", "images that wait")
         self.running = gauge("sdxl_images_running", "images in flight")
-        text = "CUDA graphs that could not be captured; their work runs uncaptured, and slower"
+        text = "CUDA graphs that could not be captured; their calls are slower"
         self.failed_captures = counter("sdxl_failed_captures", text)
-        text = "kernels compiled after the start, which delays requests"
+        text = "kernels compiled after the start; each one delayed requests"
         self.compiled_kernels = counter("sdxl_compiled_kernels", text)
         self._seen: dict[Counter, int] = {}
         self._at_start = 0
-        text = "what computes; `slower` is 1 where it took TensorRT's place on a GPU"
+        text = "the engines; `slower` is 1 if PyTorch runs on a GPU instead of TensorRT"
         self.engines = gauge("sdxl_engines_info", text, ("backend", "precision", "slower"))
         GpuMeter(self.registry, work="images")
 
     def starts(self, engines: Engines) -> None:
-        """Count kernels from here on."""
+        """Count compiled kernels from now on."""
         self._at_start = engines.compiled_kernels()
 
     def _count(self, counter: Counter, total: int) -> None:
@@ -92,15 +92,11 @@ class WorkerMetrics:
         return list(self.registry.collect())
 
 
-def ignore(group: Group, seconds: float) -> None:
-    pass
-
-
 @dataclass
 class MeteredCosts(Costs):
     """Costs that also report every call to a meter."""
 
-    on_call: Callable[[Group, float], None] = field(default=ignore)
+    on_call: Callable[[Group, float], None] = lambda group, seconds: None
 
     def observe(
         self, group: Group, seconds: float, between_s: float = 0.0, *, is_usual: bool = True

@@ -1,4 +1,4 @@
-"""Translates exceptions of a worker to errors for the client."""
+"""Translates a worker's exceptions into errors for the client."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def as_problem(error: Exception) -> Problem:
         case DeadlineExceeded():
             return errors.late()
         case Unhealthy():
-            log.error("given up: %s", error)
+            log.error("an order failed: %s", error)
             return Problem(503, "The engines stopped working.", None, "unhealthy", 5.0)
         case BrokenImage():
             log.error("a broken image: %s", error)

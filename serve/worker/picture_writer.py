@@ -1,8 +1,8 @@
-"""Latents to image files, beside the denoising loop: the finished picture and its previews.
+"""Turns latents into image files, beside the denoising loop: finished pictures and previews.
 
-One thread decodes; compressing a file takes longer, lets go of the interpreter's lock, and has
-threads of its own. Pictures that are pasted into a larger image have one thread, so that few of
-those images are in memory and no other file waits for them.
+One thread decodes. Compressing a file takes longer and releases the interpreter's lock, so it has
+several threads. Pictures that are pasted into a larger image have one more thread, so that few of
+the large images are in memory and no other file waits for them.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class PictureWriter:
         self._files = ThreadPoolExecutor(FILE_THREADS, "file")
         self._pastes = ThreadPoolExecutor(1, "paste")
         self._pasting: dict[ImageJob, float] = {}
-        """Predicted seconds of pasting by jobs without remaining steps."""
+        """predicted seconds of pasting for jobs without remaining steps"""
         self._whole: tuple[str, DecodedWhole] | None = None
-        """The last decoded whole image by key, for the pasting thread."""
+        """the last decoded whole image and its key, for the pasting thread"""
 
     def finish(self, job: ImageJob, latents: Tensor) -> None:
         if job.flight.pasted:
@@ -73,7 +73,7 @@ class PictureWriter:
         self._submit(job, partial(self._decode, job, latents))
 
     def enlarge(self, job: ImageJob, latents: Tensor, then: Enlarged) -> None:
-        """Enlarge the last leg's latents for the next leg."""
+        """Enlarge a leg's latents for the next leg."""
         self._submit(job, partial(self._enlarge, job, latents, then))
 
     def _submit(self, job: ImageJob, work: Callable[[], None]) -> None:
@@ -111,17 +111,17 @@ class PictureWriter:
         except Exception as error:
             made = error
         if before is not None:
-            # It was begun before this one, so it needs no thread that this one holds.
+            # This cannot deadlock: the earlier work already has a thread.
             wait([before])
         job.tell(made)
 
     def _decode_next(self) -> None:
-        """Decode the most urgent job; among equals the first in the queue."""
+        """Decode the most urgent job; among equals, the first."""
         _, decode = self._latents.get_nowait()
         decode()
 
     def _pixels(self, latents: Tensor) -> images.Pixels:
-        """Decode final latents: the loop has waited for them."""
+        """Decode final latents, which the loop has completed."""
         size = tuple(latents.shape[-2:])
         with self.calls.watch(size), self._stream.beside(latents):
             return self.pipeline.pixels(latents)

@@ -1,6 +1,6 @@
-"""Prompts of new orders, and images of edits, encoded beside the loop and then handed to it.
+"""Encodes prompts of admitted orders, and images of edits, beside the loop; then submits them.
 
-Orders that wait are encoded together, in the order of the queue. They were admitted before.
+Waiting prompts are encoded together, in the order of the queue.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from serve.worker.stalls import STALL_S, Calls
 T = TypeVar("T")
 
 LOW_PRIORITY_BATCH = 4
-"""low-priority prompts in one call"""
+"""The most low-priority prompts in one call."""
 ROOM_S = 0.02
-"""until the next look for room, while adapters of other requests fill the bank"""
+"""Pause between checks for room, while adapters of other requests fill the bank."""
 
 
 class PromptEncoder:
@@ -42,7 +42,7 @@ class PromptEncoder:
         self.calls = Calls("encoding a prompt", pipeline.clock, stall_s)
         self._stream = SideStream(pipeline.engines)
         self._waiting: list[ImageJob] = []
-        self._looks_for_room = False
+        self._is_retrying = False
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "encode")
 
@@ -52,13 +52,13 @@ class PromptEncoder:
         self._thread.submit(self._encode_waiting)
 
     def cancel(self, job: ImageJob) -> None:
-        """Cancel; a job past this stage is no error."""
+        """Cancel. A job past this stage is ignored."""
         with self._lock, suppress(ValueError):
             self._waiting.remove(job)
 
     def begin_leg(self, job: ImageJob, source: SourceImage | SourceLatents) -> None:
         """Encode a later leg of a submitted job."""
-        self._thread.submit(self._hand_over_leg, job, source)
+        self._thread.submit(self._submit_later_leg, job, source)
 
     def call(self, function: Callable[[], T]) -> T:
         """Run a function on the encoding thread and wait for its result."""
@@ -91,18 +91,18 @@ class PromptEncoder:
         made = list(zip(jobs, conditionings, strict=True))
         # A job without an image need not wait for the images of others.
         for job, conditioning in sorted(made, key=lambda each: each[0].order.source is not None):
-            self._hand_over(job, conditioning)
+            self._submit_first_leg(job, conditioning)
 
     def _most_urgent(self) -> list[ImageJob]:
-        """Return the first jobs of one class. Few of low priority at a time, since later requests
-        wait for them."""
+        """Return the first jobs of the first one's priority; few of low priority, since later
+        orders wait for them."""
         waiting = sorted(self._waiting, key=lambda job: (job.order.priority, job.flight.due))
         first = waiting[0].order.priority if waiting else Priority.INTERACTIVE
         most = ENCODE_BATCH if first is Priority.INTERACTIVE else LOW_PRIORITY_BATCH
         return [job for job in waiting if job.order.priority is first][:most]
 
     def _adapters(self, job: ImageJob) -> Adapters | None:
-        """Load the job's adapters; None if it was cancelled, fails or waits for room."""
+        """Load the job's adapters; None if the job was cancelled, failed or waits for room."""
         if job.is_cancelled:
             return None
         try:
@@ -110,16 +110,16 @@ class PromptEncoder:
         except NoRoom:
             with self._lock:
                 self._waiting.append(job)
-            if not self._looks_for_room:
-                self._looks_for_room = True
-                self._thread.submit(self._encode_later)
+            if not self._is_retrying:
+                self._is_retrying = True
+                self._thread.submit(self._retry)
         except Exception as error:
             job.failed(error)
         return None
 
-    def _encode_later(self) -> None:
+    def _retry(self) -> None:
         time.sleep(ROOM_S)
-        self._looks_for_room = False
+        self._is_retrying = False
         self._encode_waiting()
 
     def _encode(self, jobs: list[ImageJob], adapters: list[Adapters]) -> list[Conditioning]:
@@ -143,12 +143,15 @@ class PromptEncoder:
         costs.image_s = smoothed(costs.image_s or None, (self.pipeline.clock() - began) / size)
         return latents
 
-    def _hand_over(self, job: ImageJob, conditioning: Conditioning) -> None:
+    def _submit_first_leg(self, job: ImageJob, conditioning: Conditioning) -> None:
         if job.is_cancelled:
             return
         try:
             source = job.order.source
-            conditioning = self._prompted(job, conditioning)
+            if job.params.image_prompts:
+                prompted = partial(self.pipeline.prompted, conditioning, job.asked)
+                conditioning = self._beside(prompted)
+                self._stream.give(*conditioning.tensors)
             controls = self.pipeline.controls(job.leg, conditioning, job.asked)
             latents = self._encode_image(job, source) if source is not None else None
             request = self._request(job, conditioning, latents, controls)
@@ -159,14 +162,6 @@ class PromptEncoder:
         job.stage("encode_s")
         self.denoiser.submit(request, job.leg_flight, job)
 
-    def _prompted(self, job: ImageJob, conditioning: Conditioning) -> Conditioning:
-        """Add the job's image prompts."""
-        if not job.params.image_prompts:
-            return conditioning
-        prompted = self._beside(partial(self.pipeline.prompted, conditioning, job.asked))
-        self._stream.give(*prompted.tensors)
-        return prompted
-
     def _request(
         self,
         job: ImageJob,
@@ -174,11 +169,11 @@ class PromptEncoder:
         latents: SourceLatents | None,
         controls: tuple[ControlInput, ...],
     ) -> Request:
-        # An inpainting checkpoint has an empty picture encoded at each new size.
+        # An inpainting checkpoint encodes an empty picture at each new size.
         request = partial(self.pipeline.request, job.leg, conditioning, latents, controls)
         return self._beside(request)
 
-    def _hand_over_leg(self, job: ImageJob, source: SourceImage | SourceLatents) -> None:
+    def _submit_later_leg(self, job: ImageJob, source: SourceImage | SourceLatents) -> None:
         if job.is_cancelled:
             return
         try:

@@ -1,6 +1,6 @@
 """A worker as a Ray Serve replica: one per device.
 
-Its answers travel as plain data, Problems included, since Ray wraps raised exceptions.
+Answers are plain data, Problems included, since Ray wraps raised exceptions.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from serve.tracing import tracer_to
 log = logging.getLogger(__name__)
 
 OUTLOOK_S = 0.1
-"""A prediction takes milliseconds: routers that ask within this time get the same one."""
+"""Routers that ask within this time get the same prediction, which takes milliseconds to make."""
 
 
 class ImageReplica:
-    """A replica; its constructor returns after a first picture."""
+    """Its constructor returns after a first picture."""
 
     def __init__(self, settings: ServeSettings) -> None:
         logs.configure(settings.log_format)
@@ -72,7 +72,7 @@ class ImageReplica:
     async def generate(
         self, order: ImageOrder, source: SourceImage | None = None
     ) -> AsyncGenerator[Update | Problem]:
-        """Generate a picture; `source` is an edit's, sent once for all pictures of a request."""
+        """Generate a picture. An edit's `source` is sent once for all pictures of a request."""
         if source is not None:
             order = replace(order, source=self._shared(source))
         if order.model and order.model != self.model:
@@ -89,7 +89,7 @@ class ImageReplica:
             yield as_problem(error)
 
     def _shared(self, source: SourceImage) -> SourceImage:
-        """Keep the files of equal sources once: Ray copies them for each call."""
+        """Keep equal sources in memory once, although Ray copies them for each call."""
         if source.whole is None:
             return source
         whole = self._wholes.setdefault(source.whole.key, source.whole)
@@ -97,8 +97,11 @@ class ImageReplica:
 
     async def card(self) -> ModelCard:
         card = await self.worker.card()
-        place = {"devices": devices(), "node": node()}
-        return replace(card, engines={**card.engines, **place})
+        import ray
+
+        devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        node = str(ray.get_runtime_context().get_node_id())
+        return replace(card, engines={**card.engines, "devices": devices, "node": node})
 
     async def examine(self, prompt: str) -> PromptFacts | Problem:
         try:
@@ -114,7 +117,7 @@ class ImageReplica:
         self.worker.check_health()
 
     async def record_routing_stats(self) -> dict[str, float]:
-        """Called by every router; an unhealthy replica raises and is skipped."""
+        """Called by every router, which skips a replica that raises."""
         self.worker.check_health()
         if time.monotonic() - self._outlook_s > OUTLOOK_S:
             self._outlook_s = time.monotonic()
@@ -129,13 +132,3 @@ class ImageReplica:
         """Called by Ray after the last order."""
         if hasattr(self, "worker"):
             self.worker.close()
-
-
-def devices() -> str:
-    return os.environ.get("CUDA_VISIBLE_DEVICES", "")
-
-
-def node() -> str:
-    import ray
-
-    return str(ray.get_runtime_context().get_node_id())

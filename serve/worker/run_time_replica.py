@@ -1,5 +1,5 @@
-"""The replica of a model that was loaded while the service runs: it loads only what fits into the
-free memory, and unloads itself when no request has used it for `models_idle_s`."""
+"""The replica of a model that is loaded while the service runs: it loads only if the free memory
+suffices, and unloads itself after `models_idle_s` without a request."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ class RunTimeReplica(ImageReplica):
         if not self.worker.is_idle:
             self._used_s = time.monotonic()
         elif self._idle_s and time.monotonic() - self._used_s > self._idle_s:
-            # Ray drains it: an order that still comes is finished.
+            # Ray drains the replica, so an order that arrives now is finished.
             name = ray_serve.get_replica_context().app_name
             await asyncio.to_thread(ray_serve.delete, name, _blocking=False)

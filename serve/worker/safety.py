@@ -1,6 +1,6 @@
-"""Asks a checker whether a finished picture may be shown, and blurs or refuses it if not.
+"""Checks finished pictures with a safety checker, and blurs or refuses flagged ones.
 
-The checker is a checkpoint's own, in diffusers' layout, or a function of the operator.
+The checker comes from the checkpoint, in diffusers' layout, or is the operator's function.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from serve.settings import BLUR, SAFETY_OFF, ServeSettings
 
 FOLDER = "safety_checker"
 SPECIAL_CARE = 0.01
-"""lowers the other thresholds if a picture resembles a concept of special care, as in diffusers"""
+"""Subtracted from the thresholds if a picture resembles a concept of special care, as diffusers
+does."""
 LENIENT = 0.02
-"""raises the thresholds for requests with moderation low"""
+"""Added to the thresholds for requests with moderation low."""
 BLUR_SHARE = 1 / 16
-"""the blur's radius, as a share of the picture's longer side"""
+"""The blur's radius, as a share of the picture's longer side."""
 
 Checker = Callable[[Pixels, bool], bool]
-"""Takes a picture and whether to be lenient; returns whether it must not be shown."""
+"""Takes a picture and whether to be lenient; returns whether the picture is flagged."""
 
 
 class Unsafe(Exception):
@@ -68,7 +69,7 @@ def blurred(pixels: Pixels) -> Pixels:
 
 
 def read_safety(settings: ServeSettings, model: Path, device: torch.device) -> Safety:
-    """Load the checker that is named, or that of the model's folder."""
+    """Load the checker of the settings, or the one in the model's folder."""
     mode, name = settings.safety, settings.safety_checker
     if mode == SAFETY_OFF:
         return UNCHECKED
@@ -84,7 +85,7 @@ def read_safety(settings: ServeSettings, model: Path, device: torch.device) -> S
 
 
 class ClipChecker:
-    """Flags a picture that resembles a concept more than the concept's threshold."""
+    """Flags a picture whose similarity to a concept exceeds the concept's threshold."""
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         from diffusers.pipelines.stable_diffusion.safety_checker import (

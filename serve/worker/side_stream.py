@@ -1,7 +1,4 @@
-"""Work beside the denoising loop: on a GPU on its own stream, on a CPU directly.
-
-It knows only when tensors are ready and which streams still read them.
-"""
+"""Runs work beside the denoising loop: on a GPU in a separate stream, on a CPU directly."""
 
 from __future__ import annotations
 
@@ -27,14 +24,15 @@ def mark(engines: Engines) -> Mark:
 
 class SideStream:
     def __init__(self, engines: Engines) -> None:
-        self._loops = engines.stream
-        own = None if engines.stream is None else torch.cuda.Stream(engines.stream.device)
-        self._stream = own
+        self._loop_stream = engines.stream
+        self._stream: torch.cuda.Stream | None = None
+        if engines.stream is not None:
+            self._stream = torch.cuda.Stream(engines.stream.device)
 
     @contextmanager
     def beside(self, *read: Tensor) -> Iterator[None]:
-        """Run beside the loop. `read`: the loop's finished tensors that the work reads. The exit
-        waits for the work."""
+        """Run the body in the side stream and wait for its end. `read`: finished tensors of the
+        loop that the body reads."""
         if self._stream is None:
             yield
             return
@@ -49,4 +47,4 @@ class SideStream:
         """Hand over tensors that the loop will read."""
         for tensor in made:
             if self._stream is not None and tensor.is_cuda:
-                tensor.record_stream(self._loops)
+                tensor.record_stream(self._loop_stream)

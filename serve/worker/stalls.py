@@ -1,6 +1,6 @@
 """Detects hanging engine calls by the usual time of their kind.
 
-It knows no engines: callers mark the begin and end of a call, and any thread may check for a stall.
+It knows no engines: callers mark a call's begin and end, and any thread may check for a stall.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
 STALL_S = 3.0
-"""Longer than any pause of a busy machine."""
+"""The least limit; longer than any pause of a busy machine."""
 TIMES = 20.0
-"""A call hangs if it takes this many times its kind's usual time, and more than STALL_S."""
+"""A call hangs if it takes this many times its kind's usual time."""
 FIRST_S = 60.0
-"""Limit of a kind's first call, which may compile, capture or tune."""
+"""The limit of a kind's first call, which may compile, capture or tune."""
 
 
 class Unhealthy(RuntimeError):
@@ -21,7 +21,8 @@ class Unhealthy(RuntimeError):
 
 
 def patience_s(usual_s: float | None, stall_s: float, alike_s: float = 0.0) -> float:
-    """Return the limit of a call; `alike_s`: the time of similar kinds, for a new kind."""
+    """Return the limit of a call. `usual_s` is None for a new kind; then `alike_s`, the time of
+    similar kinds, counts."""
     return max(max(FIRST_S, TIMES * alike_s) if usual_s is None else TIMES * usual_s, stall_s)
 
 

@@ -57,8 +57,8 @@ class _Threads:
     writer: PictureWriter
 
     def expect(self, pipeline: Pipeline, costs: Costs) -> None:
-        """Set the expected time of usual calls to the measured one; a batch of prompts takes at
-        most as long as its prompts in sequence."""
+        """Set the usual times of common calls from measurements. A batch of prompts takes at most
+        as long as its prompts one by one."""
         side = pipeline.sizes.default // pipeline.engines.arch.vae_scale
         self.encoder.calls.expect(False, ENCODE_BATCH * costs.encode_s)
         self.writer.calls.expect((side, side), costs.decode_s)
@@ -99,11 +99,11 @@ class Worker:
         self._jobs: set[ImageJob] = set()
         self._is_closed = False
         self._arrived_s, self._demand_s = 0.0, pipeline.clock()
-        """seconds of the device of all orders since then"""
+        """device seconds of all orders that arrived since `_demand_s`"""
         self._threads: _Threads | None = None
 
     def start(self) -> None:
-        """Measure, then accept orders. Blocks until a picture was made."""
+        """Measure, then accept orders. Blocks until a first picture is made."""
         costs = MeteredCosts()
         loop = self.pipeline.in_flight(costs)
         denoiser = Denoiser(loop, self.stall_s)
@@ -145,7 +145,7 @@ class Worker:
             engines=engines,
             why_slower=self.why_slower,
             can_edit=pipeline.can_edit,
-            # Twice what one call takes: while those are denoised, others are encoded and decoded.
+            # Twice the images of one call: while they are denoised, others are encoded or decoded.
             at_once=2 * pipeline.engines.buckets[-1] // pipeline.plan(GenerationParams()).room[0],
             presets=pipeline.checkpoint.presets,
             embeds_guidance=pipeline.embeds_guidance,
@@ -201,7 +201,7 @@ class Worker:
         metrics = self.meters.collect(self._started().denoiser.here, self.pipeline.engines)
         return labelled(metrics, model=self.pipeline.checkpoint.name)
 
-    # -- what its owner asks ----------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------------
 
     @property
     def limits(self) -> Limits:
@@ -225,12 +225,12 @@ class Worker:
             self._threads.check()
 
     def outlook(self) -> Outlook:
-        """Predict for a typical picture that arrives now."""
+        """Predict when a typical picture that arrives now would be ready."""
         return Outlook.of(self._started().denoiser.admission(), warmup.standard(self.pipeline))
 
     def demand(self) -> dict[str, float]:
-        """Seconds of the device: that arrived in each second since the last call, refused ones
-        included, and that wait."""
+        """Return in device seconds: the work that arrived per second since the last call, including
+        refused orders, and the waiting work."""
         now, began_s = self.pipeline.clock(), self._demand_s
         arrived_s, self._arrived_s, self._demand_s = self._arrived_s, 0.0, now
         waiting_s = sum(f.work_s for f in self._started().denoiser.waiting)
@@ -254,11 +254,11 @@ class Worker:
         return self._threads
 
     def _accept(self, order: ImageOrder, threads: _Threads) -> ImageJob:
-        """Refuse orders that cannot be served, before any work."""
+        """Make the order's job, or refuse an order that cannot be served, before any work."""
         if self._is_closed:
             raise errors.draining()
         params = self.pipeline.resolve(order.params)
-        # Before the prompt is read: a refusal under overload must cost next to nothing.
+        # Before the prompt is tokenised: under overload a refusal must cost next to nothing.
         admission, flight = threads.denoiser.admission(), self._flight(order, params, threads)
         self._arrived_s += admission.costs.work_s(flight, admission.limits)
         admission.check_queue(flight)
@@ -285,7 +285,7 @@ class Worker:
         return threads.denoiser.loop.costs.image_s * self._share(params)
 
     def _share(self, params: GenerationParams) -> float:
-        """Return the share of the usual number of pixels."""
+        """Return the picture's pixels relative to the default size."""
         assert params.height and params.width
         return params.height * params.width / self.pipeline.sizes.default**2
 
