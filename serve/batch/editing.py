@@ -19,8 +19,7 @@ from sdxl.source import GivenImage, SourceImage
 from serve.batch.rows import BatchRow
 from serve.errors import invalid, of_params
 from serve.orders import ImageOrder, ModelCard
-from serve.render.attached_pictures import read_pictures
-from serve.render.editing import content
+from serve.render.input_pictures import read_file, read_pictures
 
 IMAGE, MASK = "image", "mask"
 PICTURES = (IMAGE, MASK)
@@ -59,7 +58,7 @@ def read(name: str, place: str) -> bytes:
         raise InvalidParams(name, f"{kind[:40]}…", "must be base64: data:image/png;base64,…")
     if os.path.isfile(place) and os.path.getsize(place) > MAX_BYTES:
         raise InvalidParams(name, Path(place).name, f"must have at most {MAX_BYTES} bytes")
-    return content(place, name)
+    return read_file(place, name)
 
 
 def order_of(row: BatchRow, format: str, card: ModelCard) -> ImageOrder:

@@ -31,8 +31,7 @@ from serve.batch.shard_worker import BatchTask, Load
 from serve.batch.store import Store, open_store, token
 from serve.batch.workers import StartWorker, ray_workers, thread_workers, threads_for
 from serve.orders import ModelCard
-from serve.render.attached_pictures import read_pictures
-from serve.render.editing import content
+from serve.render.input_pictures import read_file, read_pictures
 
 WorkerPool = Callable[
     [BatchSpec, BatchJob, BatchTask], AbstractContextManager[tuple[StartWorker, int]]
@@ -106,7 +105,7 @@ def describe(order: BatchSpec, presets: Presets | None = None) -> BatchJob:
     maps: dict[str, str] = {}
     for name in PICTURED:
         if given := parameters.get(name):
-            parameters[name], _ = read_pictures(name, given, content)
+            parameters[name], _ = read_pictures(name, given, read_file)
             pairs = zip(parameters[name], given, strict=True)
             maps |= {now.image: os.path.abspath(each.image) for now, each in pairs if now.image}
     same = ("n", "format", "is_tarred", "shard_size", "deterministic")

@@ -1,6 +1,6 @@
 """`sdxl render`: text to picture files, from a terminal or a script.
 
-It checks everything it can before the model is loaded, and knows neither Ray nor HTTP.
+It checks as much as possible before the model is loaded, and knows neither Ray nor HTTP.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ from sdxl.params import DRAWN_SEEDS, PICTURED, GenerationParams, InvalidParams
 from sdxl.presets import preset_named
 from sdxl.provenance import Provenance
 from sdxl.source import DIGESTS, GivenImage
-from serve.render import attached_pictures, terminal
+from serve.render import input_pictures, terminal
 from serve.render.destination import STDOUT, SUFFIXES, Destination, format_of
-from serve.render.editing import content, read_image
 from serve.render.progress_display import RenderDisplay
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ COMMON_FLAGS = (
     *("--negative-prompt", "--width", "--height", "--steps", "--guidance", "--seed"),
     *("--scheduler", "--lora", "--quality"),
 )
-PREVIEW = f"the picture as it forms, in the terminal: {', '.join(terminal.PREVIEWS)} (default auto)"
+PREVIEW = f"show the forming picture in the terminal: {', '.join(terminal.PREVIEWS)} (default auto)"
 
 
 class RenderFailed(RuntimeError):
@@ -80,20 +79,20 @@ class RenderSpec(ModelFlags):
     image: GivenImage | None = None
     preview: str = terminal.AUTO
     files: Mapping[str, Any] = field(default_factory=dict)
-    """what the picture to make again is made with, by keys of its metadata"""
+    """with --from: digests of the picture's LoRAs and other files, by keys of its metadata"""
     maps: Mapping[str, bytes] = field(default_factory=dict)
-    """pictures of ControlNets and image prompts, by their digests"""
+    """pictures of ControlNets and image prompts by digest"""
 
 
 def main(argv: Sequence[str]) -> int:
     order = read_order(build_parser().parse_args(argv))
-    # The terminal is asked before another thread starts: an interrupt must reach the question.
+    # Query the terminal before another thread starts: an interrupt must reach this thread.
     shows = terminal.find(order.preview, order.is_json or not sys.stdout.isatty())
-    # Here and not above: loading PyTorch takes seconds, and a typo in a flag need not wait.
+    # Imported here: loading PyTorch takes seconds, and a typo in a flag is reported before.
     from sdxl.deepcache import spoils
     from sdxl.images import check_metadata
 
-    # A certificate that cannot sign shows before the model is loaded.
+    # This raises if the certificate cannot sign.
     _ = order.provenance.sign
     pipeline = order.load(refiner=order.requests[0].refiner)
     order = replace(order, model=pipeline.checkpoint.origin or order.model)
@@ -142,8 +141,8 @@ def main(argv: Sequence[str]) -> int:
 def with_pictures(
     order: RenderSpec, requests: Sequence[GenerationParams]
 ) -> Sequence[GenerationParams | WithPictures]:
-    """Add the image and other pictures to the requests, which have one size and the same
-    ControlNets and image prompts. Raise InvalidParams for wrong pictures."""
+    """Add the pictures to the requests. All requests have the same size, ControlNets and image
+    prompts. Raise InvalidParams for wrong pictures."""
     from sdxl.pipeline import WithPictures
     from sdxl.prompt_pictures import check_pictures
 
@@ -156,7 +155,7 @@ def with_pictures(
 
 
 def print_changed_files(order: RenderSpec, files: Iterable[AdapterFile]) -> None:
-    """Say which files that it names are not those of the picture to make again."""
+    """Report files that differ from those of the picture to make again."""
     for file in dict.fromkeys(files):
         match order.files.get(FILE_KEYS[file.kind]):
             case {file.name: {"sha256": str(digest)}} if digest != file.sha256:
@@ -170,7 +169,12 @@ def build_parser() -> Parser:
         common=COMMON_FLAGS,
     )
     add = parser.add_argument
-    add("prompts", nargs="*", metavar="PROMPT", help="what to draw; - reads one a line from stdin")
+    add(
+        "prompts",
+        nargs="*",
+        metavar="PROMPT",
+        help="what to draw; - reads prompts from stdin, one a line",
+    )
     add(
         "-o",
         "--out",
@@ -179,13 +183,18 @@ def build_parser() -> Parser:
         help="folder, file, or - (default %(default)s)",
     )
     add_count_flag(parser, "images a prompt")
-    add("--format", help=f"{', '.join(SUFFIXES)} (default png, or as the file is named)")
-    add("--sheet", metavar="FILE", help="also put all of them on one picture, with captions")
-    add("--image", metavar="FILE", help="edit this image; --strength says how much")
-    add("--mask", metavar="FILE", help="only where this one is white or transparent")
+    add("--format", help=f"{', '.join(SUFFIXES)} (default: by the file's name, else png)")
+    add("--sheet", metavar="FILE", help="also make one picture of all, with captions")
+    add("--image", metavar="FILE", help="edit this image; --strength sets how much")
+    add("--mask", metavar="FILE", help="edit only where this image is white or transparent")
     add("--from", dest="source", metavar="IMAGE", help="make this picture again; flags change it")
     add("--preview", default=terminal.AUTO, metavar="KIND", help=PREVIEW)
-    add("--json", action="store_true", dest="is_json", help="one JSON object an image on stdout")
+    add(
+        "--json",
+        action="store_true",
+        dest="is_json",
+        help="print a JSON object for each image on stdout",
+    )
     add_engine_flags(parser.add_argument_group("model"), f"(default {DEFAULT_MODEL})")
     add_picture_flags(parser)
     return parser
@@ -195,8 +204,11 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
     stored = stored_params(options.source) if options.source else {}
     stored_model = stored.pop("model", None)
     files = {key: stored.pop(key, None) for key in FILE_KEYS.values()}
-    image = read_image(options.image, options.mask)
-    check_image(options.source, [stored.pop(name, None) for name in DIGESTS], image)
+    image = input_pictures.read_image(options.image, options.mask)
+    digests = [stored.pop(name, None) for name in DIGESTS]
+    if any(digests) and image is None:
+        needed = f"needs --image, which the picture was made from ({DIGESTS[0]} {digests[0]})"
+        raise InvalidParams("from", options.source, needed)
     if options.format not in (None, *SUFFIXES):
         raise InvalidParams.unknown("format", options.format, SUFFIXES)
     given = read_prompts(options.prompts)
@@ -236,11 +248,11 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
 def with_quality(
     options: argparse.Namespace, stored_model: str | None, strength: float | None
 ) -> dict[str, Any]:
-    """Merge the given flags with the quality's parameters; `strength` is an edit's default."""
+    """Merge the given flags with the parameters of --quality; `strength` is an edit's default."""
     given = given_params(options)
     if not options.quality:
         return given
-    # Here and not above: it reads the model's folder, which a plain picture need not yet.
+    # Imported here, since it loads much.
     from sdxl.checkpoint import find
 
     presets = find(named_model(options, stored_model)).presets
@@ -252,13 +264,6 @@ def named_model(options: argparse.Namespace, stored_model: str | None) -> str:
     return model_with(named, options.vae)
 
 
-def check_image(source: str | None, digests: Sequence[object], image: GivenImage | None) -> None:
-    """Refuse to repeat an edit without its image."""
-    if any(digests) and image is None:
-        needed = f"needs --image, which the picture was made from ({DIGESTS[0]} {digests[0]})"
-        raise InvalidParams("from", source, needed)
-
-
 def read_list(
     field: str,
     options: argparse.Namespace,
@@ -267,27 +272,27 @@ def read_list(
     *,
     is_edit: bool,
 ) -> tuple[Any, ...] | None:
-    """Return the entries of a list with pictures, of flags and of the picture to make again, which
-    does not hold the pictures; add their files. The map of a ControlNet may be the edited image."""
-    may_lack, what = is_edit and field == CONTROLS, NAMED_IN_MESSAGES[field]
+    """Return the ControlNets or image prompts of flags and of the picture to make again, which does
+    not contain their pictures; add their files. A ControlNet's map may be the edited image."""
+    may_lack, words = is_edit and field == CONTROLS, NAMED_IN_MESSAGES[field]
     kept = PICTURED[field].read_list(stored.get(field) or ())
     given: Sequence[Any] | None = getattr(options, field, None)
     if given is None:
         if missing := [each for each in kept if each.image or not may_lack]:
-            flags = attached_pictures.needed_flags(field, missing)
-            raise InvalidParams("from", options.source, f"needs {what.pictures} again: {flags}")
+            flags = input_pictures.needed_flags(field, missing)
+            raise InvalidParams("from", options.source, f"needs {words.pictures} again: {flags}")
         return kept or None
-    entries, own = attached_pictures.read_pictures(field, given, content)
-    files |= own
+    entries, pictures = input_pictures.read_pictures(field, given, input_pictures.read_file)
+    files |= pictures
     without = next((each.name for each in entries if not each.image), None)
     if without is not None and not may_lack:
-        needed = f"with {without!r}: needs {what.file}, {without}=FILE"
+        needed = f"with {without!r}: needs {words.file}, {without}=FILE"
         needed += ", or --image" if field == CONTROLS else ""
         raise InvalidParams(field, None, needed)
     names = {each.name for each in entries}
     if left := ", ".join(each.name for each in kept if each.name not in names):
-        print(f"sdxl render: {options.source}: left out: {what.kind} {left}", file=sys.stderr)
-    return attached_pictures.filled(entries, kept)
+        print(f"sdxl render: {options.source}: left out: {words.kind} {left}", file=sys.stderr)
+    return input_pictures.filled(entries, kept)
 
 
 def params_for(values: dict[str, Any], image: GivenImage | None) -> GenerationParams:
@@ -300,7 +305,7 @@ def params_for(values: dict[str, Any], image: GivenImage | None) -> GenerationPa
 
 
 def read_prompts(arguments: Sequence[str]) -> list[str]:
-    """Read the prompts; `-` stands for the lines of stdin."""
+    """Return the prompts; `-` stands for the lines of stdin."""
     return [
         prompt
         for argument in arguments
@@ -330,29 +335,29 @@ def stored_params(source: str) -> dict[str, Any]:
             raise NoParameters("its model is not a name")
         return stored
     except NoParameters as error:
-        if found := foreign_params(data, source):
-            return found
+        if params := foreign_params(data, source):
+            return params
         needed = f"must be a picture with its parameters ({error})"
         raise InvalidParams("from", source, needed) from error
 
 
 def foreign_params(data: bytes, source: str) -> dict[str, Any]:
-    """Return the known parameters in a picture of stable-diffusion-webui or ComfyUI; the others are
-    printed. The model is left out: other programs' file names mean nothing here."""
+    """Return the known parameters in a picture of stable-diffusion-webui or ComfyUI; print the
+    others. The model is ignored: other programs' file names mean nothing here."""
     from sdxl.infotext import read_metadata
     from sdxl.picture_files import BrokenPicture, read_texts
 
     try:
-        found = read_metadata(read_texts(data))
+        infotext = read_metadata(read_texts(data))
     except (BrokenPicture, ValueError):
         return {}
-    if found.unread:
-        print(f"sdxl render: {source}: left out: {'; '.join(found.unread)}", file=sys.stderr)
-    return found.params
+    if infotext.unread:
+        print(f"sdxl render: {source}: left out: {'; '.join(infotext.unread)}", file=sys.stderr)
+    return infotext.params
 
 
 def model_of_picture(model: str | None, source: str) -> str | None:
-    """Return a picture's model if it is local: the sender of a picture must not choose a
+    """Return a picture's model if it is on this machine: a picture's sender must not cause a
     download."""
     from sdxl.model_names import is_here
 
@@ -363,7 +368,7 @@ def model_of_picture(model: str | None, source: str) -> str | None:
 
 
 def numbered(params: GenerationParams, n: int) -> Iterator[GenerationParams]:
-    """Number the images of a request."""
+    """Yield the parameters of a request's n images."""
     first = secrets.randbelow(DRAWN_SEEDS) if params.seed is None else params.seed
     return (params.picture(i, first) for i in range(n))
 
@@ -411,12 +416,12 @@ def report(result: Result, path: Path, order: RenderSpec) -> None:
 
 
 def lines_to(order: RenderSpec) -> TextIO:
-    """Return where lines go: an image may be on stdout."""
+    """Return the stream for lines of text: stdout may carry an image."""
     return sys.stderr if order.destination.is_stdout else sys.stdout
 
 
 def as_json(result: Result, path: Path, order: RenderSpec) -> dict[str, Any]:
-    """Return a result as JSON; `deep_steps` is a count, `deep_plan` the explicit plan."""
+    """Return a result as JSON; `deep_steps` is a count, `deep_plan` lists the deep steps."""
     from sdxl.images import stored_fields
 
     params = stored_fields(result.params.as_dict())

@@ -47,7 +47,7 @@ def thumbnail(pixels: Pixels) -> Image.Image:
 
 
 def wrap(caption: str, font: Font) -> list[str]:
-    """Wrap whole words; what does not fit on the last line becomes an ellipsis."""
+    """Wrap at words; an ellipsis replaces text that does not fit."""
     lines: list[str] = [""]
     for word in caption.split():
         longer = f"{lines[-1]} {word}".strip()

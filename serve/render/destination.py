@@ -1,4 +1,4 @@
-"""Destinations of pictures: a file, names in a folder, or standard output. It draws nothing."""
+"""Destinations of pictures: a file, names in a folder, or standard output."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from sdxl.params import GenerationParams, InvalidParams
 FORMATS_BY_SUFFIX = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
 SUFFIXES = {"png": ".png", "jpeg": ".jpg", "webp": ".webp"}
 FOREIGN = (".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".jxl", ".svg", ".ico", ".pdf")
-"""A name with such a suffix means a file, not a folder."""
+"""Suffixes of other formats: such a name is an error, not a folder."""
 STDOUT = "-"
 JOINERS = "\u200c\u200d"
 MAX_NAME, MAX_NAME_BYTES = 60, 180
-"""File systems take 255 bytes; seed, number and suffix need some."""
+"""The longest slug: file systems allow names of 255 bytes, with seed, number and suffix."""
 
 
 @dataclass
 class Destination:
-    """A writable destination; every picture gets its own name, never that of another existing
-    picture."""
+    """A writable destination. Each picture gets a name that no other picture has."""
 
     folder: Path
     file_name: str | None
@@ -93,7 +92,7 @@ class Destination:
 
 
 def is_another(path: Path, metadata: Mapping[str, Any] | None) -> bool:
-    """Return whether another file has this path."""
+    """Return whether the path is a file with other metadata."""
     if not path.exists():
         return False
     from sdxl.images import NoParameters, read_parameters, stored_fields
@@ -109,9 +108,9 @@ def format_of(path: Path) -> str | None:
 
 
 def slug(prompt: str) -> str:
-    """Return a prompt as a part of a file name for any file system: letters and digits of any
-    script, whole words as far as they fit."""
-    # Not casefold, which makes other letters of some: ss of ß.
+    """Return a prompt as a part of a file name for any file system: its first words, with letters
+    and digits of any script."""
+    # Not casefold, which replaces some letters: ß by ss.
     plain = unicodedata.normalize("NFKC", prompt).lower()
     words = "".join(each if _is_of_a_word(each) else " " for each in plain).split()
     name = ""
@@ -125,7 +124,7 @@ def slug(prompt: str) -> str:
 
 def _is_of_a_word(character: str) -> bool:
     """Return whether a character is part of a word: many scripts write vowels as marks, or use
-    joiners without width."""
+    zero-width joiners."""
     return unicodedata.category(character)[0] in "LNM" or character in JOINERS
 
 

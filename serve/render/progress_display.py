@@ -1,5 +1,5 @@
-"""Shows progress in the terminal: a bar of steps and, where the terminal shows pictures, a preview
-above it. It does not make them.
+"""Shows progress in the terminal: a bar of steps and, if the terminal shows pictures, a preview
+above it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ PERIOD_S = 0.2
 MOST_ROWS = 12
 FEWEST_ROWS = 4
 ROWS_LEFT = 3
-"""of the screen, for the bar and earlier lines"""
+"""Rows of the screen for the bar and earlier lines."""
 FREE_S, SHARE = 2.0, 0.1
-"""share of a command's time for drawing; a slow connection shows fewer previews at no extra cost"""
+"""Drawing may take FREE_S and this share of a command's time: a slow connection shows fewer
+previews."""
 SAVE, RESTORE, LINE_START, ERASE_BELOW = b"\x1b7", b"\x1b8", b"\r", b"\x1b[J"
 
 
@@ -37,22 +38,22 @@ def up(rows: int) -> bytes:
 
 @dataclass
 class PictureArea:
-    """The lines above the cursor on which previews are drawn, ending with the finished picture."""
+    """The lines above the cursor in which previews and then the finished picture are drawn."""
 
     terminal: Terminal
     frame: Frame | None = None
     has_moved: bool = False
-    """something was written below it"""
+    """whether something was written below the picture"""
     _screen: Screen | None = None
 
     def draw(self, pixels: Pixels) -> None:
-        """Draw; the cursor starts and ends at the start of the line."""
+        """Draw a picture. The cursor must be at the start of a line, and returns there."""
         from PIL import Image
 
         from serve.render.terminal_pictures import shown
 
         if self.has_moved or self._screen != self.terminal.screen:
-            # What is drawn stays where it went.
+            # The old picture has moved and stays where it is.
             self.leave()
         if self.frame is None:
             self._open(pixels.shape[1], pixels.shape[0])
@@ -68,13 +69,16 @@ class PictureArea:
     def clear(self) -> None:
         """Remove the picture."""
         if self.frame is not None and not self.has_moved and self.terminal.is_ours:
-            self.terminal.write(LINE_START + up(self.frame.rows) + self._forgotten + ERASE_BELOW)
+            from serve.render.terminal_pictures import kitty_erased
+
+            is_kitty = self.terminal.protocol == KITTY
+            erased = kitty_erased(self.frame.number) if is_kitty else b""
+            self.terminal.write(LINE_START + up(self.frame.rows) + erased + ERASE_BELOW)
         self.leave()
 
     def mend(self) -> None:
-        """Restore the terminal after an interrupt that may have cut a picture in two: it shows text
-        again, below the picture. Even complete output may be lost: at Ctrl-C the kernel drops what
-        the terminal has not read."""
+        """Make the terminal show text again, below the picture, after an interrupt that may have
+        cut the picture off: at Ctrl-C the kernel drops output that the terminal has not read."""
         from serve.render.terminal_pictures import END
 
         if self.frame is not None:
@@ -86,25 +90,18 @@ class PictureArea:
         screen = self._screen = self.terminal.screen
         rows = min(MOST_ROWS, screen.rows - ROWS_LEFT)
         if rows >= FEWEST_ROWS and screen.columns > 1:
-            # A random number: pictures of earlier commands may be on the screen with theirs.
+            # A random number: pictures of earlier commands on the screen have other numbers.
             number = 1 + secrets.randbelow(2**31 - 1)
             size, columns = (width, height), screen.columns - 1
             frame = frame_for(size, columns, rows, screen.cell, number)
-            # Saved at once, so that the cursor can return even if a picture is cut off.
+            # Save the cursor now, so that it can return even if a picture is cut off.
             self.terminal.write(b"\n" * frame.rows + SAVE)
             self.frame = frame
-
-    @property
-    def _forgotten(self) -> bytes:
-        from serve.render.terminal_pictures import kitty_erased
-
-        assert self.frame is not None
-        return kitty_erased(self.frame.number) if self.terminal.protocol == KITTY else b""
 
 
 @dataclass
 class RenderDisplay:
-    """The display of one command; `terminal` shows pictures if it can."""
+    """The display of one command; without a `terminal` only the bar."""
 
     total_steps: int
     terminal: Terminal | None = None
@@ -133,11 +130,11 @@ class RenderDisplay:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        # A terminal that has gone away is not to hide what went wrong.
+        # A closed terminal must not hide the command's error.
         with suppress(OSError):
             if self._area is not None:
                 signal.signal(signal.SIGCONT, self._handler)
-                # Before anything else is written: it would be taken for a part of the picture.
+                # First of all: the terminal may take other output for a part of a cut-off picture.
                 self._area.mend()
             self._bar.close()
             if self._area is not None:
@@ -148,7 +145,7 @@ class RenderDisplay:
 
     @property
     def on_forming(self) -> Callable[[Forming], None] | None:
-        """Return False if previews are not shown, so that none are made."""
+        """The callback for previews; None if they are not shown, so that none are made."""
         return None if self._area is None else self._forming
 
     def _forming(self, show: Forming) -> None:
@@ -156,7 +153,7 @@ class RenderDisplay:
             self._draw(show)
 
     def finished(self, pixels: Pixels) -> None:
-        """Leave the picture on the screen, above the next line."""
+        """Draw the finished picture, and leave it on the screen above the next line."""
         if self._area is not None and (self._area.frame or self._is_affordable):
             self._draw(lambda: pixels)
         if self._area is not None:
@@ -183,7 +180,7 @@ class RenderDisplay:
         return self._spent_s <= FREE_S + SHARE * (self.clock() - self._began_s)
 
     def _stop(self, area: PictureArea, error: Exception) -> None:
-        """Turn previews off after an error: a failing preview must not cost the picture."""
+        """Turn previews off after an error, which must not fail the command."""
         from tqdm import tqdm
 
         self._has_stopped = True

@@ -1,8 +1,8 @@
-"""Queries what the terminal on stderr can show.
+"""Finds out by queries which pictures the terminal on stderr can show.
 
-Environment variables may be stale: they pass into a multiplexer, an editor's terminal, another
-machine. So they only prevent queries to terminals where queries do harm; the answers decide. A
-multiplexer answers for itself. This module draws nothing.
+Environment variables may be wrong, as multiplexers, editors' terminals and remote shells inherit
+them. So they only prevent queries to terminals that handle queries badly. A multiplexer answers for
+itself.
 """
 
 from __future__ import annotations
@@ -28,27 +28,25 @@ PROTOCOLS = (KITTY, ITERM, SIXEL)
 PREVIEWS = (AUTO, OFF, *PROTOCOLS)
 
 ANSWER_S = 1.0
-"""Limit of an answer: a terminal answers within milliseconds, over a slow connection within tenths
-of a second."""
+"""Timeout of an answer, which takes milliseconds, or tenths of a second over a slow connection."""
 TMUX_S = 2.0
 SILENT = ("", "dumb", "unknown", "linux", "emacs")
-"""`TERM` of terminals that show no pictures and may print unknown queries."""
+"""Values of `TERM` for terminals that show no pictures and may print unknown queries."""
 SPEAK_KITTY = ("kitty", "ghostty", "wezterm", "konsole")
 KITTY_TERMS = ("xterm-kitty", "xterm-ghostty")
-"""Terminals that are asked for kitty's protocol: some others print the query."""
-BETWEEN = ("tmux", "screen", "zellij")
-"""Multiplexers."""
-BETWEEN_VARIABLES = ("TMUX", "STY", "ZELLIJ")
+"""Only these terminals get kitty's query: some others print it."""
+MULTIPLEXERS = ("tmux", "screen", "zellij")
+MULTIPLEXER_VARIABLES = ("TMUX", "STY", "ZELLIJ")
 SIXEL_ATTRIBUTE = "4"
 USUAL_COLOURS = 256
 
-# Who are you (XTVERSION)? How many pixels has a cell? Then the question that every terminal
-# answers (DA1): once its answer is here, no other will come.
+# Every terminal answers the last query (DA1); after its answer no other will come. The first
+# queries are for the terminal's name (XTVERSION) and a cell's pixels.
 LAST = b"\x1b[c"
-QUESTIONS = b"\x1b[>0q\x1b[16t" + LAST
-KITTY_QUESTION = b"\x1b_Gi=31,s=1,v=1,a=q,t=d,f=24;AAAA\x1b\\" + LAST
-COLOURS_QUESTION = b"\x1b[?1;1;0S" + LAST
-# A terminal that prints a question instead of answering printed it after this place.
+QUERIES = b"\x1b[>0q\x1b[16t" + LAST
+KITTY_QUERY = b"\x1b_Gi=31,s=1,v=1,a=q,t=d,f=24;AAAA\x1b\\" + LAST
+COLOURS_QUERY = b"\x1b[?1;1;0S" + LAST
+# Save the cursor; return and erase a query that the terminal printed instead of answering.
 HERE, BACK = b"\x1b7", b"\x1b8\x1b[K"
 
 NAME = re.compile(rb"\x1bP>\|([^\x1b\x07]*)")
@@ -77,7 +75,7 @@ class Terminal:
     colours: int = USUAL_COLOURS
 
     def write(self, data: bytes) -> None:
-        """Write without the stream's buffers, whose remainder an interrupt would leave."""
+        """Write past the stream's buffer, in which an interrupt would leave a part."""
         self.stream.flush()
         left = memoryview(data)
         while left:
@@ -90,7 +88,7 @@ class Terminal:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this command is in the foreground; a background command does not write."""
+        """Whether this command is in the foreground and may draw."""
         try:
             return os.tcgetpgrp(self.stream.fileno()) == os.getpgrp()
         except OSError:
@@ -101,10 +99,6 @@ class Terminal:
 class Answers:
     first: bytes
     second: bytes = b""
-
-    @property
-    def name(self) -> str:
-        return name_in(self.first)
 
 
 def find(preview: str, is_redirected: bool) -> Terminal | None:
@@ -119,7 +113,7 @@ def find(preview: str, is_redirected: bool) -> Terminal | None:
         return Terminal(sys.stderr, preview)
     if not is_terminal or is_redirected or is_silent(os.environ):
         return None
-    return asked(sys.stderr, os.environ)
+    return query_terminal(sys.stderr, os.environ)
 
 
 def check(preview: str) -> str:
@@ -138,18 +132,18 @@ def is_silent(environment: Mapping[str, str]) -> bool:
     )
 
 
-def asked(stream: TextIO, environment: Mapping[str, str]) -> Terminal | None:
-    """Query the terminal; None if it supports no known protocol."""
+def query_terminal(stream: TextIO, environment: Mapping[str, str]) -> Terminal | None:
+    """Query the terminal; return None if it supports no known protocol."""
     try:
         descriptor = os.open(os.ttyname(stream.fileno()), os.O_RDWR | os.O_NOCTTY)
     except OSError:
-        # Streams without a file, and terminals of another container.
+        # The stream has no file, or the terminal is in another container.
         return None
     try:
-        if not is_alone(descriptor):
+        if not is_foreground(descriptor):
             return None
         stream.flush()
-        with unechoed(descriptor):
+        with without_echo(descriptor):
             answers = conversation(descriptor, environment)
     finally:
         os.close(descriptor)
@@ -161,17 +155,18 @@ def asked(stream: TextIO, environment: Mapping[str, str]) -> Terminal | None:
 
 def protocol_of(answers: Answers, environment: Mapping[str, str]) -> str | None:
     has_sixel = SIXEL_ATTRIBUTE in attributes_in(answers.first)
-    if is_between(answers.name, environment):
+    name = name_in(answers.first)
+    if is_multiplexer(name, environment):
         return SIXEL if has_sixel and passes_sixel(environment) else None
-    if answers.name.startswith("iterm"):
+    if name.startswith("iterm"):
         return ITERM
     if KITTY_ANSWER.search(answers.second):
         return KITTY
     return SIXEL if has_sixel else None
 
 
-def is_alone(descriptor: int) -> bool:
-    """Whether answers will reach this command: the terminal is its own, in the foreground."""
+def is_foreground(descriptor: int) -> bool:
+    """Whether this command is in the terminal's foreground, so that answers reach it."""
     try:
         return os.tcgetpgrp(descriptor) == os.getpgrp()
     except OSError:
@@ -179,12 +174,12 @@ def is_alone(descriptor: int) -> bool:
 
 
 @contextmanager
-def unechoed(descriptor: int) -> Iterator[None]:
-    """Read the terminal's answers unechoed. Signals wait meanwhile: none may end the command with
-    the terminal changed."""
+def without_echo(descriptor: int) -> Iterator[None]:
+    """Turn the terminal's echo off. Signals wait meanwhile, so that none ends the command before
+    the terminal is restored."""
     import termios
 
-    waiting = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         before = termios.tcgetattr(descriptor)
         changed = list(before)
@@ -195,32 +190,33 @@ def unechoed(descriptor: int) -> Iterator[None]:
         finally:
             termios.tcsetattr(descriptor, termios.TCSANOW, before)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, waiting)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def conversation(descriptor: int, environment: Mapping[str, str]) -> Answers | None:
-    """Send the safe queries, then those that depend on the terminal's name."""
-    if is_readable(descriptor, 0) or not is_writable(descriptor):
-        # Typed ahead, for what comes after this command: it would be lost among the answers. Or
-        # its output was stopped by Ctrl-S.
+    """Send the safe queries, then one that depends on the terminal."""
+    is_writable = bool(select.select([], [descriptor], [], 0)[1])
+    if is_readable(descriptor, 0) or not is_writable:
+        # The user typed ahead, and the input would be lost among the answers; or Ctrl-S has stopped
+        # the output.
         return None
-    first = answer(descriptor, QUESTIONS)
+    first = answer(descriptor, QUERIES)
     if first is None:
         return None
     if may_speak_kitty(name_in(first), environment):
-        more = KITTY_QUESTION
+        more = KITTY_QUERY
     elif SIXEL_ATTRIBUTE in attributes_in(first):
-        more = COLOURS_QUESTION
+        more = COLOURS_QUERY
     else:
         return Answers(first)
     return Answers(first, answer(descriptor, more) or b"")
 
 
-def answer(descriptor: int, questions: bytes) -> bytes | None:
-    """Return the terminal's answers up to the last one; None if that does not come. Nothing is left
-    for later readers."""
+def answer(descriptor: int, queries: bytes) -> bytes | None:
+    """Return the terminal's answers up to the last one; None if the last does not come. No input is
+    left for later readers."""
     reply, until = b"", time.monotonic() + ANSWER_S
-    os.write(descriptor, HERE + questions)
+    os.write(descriptor, HERE + queries)
     try:
         while (left := until - time.monotonic()) > 0 and is_readable(descriptor, left):
             reply += os.read(descriptor, 4096)
@@ -229,7 +225,7 @@ def answer(descriptor: int, questions: bytes) -> bytes | None:
     finally:
         os.write(descriptor, BACK)
         discard_input(descriptor)
-    # It may still come, for as long as the command lasts.
+    # The answer may come later, until the command ends.
     atexit.register(discard_input_of, os.ttyname(descriptor))
     return None
 
@@ -238,10 +234,10 @@ def discard_input_of(terminal: str) -> None:
     try:
         descriptor = os.open(terminal, os.O_RDWR | os.O_NOCTTY)
     except OSError:
-        # It was closed.
+        # The terminal was closed.
         return
     try:
-        if is_alone(descriptor):
+        if is_foreground(descriptor):
             discard_input(descriptor)
     finally:
         os.close(descriptor)
@@ -257,23 +253,19 @@ def is_readable(descriptor: int, within_s: float) -> bool:
     return bool(select.select([descriptor], [], [], within_s)[0])
 
 
-def is_writable(descriptor: int) -> bool:
-    return bool(select.select([], [descriptor], [], 0)[1])
-
-
 def name_in(reply: bytes) -> str:
     match = NAME.search(reply)
     return match[1].decode("ascii", "replace").casefold() if match else ""
 
 
 def cell_in(reply: bytes) -> tuple[int, int]:
-    """Return width and height of a cell."""
+    """Return a cell's width and height in pixels."""
     match = CELL.search(reply)
     return (int(match[2]), int(match[1])) if match else (0, 0)
 
 
 def attributes_in(reply: bytes) -> list[str]:
-    """Return the device attributes; the first is the terminal's type."""
+    """Return the device attributes without the first, the terminal's type."""
     match = ATTRIBUTES.search(reply)
     return match[1].decode().split(";")[1:] if match else []
 
@@ -283,23 +275,23 @@ def colours_in(reply: bytes) -> int:
     return min(max(int(match[1]), 2), USUAL_COLOURS) if match else USUAL_COLOURS
 
 
-def is_between(name: str, environment: Mapping[str, str]) -> bool:
+def is_multiplexer(name: str, environment: Mapping[str, str]) -> bool:
     term = environment.get("TERM", "")
     return (
-        name.startswith(BETWEEN)
-        or term.startswith(BETWEEN)
-        or bool({*BETWEEN_VARIABLES} & {*environment})
+        name.startswith(MULTIPLEXERS)
+        or term.startswith(MULTIPLEXERS)
+        or bool({*MULTIPLEXER_VARIABLES} & {*environment})
     )
 
 
 def may_speak_kitty(name: str, environment: Mapping[str, str]) -> bool:
     is_known = name.startswith(SPEAK_KITTY) or environment.get("TERM") in KITTY_TERMS
-    return is_known and not is_between(name, environment)
+    return is_known and not is_multiplexer(name, environment)
 
 
 def passes_sixel(environment: Mapping[str, str]) -> bool:
-    """Whether sixels pass. tmux handles them itself and knows whether its terminal shows them;
-    other multiplexers are unknown."""
+    """Whether the multiplexer shows sixels. tmux knows whether its terminal does; others are not
+    asked."""
     if "TMUX" not in environment:
         return False
     command = ["tmux", "display-message", "-p", "#{client_termfeatures}"]

@@ -15,15 +15,15 @@ from sdxl.picture_files import file_of
 from serve.render.terminal import ITERM, KITTY, SIXEL
 
 USUAL_CELL = (10, 20)
-"""pixels; of terminals that do not report it"""
+"""A cell's pixels in terminals that do not report them."""
 LONGEST_SENT = 384
-"""For protocols with scaling in the terminal: fewer bytes over a slow connection."""
+"""The longer side of pictures that the terminal scales: fewer bytes over a slow connection."""
 MAX_COLOURS = 256
 END = b"\x1b\\"
-"""also of what was cut off; else it means nothing"""
+"""Ends a picture, also one that was cut off; without a picture it does nothing."""
 KITTY_CHUNK = 4096
 BAND = 6
-"""rows of pixels in one row of sixels"""
+"""Rows of pixels in one row of sixels."""
 BLANK = ord("?")
 SHORTEST_RUN = 4
 RUNS = re.compile(rb"([?-~])\1{%d,}" % (SHORTEST_RUN - 1))
@@ -40,14 +40,14 @@ class Frame:
 
     @property
     def size(self) -> tuple[int, int]:
-        """in pixels"""
+        """The size in pixels."""
         return self.columns * self.cell[0], self.rows * self.cell[1]
 
 
 def frame_for(
     size: tuple[int, int], columns: int, rows: int, cell: tuple[int, int], number: int = 1
 ) -> Frame:
-    """Return the largest frame of a picture's aspect within these columns and rows."""
+    """Return the largest frame with a picture's aspect ratio within these columns and rows."""
     cell = cell if all(cell) else USUAL_CELL
     scale = min(columns * cell[0] / size[0], rows * cell[1] / size[1])
     across, down = (
@@ -57,7 +57,7 @@ def frame_for(
 
 
 def shown(picture: Image.Image, protocol: str, frame: Frame, colours: int = MAX_COLOURS) -> bytes:
-    """Return the bytes that draw it at the cursor. The final cursor position depends on the
+    """Return the bytes that draw a picture at the cursor. Where the cursor ends depends on the
     protocol."""
     if protocol == SIXEL:
         return sixel(fitted(picture, frame.size), colours)
@@ -68,33 +68,33 @@ def shown(picture: Image.Image, protocol: str, frame: Frame, colours: int = MAX_
 
 
 def fitted(picture: Image.Image, size: tuple[int, ...]) -> Image.Image:
-    """Resize to fit into these pixels with its aspect."""
+    """Resize to fit into these pixels, with the same aspect ratio."""
     scale = min(size[0] / picture.width, size[1] / picture.height)
     across, down = (max(1, int(side * scale)) for side in picture.size)
     return picture.convert("RGB").resize((across, down), Image.Resampling.BICUBIC)
 
 
 def kitty(file: bytes, frame: Frame) -> bytes:
-    """Encode for kitty. A picture of the same number is replaced; `q=2` suppresses answers, `C=1`
+    """Encode for kitty, in place of a picture of the same number; `q=2` suppresses answers, `C=1`
     keeps the cursor."""
     text = base64.b64encode(file)
     chunks = [text[i : i + KITTY_CHUNK] for i in range(0, len(text), KITTY_CHUNK)]
-    said = f"a=T,f=100,i={frame.number},p=1,c={frame.columns},r={frame.rows},C=1,q=2"
+    keys = f"a=T,f=100,i={frame.number},p=1,c={frame.columns},r={frame.rows},C=1,q=2"
     return b"".join(
-        b"\x1b_G%s,m=%d;%s" % (said.encode() if at == 0 else b"q=2", at + 1 < len(chunks), chunk)
+        b"\x1b_G%s,m=%d;%s" % (keys.encode() if at == 0 else b"q=2", at + 1 < len(chunks), chunk)
         + END
         for at, chunk in enumerate(chunks)
     )
 
 
 def kitty_erased(number: int) -> bytes:
-    """Erase a picture, also one of which only a part arrived."""
+    """Return the bytes that erase a picture, also one that was cut off."""
     return b"\x1b_Gq=2,m=0;" + END + b"\x1b_Ga=d,d=I,i=%d,q=2" % number + END
 
 
 def iterm(file: bytes, frame: Frame) -> bytes:
-    said = f"size={len(file)};width={frame.columns};height={frame.rows};preserveAspectRatio=1"
-    head = f"\x1b]1337;File=inline=1;{said};doNotMoveCursor=1:".encode()
+    arguments = f"size={len(file)};width={frame.columns};height={frame.rows};preserveAspectRatio=1"
+    head = f"\x1b]1337;File=inline=1;{arguments};doNotMoveCursor=1:".encode()
     return head + base64.b64encode(file) + b"\x07"
 
 
@@ -112,25 +112,23 @@ def sixel(picture: Image.Image, colours: int = MAX_COLOURS) -> bytes:
 
 
 def reduced(picture: Image.Image, colours: int) -> Image.Image:
-    """Reduce to the palette. Few colours need dithering; many do not, and compress better
-    without."""
+    """Reduce the colours. Few colours need dithering; many do not, and compress better without."""
     colours = min(colours, MAX_COLOURS)
-    found = picture.quantize(colours)
+    indexed = picture.quantize(colours)
     if colours == MAX_COLOURS:
-        return found
-    return picture.quantize(palette=found, dither=Image.Dither.FLOYDSTEINBERG)
+        return indexed
+    return picture.quantize(palette=indexed, dither=Image.Dither.FLOYDSTEINBERG)
 
 
 def palette_of(indexed: Image.Image, count: int) -> bytes:
-    """Return the palette in hundredths."""
+    """Return the palette, in hundredths of full intensity."""
     values = np.asarray(indexed.getpalette("RGB"), np.float32)[: 3 * count].reshape(-1, 3)
     hundredths = (values * 100 / 255).round().astype(int).tolist()
     return b"".join(b"#%d;2;%d;%d;%d" % (i, *rgb) for i, rgb in enumerate(hundredths))
 
 
 def bands(indices: NDArray[np.uint8]) -> Iterator[bytes]:
-    """Return bands of six rows of pixels: for each colour, one character per column whose bits are
-    its rows."""
+    """Yield bands of six rows of pixels: for each colour a character a column, a bit a row."""
     weights = (1 << np.arange(BAND)).astype(np.uint8)
     for top in range(0, len(indices), BAND):
         rows = indices[top : top + BAND]
@@ -141,5 +139,5 @@ def bands(indices: NDArray[np.uint8]) -> Iterator[bytes]:
         yield b"$".join(b"#%d%s" % each for each in zip(colours.tolist(), lines, strict=True))
 
 
-def run(found: re.Match[bytes]) -> bytes:
-    return b"!%d%s" % (len(found[0]), found[1])
+def run(match: re.Match[bytes]) -> bytes:
+    return b"!%d%s" % (len(match[0]), match[1])

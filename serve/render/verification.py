@@ -1,7 +1,4 @@
-"""`sdxl verify`: reads a picture's provenance and checks it.
-
-It reads pictures of any generator, and makes nothing.
-"""
+"""`sdxl verify`: reads and checks a picture's provenance, whichever program made the picture."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ from PIL.Image import Image
 
 from sdxl.arguments import Parser
 from sdxl.content_credentials import SOURCE_TYPE, read_claim
-from sdxl.params import InvalidParams
 from sdxl.picture_files import BrokenPicture, opened
+from serve.render.input_pictures import read_file
 
 HOLDS, CHANGED, UNSIGNED, UNMARKED = "holds", "changed", "unsigned", "unmarked"
 WATERMARKED = "watermarked"
@@ -41,7 +38,7 @@ class Verdict:
     generator: str = ""
     is_watermarked: bool = False
     watermark_score: float = 0.0
-    """needed: watermark.FOUND"""
+    """a watermark needs watermark.FOUND"""
     watermark_chance: float = 1.0
     """probability of this score without a watermark"""
     failures: tuple[str, ...] = ()
@@ -50,7 +47,8 @@ class Verdict:
 
 def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
-    trusted = read(options.trust, "trust") if options.trust else b""
+    trust = str(Path(options.trust).expanduser()) if options.trust else ""
+    trusted = read_file(trust, "trust") if trust else b""
     verdicts = [verify(Path(file), trusted) for file in options.files]
     for verdict in verdicts:
         print(json.dumps(asdict(verdict)) if options.is_json else describe(verdict))
@@ -58,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def is_accepted(verdict: Verdict, *, is_strict: bool) -> bool:
-    """Nothing proves that an unsigned picture is unchanged, so the strict refuse it."""
+    """Strict: accept only trusted signatures, as an unsigned picture may have been changed."""
     if is_strict:
         return verdict.verdict == HOLDS and verdict.is_trusted
     return verdict.verdict in (HOLDS, UNSIGNED, WATERMARKED)
@@ -67,18 +65,20 @@ def is_accepted(verdict: Verdict, *, is_strict: bool) -> bool:
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="sdxl verify",
-        description="What pictures say of their origin, and whether they are as they were signed. "
-        "Exit code 1 if one was changed or says nothing.",
+        description="Print the provenance of pictures, and check that they are as they were "
+        "signed. Exit code 1 if one was changed or has no provenance.",
     )
     parser.add_argument("files", nargs="+", metavar="FILE")
-    trust = "root certificates that you trust; a picture that none of them signed fails"
+    trust = "root certificates that you trust; other signatures fail"
     parser.add_argument("--trust", metavar="PEM", help=trust)
-    parser.add_argument("--json", action="store_true", dest="is_json", help="an object a file")
+    parser.add_argument(
+        "--json", action="store_true", dest="is_json", help="print a JSON object for each file"
+    )
     return parser
 
 
 def verify(path: Path, trusted: bytes = b"") -> Verdict:
-    data, name = read(str(path), "file"), str(path)
+    data, name = read_file(str(path.expanduser()), "file"), str(path)
     try:
         with opened(data) as image:
             image.load()
@@ -121,13 +121,6 @@ def describe(verdict: Verdict) -> str:
             lines.append(f"  {name:<12} {verdict.parameters[name]}")
     lines += [f"  wrong        {failure}" for failure in verdict.failures]
     return "\n".join(lines)
-
-
-def read(name: str, what: str) -> bytes:
-    try:
-        return Path(name).expanduser().read_bytes()
-    except OSError as error:
-        raise InvalidParams(what, name, f"must be a readable file ({error.strerror})") from error
 
 
 def _watermark(image: Image) -> dict[str, Any]:

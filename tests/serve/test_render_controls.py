@@ -18,7 +18,7 @@ from sdxl.controls import Control
 from sdxl.digests import sha256_of
 from sdxl.images import encode, read_parameters
 from sdxl.pipeline import Pipeline
-from serve.render.attached_pictures import filled
+from serve.render.input_pictures import filled
 from tests.sdxl.control_nets import random_control
 
 Capture = pytest.CaptureFixture[str]
