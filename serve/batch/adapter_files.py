@@ -1,5 +1,4 @@
-"""The LoRAs, embeddings, ControlNets, IP-Adapters and the refiner that rows name, by the digests of
-their files."""
+"""Digests of the LoRAs, embeddings, ControlNets, IP-Adapters and the refiner that rows name."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ def files_in(piece: ShardPiece, catalogue: Catalogue) -> dict[str, str]:
 
 
 def _named_in(params: GenerationParams, catalogue: Catalogue) -> Iterator[AdapterFile]:
-    """Yield the files that are there: for others, a worker refuses the row."""
+    """Yield the files that exist; a worker refuses rows that name others."""
     texts = {"prompt": params.prompt, "negative_prompt": params.negative_prompt or ""}
     with suppress(InvalidParams):
         for lora in params.loras or ():

@@ -1,7 +1,4 @@
-"""`sdxl batch --verify`: checks that a job's output holds exactly what its input asks for.
-
-It compares the input, every ledger and every picture with each other.
-"""
+"""`sdxl batch --verify`: compares a job's input, ledgers and pictures with each other."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ def audit(store: Store, job: BatchJob) -> Audit:
     for piece in job.shards():
         shards.add(shard_name(piece.shard))
         audit_shard(store, piece, result)
-    result.problems += strangers(store, shards)
+    result.problems += foreign_files(store, shards)
     return result
 
 
@@ -100,15 +97,15 @@ def problem_of(read: Callable[[str], bytes], entry: Entry) -> str | None:
 
 
 def wanted_size(entry: Entry) -> tuple[int, int] | None:
-    """None if the ledger does not say it."""
+    """Return a picture's expected size; None if the ledger does not determine it."""
     params = GenerationParams.from_dict(entry.params)
     # An edit of a masked part returns the whole image.
     is_part = params.mask_padding is not None
     return None if is_part or not (params.width and params.height) else params.result_size
 
 
-def strangers(store: Store, shards: set[str]) -> Iterator[str]:
-    """Name what belongs to no shard of this job."""
+def foreign_files(store: Store, shards: set[str]) -> Iterator[str]:
+    """Report files that belong to no shard of this job, or are not packed."""
     for name in store.names("images"):
         if name.removesuffix(".tar") not in shards:
             yield f"images/{name}: no shard of this job"

@@ -1,4 +1,4 @@
-"""What one `sdxl batch` command asks for, and how it may end."""
+"""One `sdxl batch` command: its flags and errors."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from engines.flags import ModelFlags
 from sdxl.provenance import Provenance
 
 HAS_DEAD = 3
-"""the exit code of a job with dead letters"""
+"""The exit code of a job with dead letters."""
 API_KEY = "OPENAI_API_KEY"
 RANGES = {"n": (1, 10_000), "shard_size": (1, 4096)}
 
 
 class BatchFailed(RuntimeError):
-    """The job cannot continue. Nothing that is done is lost."""
+    """The job cannot continue. Finished pictures are kept."""
 
 
 class ReportedInterrupt(KeyboardInterrupt):
@@ -25,14 +25,14 @@ class ReportedInterrupt(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class BatchSpec(ModelFlags):
-    """A command's flags, checked as far as possible without reading the input. With `through` the
-    model is one of the service's names; empty for its first."""
+    """A command's flags, checked as far as possible without reading the input. With `through`,
+    `model` is a model of the service; empty: the first."""
 
     inputs: tuple[str, ...]
     out: str
     parameters: dict[str, Any]
     quality: str | None
-    """a preset's name: fills steps and cache interval unless a flag sets them"""
+    """name of a preset, which sets the steps and cache interval that flags do not set"""
     n: int
     format: str
     is_tarred: bool

@@ -1,6 +1,6 @@
-"""`sdxl batch`: makes a picture of every row of a file, over days and kills.
+"""`sdxl batch`: makes a picture of every row of a file. A job can be interrupted and resumed.
 
-It checks the flags before it loads anything slow.
+It checks the flags before it imports anything slow.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ COMMON_FLAGS = (
 )
 HAS_PROBLEMS = 1
 END_S = 20.0
-"""A job that was told to end has this long to record its last pictures."""
+"""After an interrupt a job has this long to record its last pictures."""
 INTERRUPTED, UNREPORTED = 128 + signal.SIGINT, -1
 ENDS: Mapping[int, int] = dict.fromkeys((*SIGNALLED, -signal.SIGSEGV, -signal.SIGABRT), UNREPORTED)
-"""Exit codes of an interrupted job. Ray's threads may crash while the process ends; that does no
-harm, as the ledger says what is done."""
+"""Exit codes of an interrupted job. Ray's threads may crash while the process ends, which does no
+harm: the ledger records the finished rows."""
 RESUME_HINT = "interrupted; rerun the same command to start or resume it"
-"""printed if the job's progress is unknown"""
+"""Printed if the job's progress is unknown."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
         return verify(options.verify)
     order = read_order(options)
     if order.through:
-        # It starts no Ray, so there are no processes to supervise.
+        # Without Ray there are no processes to supervise.
         return make(order)
     code = supervise(partial(make, order), END_S, report, signalled=ENDS)
     if code == UNREPORTED:
@@ -92,15 +92,15 @@ def build_parser() -> Parser:
     parser.add_argument("-o", "--out", metavar="DIR", help=text)
     add_count_flag(parser, "pictures a row")
     add("--format", "png", ", ".join(SUFFIXES))
-    add("--tar", False, "write a WebDataset tar a shard, not single files", dest="is_tarred")
-    add("--shard-size", DEFAULT_SHARD, "rows")
+    add("--tar", False, "write a WebDataset tar for each shard", dest="is_tarred")
+    add("--shard-size", DEFAULT_SHARD, "rows of a shard")
     add("--retry-dead", False, "retry the dead letters of earlier runs", dest="retries_dead")
-    text = "check every finished picture, not a sample"
+    text = "check every finished picture instead of a sample"
     add("--read-back", False, text, dest="reads_back")
     group = parser.add_argument_group("workers")
     add = partial(add_option, group)
     add_engine_flags(group, "(mini); with --through one of the service's (its first)")
-    add("--workers", 0, "default: one a GPU, or one")
+    add("--workers", 0, "number of workers; 0: one for each GPU, or one")
     add("--mixed-gpus", False, "allow GPUs of several kinds", dest="is_mixed")
     add("--address", None, "a running Ray cluster (default: start one)", "HOST:PORT")
     add("--through", None, f"use a running service, at low priority; key in {API_KEY}", "URL")
@@ -108,12 +108,12 @@ def build_parser() -> Parser:
         "--deterministic",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="the same bytes whatever else is rendered (default)",
+        help="a picture has the same bytes whatever else is rendered (default)",
     )
     add("--stall-s", 120.0, "replace a worker without progress for so many seconds", "S")
     add = partial(add_option, parser.add_argument_group("monitoring"))
     add("--quiet", False, "JSON lines on stdout instead of a display", dest="is_quiet")
-    add("--metrics-port", None, "for Prometheus, on loopback", "PORT", type=whole)
+    add("--metrics-port", None, "serve metrics for Prometheus on loopback", "PORT", type=whole)
     add("--status", None, "print the progress of a job and exit", "DIR")
     add("--verify", None, "check the output of a job and exit", "DIR")
     add_picture_flags(parser)
@@ -121,7 +121,7 @@ def build_parser() -> Parser:
 
 
 def read_order(options: argparse.Namespace) -> BatchSpec:
-    """A flag's `dest` is its field in BatchSpec."""
+    """Check the flags. A flag's `dest` is its field in BatchSpec."""
     if not options.inputs:
         raise InvalidParams("input", None, "needs at least one file")
     if not options.out:

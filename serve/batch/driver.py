@@ -1,7 +1,7 @@
-"""The job's one loop: leases pieces to workers, counts their results, replaces dead and hung ones.
+"""The job's one loop: leases pieces to workers, counts results, replaces dead and hung workers.
 
-The ledgers are the truth; the driver's state may be lost at any moment. It knows no Ray. It runs on
-a thread that no interrupt strikes, because an interrupt breaks futures; news arrive in one queue.
+The driver's state may be lost at any moment: the ledgers record what is done. It knows no Ray. It
+runs on a thread without interrupts, which break futures; finished futures arrive in one queue.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from serve.orders import ModelCard
 
 BEAT_S = 1.0
 SILENT_S = 5.0
-"""A ready worker that is silent for this long hangs: it reports twice a second."""
+"""A ready worker without a report for this long hangs; it should report twice a second."""
 LOAD_S = 1800.0
 LOADS = 3
-"""The job stops after this many workers in a row died before they were ready, if none is: a lost
-host's worker waits for a GPU that is gone."""
+"""The job stops after this many consecutive workers died before they were ready, if no other worker
+is ready: the worker of a lost host may wait for a GPU for ever."""
 DAMAGED = "finished pictures were missing or damaged; --read-back reads all"
 
 
@@ -43,7 +43,7 @@ class WorkerHandle:
     since_s: float
     """time of its last progress"""
     silent_s: float = 0.0
-    """since its last report, while the driver was listening"""
+    """seconds since its last report during which the driver listened"""
     progress: int = -1
     is_ready: bool = False
     tallies: dict[int, Tally] = field(default_factory=dict)
@@ -72,6 +72,7 @@ class Driver:
         self._names = (f"w{i}" for i in itertools.count())
         self._dead_loads = 0
         self._made = self._found = self._dead = 0
+        """counts of ended pieces"""
 
     def run(self, shards: Iterator[ShardPiece]) -> None:
         leases = Leases(shards)
@@ -85,7 +86,7 @@ class Driver:
                 for handle in self._handles.values():
                     handle.silent_s += listened_s
                 for future in futures:
-                    # A worker that was ended has no handle.
+                    # The future of a replaced worker has no handle.
                     if future in self._handles:
                         self._handle(future, self._handles.pop(future), leases)
                 self._replace_stuck(leases)
@@ -95,11 +96,11 @@ class Driver:
                 handle.worker.end()
 
     def stop(self) -> None:
-        """Make `run` raise Stopped soon. Any thread may call it, even in an interrupt."""
+        """Make `run` raise Stopped soon. May be called from any thread, and in an interrupt."""
         self._news.put(None)
 
     def _done_futures(self) -> list[Future[Any]]:
-        """Wait for one future, at most a beat, and return all that are done."""
+        """Wait for a future at most BEAT_S, and return all that are done."""
         futures = []
         try:
             news = self._news.get(timeout=BEAT_S)
@@ -145,7 +146,7 @@ class Driver:
         handle.tallies = report.held
         for key, tally in report.ended.items():
             piece = leases.held[key].piece
-            self._settle(tally)
+            self._add_counts(tally)
             if tally.damaged:
                 shard = shard_name(piece.shard)
                 self.progress.trouble = f"shard {shard}: {tally.damaged} {DAMAGED}"
@@ -158,7 +159,7 @@ class Driver:
         state.made += sum(t.made for t in report.ended.values())
 
     def _replace(self, handle: WorkerHandle, error: str, leases: Leases) -> None:
-        """End a worker and start another. The ledgers say what it has done."""
+        """End a worker and start another. The ledgers record what the old one has done."""
         name = handle.worker.name
         handle.worker.end()
         self.progress.workers.pop(name, None)
@@ -171,16 +172,17 @@ class Driver:
                 raise BatchFailed(f"no worker could be started: {error}")
         for key, piece in leases.lost(name):
             left, made = self._left(piece)
-            self._settle(made)
+            self._add_counts(made)
             self._end(leases, key, left, error)
         self._start()
 
     def _left(self, piece: ShardPiece) -> tuple[list[BatchRow], Tally]:
-        """Return the rows to lease again. Pictures of earlier runs are for a worker to check."""
+        """Return the rows that this run has not finished, and the counts of the others. A worker
+        will check pictures of earlier runs."""
         known = ledger.read(self.task.store, shard_name(piece.shard))
-        mine = {n: entry for n, entry in known.items() if entry.run == self.task.run}
-        left = [row for row in piece.rows if row.ordinal not in mine]
-        entries = [mine[row.ordinal] for row in piece.rows if row.ordinal in mine]
+        done = {n: entry for n, entry in known.items() if entry.run == self.task.run}
+        left = [row for row in piece.rows if row.ordinal not in done]
+        entries = [done[row.ordinal] for row in piece.rows if row.ordinal in done]
         dead = {entry.line: entry.error for entry in entries if entry.error is not None}
         return left, Tally(made=len(entries) - len(dead), dead=dead)
 
@@ -205,8 +207,8 @@ class Driver:
 
     # -- counts -----------------------------------------------------------------------------
 
-    def _settle(self, tally: Tally) -> None:
-        """Add the counts of a piece that is over; every report counts the current ones anew."""
+    def _add_counts(self, tally: Tally) -> None:
+        """Add the counts of an ended piece. Reports contain the counts of running pieces."""
         self._made += tally.made
         self._found += tally.found
         self._dead += len(tally.dead)
@@ -223,6 +225,6 @@ class Driver:
 
 
 def last_line(error: Exception) -> str:
-    """Return the last line of an error: Ray's errors hold a whole traceback."""
+    """Return the last line of an error: Ray's errors contain a whole traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1]}"[:400] if lines else type(error).__name__

@@ -1,6 +1,6 @@
-"""A row's pictures: where they lie, and the order that holds them.
+"""Reads the pictures that a row names, and makes the row's order.
 
-A path must lie below the input file's folder: the author of an input may not be its operator.
+A path must lie below the input file's folder: the operator may not trust the input's author.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from serve.render.input_pictures import read_file, read_pictures
 
 IMAGE, MASK = "image", "mask"
 PICTURES = (IMAGE, MASK)
-"""columns that name a picture"""
+"""Columns that name a picture."""
 DATA_URL, BASE64 = "data:", ";base64,"
 MAX_BYTES = 64 << 20
-"""of a file; a service takes less"""
+"""The largest file; a service's limit is lower."""
 
 
 def places(values: Mapping[str, Any], folder: str) -> dict[str, str]:
@@ -88,19 +88,20 @@ def edited(
 def with_maps(
     row: BatchRow, params: GenerationParams
 ) -> tuple[GenerationParams, Mapping[str, bytes]]:
-    """Read the files of its pictures. A file of a flag must be as the job began with it."""
+    """Read the pictures of ControlNets and image prompts. A file that a flag names must not have
+    changed since the job began."""
 
     def file_of(image: str, name: str) -> bytes:
-        found = row.maps[image]
-        return found if isinstance(found, bytes) else read(name, str(found))
+        source = row.maps[image]
+        return source if isinstance(source, bytes) else read(name, str(source))
 
     files, lists = dict[str, bytes](), dict[str, Any]()
     for name in PICTURED:
         given = getattr(params, name) or ()
-        entries, own = read_pictures(name, given, file_of)
+        entries, pictures = read_pictures(name, given, file_of)
         for before, now in zip(given, entries, strict=True):
             place = row.maps.get(before.image)
             if isinstance(place, Path) and before.image not in (str(place), now.image):
                 raise InvalidParams(name, str(place), "must be as the job began with it")
-        lists[name], files = entries or None, files | own
+        lists[name], files = entries or None, files | pictures
     return replace(params, **lists), files

@@ -1,6 +1,6 @@
 """Checks finished pictures against the ledger without reading all of them.
 
-A listing compares sizes, and one file in a hundred is read; after one that differs all are read.
+It compares all sizes, and reads one file in a hundred. If one differs, it reads all files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from serve.batch.store import Store
 from serve.batch.tars import TAR, THREADS, reader
 
 SAMPLED = 0.01
-"""the share of files that a worker reads, besides its first"""
+"""The share of files that a worker reads, besides the first file."""
 
 
 class FinishedPictures:
@@ -27,10 +27,10 @@ class FinishedPictures:
         self._random = random.Random(seed)
         self._has_read = False
         self._lock = threading.Lock()
-        """Several pieces are checked at a time."""
+        """needed since several pieces are checked at a time"""
 
     def sound(self, entries: Sequence[Entry], on_progress: Callable[[], None]) -> list[Entry]:
-        """Return those whose files agree with the ledger, by a listing and a sample."""
+        """Return the entries whose files agree with the ledger, by size and sample."""
         listed = self._listed(entries)
         on_progress()
 
@@ -41,7 +41,7 @@ class FinishedPictures:
             except FileNotFoundError:
                 return False
 
-        # A tar is read whole, so all of its pictures are checked or none.
+        # Check all pictures of a tar or none, as a tar is read whole.
         chosen: dict[str, bool] = {}
         with self._lock:
             reads_all = self.reads_all
@@ -54,11 +54,12 @@ class FinishedPictures:
         return [entry for entry in listed if entry.ordinal not in bad]
 
     def _listed(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return those whose file has its size in a listing. A tar is as large as its pictures."""
+        """Return the entries whose file has the right size. A tar must be at least as large as its
+        pictures."""
         sizes, least = dict[str, int](), Counter[str]()
         for entry in entries:
             least[file_of(entry)] += entry.size
-        # A tar is listed by itself, a picture with its folder.
+        # List each tar alone, and pictures by folder.
         tars = {file for file in least if file.endswith(".tar")}
         files = least.keys() - tars
         for place in tars | {file.rpartition("/")[0] for file in files}:
@@ -73,6 +74,6 @@ class FinishedPictures:
 
 
 def file_of(entry: Entry) -> str:
-    """Return the file that holds a picture: its own, or a tar."""
+    """Return the file that contains a picture: a single file or a tar."""
     tar, is_inside, _ = entry.file.partition(TAR)
     return f"{tar}.tar" if is_inside else entry.file

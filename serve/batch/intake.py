@@ -1,6 +1,6 @@
 """Turns records into rows with checked ids, seeds and parameters, and rows into shards.
 
-A wrong record becomes a row with its error and keeps its place, so that all shards stay the same.
+An invalid record becomes a row with an error in the same place, so that the shards do not change.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from serve.settings import ServeSettings
 PARAM_NAMES = {each.column: each.name for each in PARAMETERS.values()}
 BATCH_LINE = ("custom_id", "method", "url", "body")
 BATCH_URL = "/v1/images/generations"
-OF_AN_ANSWER = ("expand_prompt", "stream", "partial_images")
-OF_THE_SERVICE = (*OF_AN_ANSWER, "output_compression")
-"""features of the service that a job lacks"""
+NOT_IN_BATCHES = ("expand_prompt", "stream", "partial_images")
+NOT_IN_JOBS = (*NOT_IN_BATCHES, "output_compression")
+"""Fields of a request that a batch, or `sdxl batch`, cannot have."""
 IGNORED = ("response_format", "user", "moderation", "style")
-"""OpenAI's fields that do not change a picture here"""
+"""OpenAI's fields that do not change a picture here."""
 DUPLICATES_CACHE_KB = 16_000
 RecordParts = tuple[object, Mapping[str, Any], dict[str, Any], int, Maps]
-"""its id if it gives one, the values that its content id digests, parameters, number of pictures,
-maps of ControlNets"""
+"""The record's id or None, the values for its content id, the parameters, the number of pictures,
+and the files of ControlNets and image prompts."""
 ANY_STEPS = ServeSettings(max_steps=1000)
 
 
@@ -52,24 +52,24 @@ class Intake:
     sizes: Sizes | None
     """None if only the service knows them"""
     format: str | None
-    """None: each line has its own"""
+    """None: each line sets its format"""
     presets: Presets = field(default_factory=lambda: UNMEASURED)
-    """what `quality` means in a line of OpenAI's Batch API"""
+    """presets for `quality` in lines of OpenAI's Batch API"""
     limits: ServeSettings = ANY_STEPS
-    """what such a line may ask for"""
+    """limits for lines of OpenAI's Batch API"""
     usual_interval: int | None = None
-    """of deep steps, if a row sets no caching; None: it follows from the row's steps"""
+    """cache interval of rows that set no caching; None: it follows from the row's steps"""
     maps: Mapping[str, str] = field(default_factory=dict)
-    """files of the pictures in `defaults`, by their digests"""
+    """files of the pictures in `defaults` by digest"""
     are_ids_checked: bool = False
-    """The records' ids are unique: "a-1" may still be the second picture of "a"."""
+    """whether the records' ids are unique; the second picture of "a" may still equal "a-1\""""
 
     def rows(self, records: Iterable[Record]) -> Iterator[BatchRow]:
-        """Yield the rows, numbered. The second of two rows with one id is an error."""
+        """Yield the numbered rows. A row whose id an earlier row has is an error."""
         ordinals = itertools.count()
         with closing(UsedIds()) as used:
             for record in records:
-                yield from self._of(record, ordinals, used)
+                yield from self._rows_of(record, ordinals, used)
 
     def shards(self, records: Iterable[Record], size: int) -> Iterator[ShardPiece]:
         rows = self.rows(records)
@@ -79,14 +79,16 @@ class Intake:
                 return
             yield ShardPiece(shard, taken)
 
-    def _of(self, record: Record, ordinals: Iterator[int], used: UsedIds) -> Iterator[BatchRow]:
+    def _rows_of(
+        self, record: Record, ordinals: Iterator[int], used: UsedIds
+    ) -> Iterator[BatchRow]:
         ordinal = next(ordinals)
         try:
             images, files = self._images(record, ordinal, used)
         except (InvalidParams, Problem, Unreadable) as error:
             given = record.values.get("custom_id", record.values.get("id"))
             id_ = given if isinstance(given, str) and given else record.line
-            # A name in the message may be no Unicode.
+            # A name in the message may contain invalid Unicode.
             text = str(error).encode(errors="backslashreplace").decode()
             yield BatchRow(ordinal, record.line, id_, error=text, problem=problem_of(error))
             return
@@ -103,7 +105,7 @@ class Intake:
     def _images(
         self, record: Record, ordinal: int, used: UsedIds
     ) -> tuple[list[tuple[str, GenerationParams]], dict[str, Any]]:
-        """Return the ids and parameters of a record's pictures, and the files or their places."""
+        """Return the ids and parameters of a record's pictures, and its files or their places."""
         if record.error is not None:
             raise Unreadable(record.error)
         is_line = "custom_id" in record.values or "body" in record.values
@@ -113,12 +115,14 @@ class Intake:
         id_ = content_id(content) if given is None else checked_id(given)
         ids = [picture_id(id_, i, n) for i in range(n)]
         if (given is None or self.are_ids_checked) and any(map(used.line_of, ids)):
-            # An earlier row has the same content, or "a" has two pictures and another row is "a-0".
+            # An earlier row has the same content, or a row "a-0" comes before two pictures of "a".
             id_ = f"{id_}-row{ordinal}"
         images = [self._image(id_, values, n, i) for i in range(n)]
         for _, params in images:
-            check_has_pictures(params)
-            # A mask is only known when the image is read.
+            for each in params.image_prompts or ():
+                if not each.image:
+                    raise each.refused("needs its picture")
+            # The image may contain a mask, which is known only when the image is read.
             params.for_edit(has_mask=not params.is_upscaled) if pictures else check_plain(params)
             if self.sizes and params.width and params.height:
                 params.check_result(served_sizes(ModelCard(self.model, self.sizes), self.limits))
@@ -139,20 +143,21 @@ class Intake:
             if name not in COLUMNS:
                 raise InvalidParams.unknown_field(name, COLUMNS)
         given = {PARAM_NAMES[k]: v for k, v in values.items() if k in PARAM_NAMES}
-        if of_row := controls_in(values, self.defaults.get(CONTROLS)):
-            given[CONTROLS] = of_row
+        if controls := controls_in(values, self.defaults.get(CONTROLS)):
+            given[CONTROLS] = controls
         usual = {"cache_interval": self.usual_interval} if self.usual_interval else {}
-        whole = {**usual, **self._beside(given, IMAGE in values, MASK in values)}
+        merged = {**usual, **self._beside(given, IMAGE in values, MASK in values)}
         # An edit has its image's size unless it sets another.
-        filled = checked_prompt(whole) if IMAGE in values else self._sized(whole)
+        params = checked_prompt(merged) if IMAGE in values else self._sized(merged)
         maps: Maps = {}
         for name in PICTURED:
-            entries, own = placed(name, filled.get(name), record.folder, self.maps)
-            filled, maps = {**filled, name: entries or None}, {**maps, **own}
-        return values.get(ID), values, filled, self.n, maps
+            entries, files = placed(name, params.get(name), record.folder, self.maps)
+            params, maps = {**params, name: entries or None}, {**maps, **files}
+        return values.get(ID), values, params, self.n, maps
 
     def _beside(self, given: Mapping[str, Any], is_edit: bool, has_mask: bool) -> dict[str, Any]:
-        """Merge flags and a row's own values. Deep steps of a preset fit its own schedule only."""
+        """Merge flags and a row's values. Deep steps of a preset are dropped if the row changes the
+        schedule for which they were tuned."""
         flags = {**self.defaults, **given}
         deep = self.defaults.get("deep_steps")
         tuned = [each for each in self.presets.values() if deep and each.deep_steps == deep]
@@ -169,10 +174,10 @@ class Intake:
             if name not in BATCH_LINE:
                 raise InvalidParams.unknown_field(name, BATCH_LINE)
         if (values.get("method"), values.get("url")) != ("POST", BATCH_URL):
-            asked = f"{values.get('method')} {values.get('url')}"
-            raise InvalidParams("url", asked, f"must be POST {BATCH_URL}")
+            given = f"{values.get('method')} {values.get('url')}"
+            raise InvalidParams("url", given, f"must be POST {BATCH_URL}")
         request, maps = taken(request_of(values.get("body")))
-        for name in OF_THE_SERVICE if self.format else OF_AN_ANSWER:
+        for name in NOT_IN_JOBS if self.format else NOT_IN_BATCHES:
             if (value := getattr(request, name)) not in (None, False):
                 raise InvalidParams(name, value, "cannot be set in a job; leave it out")
         if self.format and request.output_format not in (None, self.format):
@@ -184,7 +189,7 @@ class Intake:
         card = ModelCard(self.model, sizes, presets=self.presets)
         check_limits(request, card, self.limits)
         if self.usual_interval:
-            # In older jobs the default quality set the interval, too.
+            # In older jobs the default quality also set the interval.
             request = request.model_copy(update={"quality": request.effective_quality})
         params = params_of(request, card, self.limits).as_dict()
         if self.sizes is None and request.size in (None, "auto"):
@@ -193,7 +198,7 @@ class Intake:
         return values.get("custom_id"), body, self._sized(params), request.n or self.n, maps
 
     def _sized(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Fill in the size, if it is known here."""
+        """Fill in the size if the model's sizes are known."""
         checked_prompt(values)
         if self.sizes is None:
             return values
@@ -202,17 +207,10 @@ class Intake:
 
 
 def check_plain(params: GenerationParams) -> None:
-    """Refuse what needs an image to edit."""
+    """Refuse parameters that need an image to edit."""
     params.check_plain()
     if name := next((each.name for each in params.controls or () if not each.image), None):
         raise InvalidParams(CONTROLS, None, f"with {name!r}: needs the picture of its map")
-
-
-def check_has_pictures(params: GenerationParams) -> None:
-    """Refuse an image prompt without a picture."""
-    for each in params.image_prompts or ():
-        if not each.image:
-            raise each.refused("needs its picture")
 
 
 def problem_of(error: Exception) -> Problem:
@@ -233,7 +231,7 @@ def checked_prompt(values: dict[str, Any]) -> dict[str, Any]:
 
 
 class Unreadable(ValueError):
-    """The line holds no record."""
+    """The line is not a valid record."""
 
 
 def picture_id(id_: str, index: int, n: int) -> str:
@@ -250,27 +248,28 @@ def request_of(body: object) -> ImageRequest:
 
 
 class UsedIds:
-    """Remembers ids in a private database on disk, so that memory does not bound their number."""
+    """Remembers ids in a temporary database on disk, so that memory does not limit their number."""
 
     def __init__(self) -> None:
-        # The garbage collector may close it in any thread.
+        # The garbage collector may close the database in any thread.
         self._seen = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         self._seen.execute(f"PRAGMA cache_size = -{DUPLICATES_CACHE_KB}")
         self._seen.execute("PRAGMA synchronous = OFF")
         self._seen.execute("PRAGMA journal_mode = OFF")
         self._seen.execute("CREATE TABLE ids (id BLOB PRIMARY KEY, line TEXT) WITHOUT ROWID")
-        # One transaction that never ends: nothing has to be kept.
+        # One transaction without an end is fastest, as nothing has to be kept.
         self._seen.execute("BEGIN")
 
     def close(self) -> None:
         self._seen.close()
 
     def line_of(self, id_: str) -> str | None:
-        """Return the line that used the id before, if any."""
+        """Return the line that used the id, or None."""
         row = self._seen.execute("SELECT line FROM ids WHERE id = ?", (digest_of(id_),)).fetchone()
         return row[0] if row else None
 
     def first_or_error(self, row: BatchRow) -> BatchRow:
+        """Return the row if its id is new, else an error in its place."""
         digest = digest_of(row.id)
         new = self._seen.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (digest, row.line))
         if new.rowcount:

@@ -1,6 +1,6 @@
-"""The identity of a job, as `job.json` beside its pictures, and of the engine that computes them.
+"""The identity of a job and of its engine, stored as `job.json` beside the pictures.
 
-A run that differs is refused, with what differs.
+A run that differs is refused.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from serve.orders import ModelCard
 
 FILE = "job.json"
 KEPT = ("threads", "engine", "presets", "usual_interval", "files")
-"""kept as the job began with them"""
+"""Fields that a resumed job takes from its first run."""
 ADDED = ("maps", "files")
-"""beside what they belong to; files are compared when a row names them"""
+"""Fields that depend on others; `files` are compared when a row names them."""
 NOT_IDENTITY = ("inputs", "rows", "threads", "origin", "presets", "usual_interval", *ADDED)
-"""The input may move, a revision may be renamed; the others follow from the rest or are kept."""
+"""Fields that may differ: inputs may move, a revision may be renamed, the rest follows from others
+or is kept."""
 FORMERLY = {"low": Preset(10, 1), "medium": Preset(20, 2), "high": Preset(30, 2), **EXACT}
-"""of a job from before models had presets of their own"""
+"""The presets of jobs that were begun before models had presets."""
 MAY_DIFFER = ("backend", "device", "gpu", "version")
-"""between the workers of a job with --mixed-gpus: their pictures differ in rounding alone"""
+"""Facts that may differ between workers with --mixed-gpus: pictures then differ in rounding."""
 LABEL = ("backend", "precision", "device", "gpu", "version", "service")
 
 
 class NoJob(RuntimeError):
-    """The place holds no job, or a damaged one."""
+    """The place contains no job, or a damaged one."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,9 @@ class BatchJob:
     inputs: tuple[str, ...]
     input_sha256: str
     rows: int
-    """pictures, estimated without parsing every line"""
+    """estimated number of pictures"""
     parameters: dict[str, Any]
-    """those given as flags, ControlNets with the digests of their maps; a row's columns override
-    them"""
+    """parameters from flags, with pictures as digests; a row's columns override them"""
     n: int
     format: str
     is_tarred: bool
@@ -61,25 +61,25 @@ class BatchJob:
     model: str
     model_sha256: str
     sizes: dict[str, int] | None
-    """the image sides that the model takes; None with --through"""
+    """the model's image sides; None with --through"""
     engine: dict[str, Any]
-    """what computes the pictures; the first worker fills it"""
+    """the engine of the first worker; empty before"""
     threads: int
-    """of each worker on a CPU: their number changes the rounding"""
+    """CPU threads of each worker, which change the rounding"""
     provenance: str = OFF
-    """what its pictures say of their origin; empty with --through"""
+    """provenance of the pictures; empty with --through"""
     origin: str = ""
-    """of a model from the hub: `org/name@commit`"""
+    """`org/name@commit` of a model from the hub"""
     presets: dict[str, Preset] = field(default_factory=lambda: dict(FORMERLY))
-    """what `quality` means in its input"""
+    """presets for `quality` in the input"""
     usual_interval: int | None = USUAL_INTERVAL
-    """of deep steps, if a row sets no caching; None: it follows from the row's steps. Jobs from
-    before this field have the default."""
+    """cache interval of rows that set no caching; None: it follows from the row's steps. Older jobs
+    lack this field and have the default."""
     maps: dict[str, str] = field(default_factory=dict)
-    """files of the pictures in `parameters`, by their digests"""
+    """files of the pictures in `parameters` by digest"""
     files: dict[str, str] = field(default_factory=dict)
-    """digests of the refiner, and of the LoRAs, embeddings, nets and adapters that rows have named
-    so far; empty with --through"""
+    """digests of the refiner, and of the LoRAs, embeddings, ControlNets and IP-Adapters that rows
+    have named so far; empty with --through"""
 
     def intake(self) -> Intake:
         sizes, usual = Sizes(**self.sizes) if self.sizes else None, self.usual_interval
@@ -90,7 +90,7 @@ class BatchJob:
         return self.intake().shards(read([Path(name) for name in self.inputs]), self.shard_size)
 
     def check(self) -> None:
-        """Check what the types do not, of a job that was read."""
+        """Check the values of a job that was read, whose types are right."""
         GenerationParams.from_dict(self.parameters)
         for name in self.inputs:
             if "\0" in name or Path(name).suffix.lower() not in SUFFIXES:
@@ -122,12 +122,12 @@ class BatchJob:
 
     def check_same(self, stored: BatchJob) -> None:
         """Refuse to resume a stored job that differs. The engine is empty until a worker starts."""
-        theirs = json.loads(stored.as_json())
+        first = json.loads(stored.as_json())
         for name, value in json.loads(self.as_json()).items():
             is_unknown = name == "engine" and not value
-            if name not in NOT_IDENTITY and not is_unknown and value != theirs[name]:
+            if name not in NOT_IDENTITY and not is_unknown and value != first[name]:
                 needed = (
-                    f"must be {brief(theirs[name])} to resume the job there, or use another --out"
+                    f"must be {brief(first[name])} to resume the job there, or use another --out"
                 )
                 raise InvalidParams(name, brief(value), needed)
 
@@ -142,7 +142,7 @@ def engine_label(engine: dict[str, Any]) -> str:
 
 def check_engine(engine: dict[str, Any], first: dict[str, Any], is_mixed: bool) -> None:
     """Raise BatchFailed if a worker with this engine may not join a job that began with `first`."""
-    # Older jobs do not name the GPU.
+    # The engine of older jobs does not name the GPU.
     names = {*engine, *first} - ({"gpu"} - first.keys())
     bad = {name for name in names if engine.get(name) != first.get(name)}
     bad -= {*MAY_DIFFER} if is_mixed else set()
