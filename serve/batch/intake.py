@@ -62,7 +62,7 @@ class Intake:
     maps: Mapping[str, str] = field(default_factory=dict)
     """files of the pictures in `defaults` by digest"""
     are_ids_checked: bool = False
-    """whether the records' ids are unique; the second picture of "a" may still equal "a-1\""""
+    """whether the records' ids are unique; the second picture of "a" may still be "a-1", too"""
 
     def rows(self, records: Iterable[Record]) -> Iterator[BatchRow]:
         """Yield the numbered rows. A row whose id an earlier row has is an error."""

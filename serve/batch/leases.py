@@ -1,7 +1,7 @@
-"""Which worker has which piece of which shard, and what follows when a piece fails.
+"""Leases pieces of shards to workers, and retries pieces that fail.
 
-A piece that fails without progress is suspect from the second time on, and leased alone. The third
-time its rows are split, until a bad row is alone and is given up. It knows no files and no clock.
+A piece that failed twice without progress is a suspect and leased alone. After the third failure it
+is split, until a bad row is alone and becomes a dead letter. It knows no files and no clock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from serve.batch.rows import BatchRow, ShardPiece
 
 TRIES = 3
 PARTS = 8
-"""a piece that failed three times is split into so many"""
+"""Number of parts into which a failed piece is split."""
 
 
 @dataclass
@@ -32,6 +32,7 @@ class Leases:
         self._keys = itertools.count()
         self.held: dict[int, Lease] = {}
         self._reserved: str | None = None
+        """the worker that gets the next suspect"""
         self._open: Counter[int] = Counter()
         """each shard's unfinished pieces"""
         self._is_read = False
@@ -45,7 +46,7 @@ class Leases:
         return [key for key, lease in self.held.items() if lease.holder == holder]
 
     def next_for(self, holder: str) -> tuple[int, ShardPiece] | None:
-        """Lease one more piece to this worker, if it may have one now."""
+        """Lease one more piece to this worker, or return None."""
         piece = self._choose(holder)
         if piece is None:
             return None
@@ -54,7 +55,7 @@ class Leases:
         return key, piece
 
     def ended(self, key: int, failed: Sequence[BatchRow], error: str) -> int | None:
-        """End a lease, and queue its failed rows again. Returns the shard if it is complete."""
+        """End a lease and queue its failed rows again. Return the shard if it is complete."""
         piece = self.held.pop(key).piece
         self._retry(piece, failed, error)
         self._open[piece.shard] -= 1
@@ -64,7 +65,7 @@ class Leases:
         return piece.shard
 
     def lost(self, holder: str) -> list[tuple[int, ShardPiece]]:
-        """Return the pieces of a dead worker. The caller passes what is left of each to `ended`."""
+        """Return the pieces of a dead worker. The caller passes each one's open rows to `ended`."""
         if self._reserved == holder:
             self._reserved = None
         return [(key, self.held[key].piece) for key in self.of(holder)]
@@ -74,7 +75,7 @@ class Leases:
         if any(piece.is_suspect for piece in mine):
             return None
         if self._suspects and self._reserved in (None, holder):
-            # This worker takes the next suspect once it has finished its pieces.
+            # This worker gets the next suspect once it has finished its pieces.
             self._reserved = holder
             if mine:
                 return None
@@ -97,7 +98,7 @@ class Leases:
         if tries < TRIES:
             self._return(ShardPiece(piece.shard, tuple(failed), tries))
         elif len(failed) == 1:
-            # The next worker records the error and does not try.
+            # The next worker records the error and does not try again.
             self._return(ShardPiece(piece.shard, (replace(failed[0], error=error),)))
         else:
             for part in split(failed):

@@ -1,6 +1,6 @@
-"""The source of truth: a line for each finished row of a shard. A later line replaces an earlier.
+"""The record of what is done: a line for each finished row of a shard. The last line counts.
 
-A line that a crash tore does not count, so its row is made again.
+A line that a crash cut off does not count, so its row is made again.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from sdxl.params import GenerationParams
 from serve.batch.store import Store
 
 FILE = re.compile(r"(images|loose)/\d{6,20}(\.tar)?/[\w%~-][\w.%~-]{0,254}", re.ASCII)
-"""where pictures lie; no job writes a line that names another place"""
+"""Names of picture files; a line with another name was not written by a job."""
 MAX_LINE = 2**20
-"""bytes; the longest request takes a quarter of that"""
+"""Bytes; the longest request takes a quarter of them."""
 MAX_NUMBER = 2**63
 
 
@@ -37,11 +37,11 @@ class Entry:
     seed: int = 0
     params: dict[str, Any] = field(default_factory=dict)
     origin: dict[str, str] = field(default_factory=dict)
-    """of an edit: digests of its image and mask"""
+    """digests of an edit's image and mask"""
     timings: dict[str, float] = field(default_factory=dict)
     worker: str = ""
     engine: str = ""
-    """what computed it; empty in older jobs"""
+    """label of the engine; empty in older jobs"""
     error: str | None = None
     problem: dict[str, Any] = field(default_factory=dict)
     """the error as the service would answer it"""
@@ -52,7 +52,7 @@ class Entry:
 
 
 def as_json(facts: object) -> bytes:
-    """Text of a broken input may be no Unicode: it becomes JSON escapes."""
+    """Encode as JSON; invalid Unicode from broken inputs becomes escapes."""
     return json.dumps(facts, ensure_ascii=False).encode(errors="backslashreplace")
 
 
@@ -77,7 +77,7 @@ def in_order(unsorted: Iterable[Entry]) -> list[Entry]:
 
 
 def _entry(line: bytes) -> Entry | None:
-    """None if a crash tore the line, or no job wrote it."""
+    """Return the line's entry; None if a crash cut the line off, or no job wrote it."""
     if len(line) > MAX_LINE:
         return None
     try:
@@ -88,7 +88,7 @@ def _entry(line: bytes) -> Entry | None:
 
 
 def _is_sound(entry: Entry) -> bool:
-    """Check the types, and that the file lies among the pictures."""
+    """Check the types and the file's name."""
     texts = [entry.id, entry.line, entry.run, entry.sha256, entry.worker, entry.engine]
     texts += [entry.file, *entry.origin, *entry.origin.values()]
     numbers = [entry.ordinal, entry.size, entry.seed, entry.prompt_tokens]

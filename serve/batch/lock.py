@@ -1,14 +1,14 @@
-"""One run of a job at a time in its place.
+"""A lock: only one run at a time works on a job.
 
-A folder has a file lock, which the system frees when its process ends. An object store has no
-locks: there each run creates an object below lock/, numbered one higher than the last and only if
-it does not exist, and rewrites it every `RENEW_S`. Another run may follow once the holder has
-marked it as over, or has not rewritten it for `OLD_S`. Of several followers one gets the next
-number; a holder that was suspended finds the higher number. No two machines' clocks are compared.
+In a folder it is a file lock, which the system frees when the process ends. An object store has no
+locks: there each run creates an object below lock/, with the next free number and only if that
+object does not exist, and rewrites it every `RENEW_S`. Another run may follow once the holder has
+marked its object as over, or has not rewritten it for `OLD_S`. Only one run gets the next number; a
+holder that was suspended finds the higher number. No two machines' clocks are compared.
 
-If a store ignores the condition (no If-None-Match), two runs that start within one request of each
-other may both work until one of them finds the other's object: for `RENEW_S` at most. They write
-the same bytes under the same names.
+If a store ignores the condition (no If-None-Match), two runs that start at the same moment may both
+work until one of them finds the other's object, at most for `RENEW_S`. They write the same bytes
+under the same names.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 LOCK = "lock"
 LEAVE_S = 10.0
-"""An interrupted driver has this long to end its workers."""
+"""An interrupted run has this long to end its workers."""
 RENEW_S, OLD_S = 10.0, 60.0
 LOOK_S = 1.0
 """How often a waiting run checks whether the holder is alive."""
@@ -44,7 +44,7 @@ TAKEN = "cannot be used: another sdxl batch writes there"
 
 @contextmanager
 def locked(out: str) -> Iterator[Callable[[], None]]:
-    """Hold the lock of a place. Yields a check that raises BatchFailed once the lock is lost."""
+    """Hold the lock of a place. Yield a check that raises BatchFailed once the lock is lost."""
     with _locked_bucket(out) if "://" in out else _locked_folder(out) as check:
         yield check
 
@@ -68,7 +68,7 @@ def _locked_folder(out: str) -> Iterator[Callable[[], None]]:
     except OSError as error:
         raise OutputError(path.parent, error, "a folder that can be written") from error
     with file:
-        # A job that was told to end may still record its last pictures.
+        # An interrupted run may still record its last pictures.
         until_s = time.monotonic() + LEAVE_S
         while not _lock(file, fcntl.LOCK_EX):
             if time.monotonic() > until_s:
@@ -79,7 +79,7 @@ def _locked_folder(out: str) -> Iterator[Callable[[], None]]:
 
 
 def is_free(store: Store) -> bool:
-    """Whether no process of this machine works in the place. It cannot see other machines."""
+    """Return whether no process of this machine holds the lock; others may not be seen."""
     if isinstance(store, ObjectStore):
         turn = BucketLock(store).last()[1]
         if turn is None or turn.is_over:
@@ -128,16 +128,16 @@ class BucketLock:
         self._turn = LockTurn(token(), socket.gethostname(), os.getpid())
         self._lost = ""
         self._is_left = threading.Event()
-        self._thread = threading.Thread(target=self._renew_again, name="lock", daemon=True)
+        self._thread = threading.Thread(target=self._renew, name="lock", daemon=True)
 
     def take(self) -> None:
-        """Raises InvalidParams as soon as another holder shows that it is alive."""
+        """Take the lock; raise InvalidParams as soon as a holder shows that it is alive."""
         number, turn = self.last()
         if turn is not None and not turn.is_over:
             self._watch(number, turn)
         self._number = number + 1
         self.store.create(self._path(self._number), self._turn.as_json())
-        # The answer to `create` may have been lost, and some stores replace an existing object.
+        # The answer to `create` may be lost, and some stores replace an existing object.
         if not self._is_held():
             raise self._refusal(self.last()[1])
         for old in self._numbers():
@@ -155,17 +155,17 @@ class BucketLock:
         try:
             self._write(is_over=True)
         except Exception as error:
-            # The store may be what stopped the job. The next run then waits for `OLD_S`.
+            # The store may have stopped the job. The next run then waits for `OLD_S`.
             log.warning("%s: cannot release the lock (%s)", self.store.url, error)
 
     def last(self) -> tuple[int, LockTurn | None]:
-        """The highest number, and the content of its object."""
+        """Return the highest number and the content of its object."""
         number = max(self._numbers(), default=0)
         return number, self._read(number)
 
     # -- the holder -------------------------------------------------------------------------
 
-    def _renew_again(self) -> None:
+    def _renew(self) -> None:
         while not self._is_left.wait(RENEW_S) and not self._lost:
             try:
                 self._write(is_over=False)
@@ -185,7 +185,7 @@ class BucketLock:
         self._turn = turn
 
     def _is_held(self) -> bool:
-        """Reads its own object by name, as a listing may be late."""
+        """Read this run's object by name, since a listing may be stale."""
         turn = self._read(self._number)
         is_mine = turn is not None and turn.run == self._turn.run
         return is_mine and max(self._numbers(), default=0) <= self._number
@@ -193,7 +193,7 @@ class BucketLock:
     # -- a waiting run ----------------------------------------------------------------------
 
     def _watch(self, number: int, turn: LockTurn) -> None:
-        """Return once the holder's turn is over or old; raise if the holder is alive."""
+        """Wait until the holder's turn is over or old; raise if the holder is alive."""
         message = "%s: %s did not release the lock; waiting %g s for a sign of life"
         log.warning(message, self.store.url, turn.name, OLD_S)
         until_s = time.monotonic() + OLD_S
@@ -212,7 +212,7 @@ class BucketLock:
     # -- the objects ------------------------------------------------------------------------
 
     def _read(self, number: int) -> LockTurn | None:
-        """None if there is none, or one that no lock wrote."""
+        """Return the content of an object; None if it is missing or invalid."""
         with suppress(FileNotFoundError, TypeError, ValueError):
             return LockTurn(**json.loads(self.store.get(self._path(number))))
         return None

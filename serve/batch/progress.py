@@ -1,4 +1,4 @@
-"""How far a job is: for a person, a log, a scraper, and `sdxl batch --status`.
+"""A job's progress: on a terminal, as JSON lines, for Prometheus, and for `sdxl batch --status`.
 
 `--status` counts pictures in the ledgers; rate and workers come from the last status file.
 """
@@ -42,7 +42,7 @@ class WorkerState:
 @dataclass
 class BatchProgress:
     rows: int
-    """expected; the exact number is known at the end"""
+    """estimated number"""
     began_s: float
     now_s: float = 0.0
     made: int = 0
@@ -75,7 +75,7 @@ class BatchProgress:
     def tick(self, now_s: float) -> None:
         self.now_s = now_s
         if not self.workers:
-            # The time to load says nothing about the rate.
+            # Loading does not count for the rate.
             self._history.clear()
         if self._history and now_s - self._history[-1][0] < SAMPLE_S:
             return
@@ -103,7 +103,7 @@ class BatchProgress:
         }
 
     def describe(self) -> str:
-        """Rate, time left, workers and failures, on one line."""
+        """Return rate, time left, workers and failures on one line."""
         left = f"{clock(self.eta_s)} left" if self.eta_s is not None else "…"
         states = list(self.workers.items())
         loads = [f"{name} {state.occupancy:4.0%}" for name, state in states]
@@ -192,9 +192,9 @@ class Metrics:
         def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Any:
             return Gauge(f"sdxl_batch_{name}", text, labels, registry=registry)
 
-        self._rows = gauge("rows", "pictures, by what became of them", ("state",))
-        self._rate = gauge("images_per_second", "lately")
-        self._eta = gauge("eta_seconds", "until the end, at that rate")
+        self._rows = gauge("rows", "pictures, by state", ("state",))
+        self._rate = gauge("images_per_second", "recent rate")
+        self._eta = gauge("eta_seconds", "time until the end, at that rate")
         self._lost = gauge("lost_workers", "workers that died or hung")
         self._occupancy = gauge("occupancy", "share of a worker's places taken", ("worker",))
         try:
@@ -244,14 +244,14 @@ class StatusFile:
         self.store.put(STATUS, json.dumps(facts, indent=2).encode() + b"\n")
 
     def end(self, progress: BatchProgress, state: str) -> None:
-        """Write the state of a stopped job, unless its output is what failed."""
+        """Write the state of a stopped job, unless the output cannot be written."""
         with suppress(OutputError):
             self.write(progress, state)
 
 
 @dataclass(frozen=True)
 class LastStatus:
-    """What `--status` reads of a status file."""
+    """The part of a status file that `--status` reads."""
 
     __pydantic_config__: ClassVar = ConfigDict(allow_inf_nan=False)
 
@@ -272,7 +272,7 @@ def read_status(store: Store, job: BatchJob, now: float | None = None) -> dict[s
     except (FileNotFoundError, ValidationError):
         last = LastStatus()
     age_s = (time.time() if now is None else now) - last.at
-    # A lock shows at once that a job of this machine has ended; other machines only fall silent.
+    # A lock shows at once that a job on this machine has ended; on others only the age does.
     is_over = age_s > SILENT_S or (last.host == socket.gethostname() and is_free(store))
     state = "broken off" if last.state == "running" and is_over else last.state
     is_running = state == "running"

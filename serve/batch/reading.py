@@ -1,6 +1,6 @@
 """Reads input files (txt, jsonl, csv, parquet) as a stream of raw records, in constant memory.
 
-It checks the names of columns, and not their values.
+It checks the names of columns, not their values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ID = "id"
 
 
 def entries_of(each: Parameter, text: str) -> list[Any]:
-    """Check the entries of a CSV field, and keep them as JSON has them."""
+    """Check the entries of a CSV field; return them as in JSON."""
     assert issubclass(each.item, Attachment)
     each.parse(text)
     return each.item.entries(text)
@@ -41,15 +41,15 @@ COLUMNS: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys((ID, *PICTURES), str),
     **row_controls.COLUMNS,
 }
-"""what parses a column's text"""
+"""The columns, each with a function that parses its text."""
 WITH_PICTURES = (*PICTURES, *PICTURED, *row_controls.COLUMNS)
-"""columns that may name a file"""
+"""Columns that may name a file."""
 PARAMETERS_BY_COLUMN = {each.column: each for each in PARAMETERS.values()}
 NEEDED: Mapping[type, str] = {str: "text", int: "whole numbers", float: "numbers"}
 SUFFIXES = (".txt", ".jsonl", ".csv", ".parquet")
 PARQUET_ROWS = 1024
 MAX_LINE = 2**20
-"""bytes; the longest prompt takes a quarter of that, an image as a data URL more"""
+"""Bytes; the longest prompt takes a quarter of them, an image as a data URL more."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ class Record:
     values: dict[str, Any]
     error: str | None = None
     folder: str = ""
-    """where its pictures lie, if it names any"""
+    """the folder of its pictures, if it names any"""
 
 
 def find_inputs(patterns: Sequence[str]) -> list[Path]:
-    """Return the files of paths and patterns, those of a pattern sorted by name."""
-    found = list[Path]()
+    """Return the files of paths and patterns; files of a pattern are sorted by name."""
+    inputs = list[Path]()
     for pattern in patterns:
         is_file = Path(pattern).is_file()
         paths = [Path(pattern)] if is_file else sorted(map(Path, glob.glob(pattern)))
@@ -73,8 +73,8 @@ def find_inputs(patterns: Sequence[str]) -> list[Path]:
         if not files:
             needed = "must be an existing file, or a pattern that matches one"
             raise InvalidParams("input", pattern, needed)
-        found += files
-    for path in found:
+        inputs += files
+    for path in inputs:
         if path.suffix.lower() not in SUFFIXES:
             raise InvalidParams(
                 "input", str(path), f"must be a file that ends in {', '.join(SUFFIXES)}"
@@ -83,11 +83,11 @@ def find_inputs(patterns: Sequence[str]) -> list[Path]:
             str(path.absolute()).encode()
         except UnicodeEncodeError as error:
             raise InvalidParams("input", str(path), "must be valid UTF-8") from error
-    return found
+    return inputs
 
 
 def input_digest(paths: Sequence[Path]) -> str:
-    """Digest the files' content, in order and without their paths."""
+    """Digest the files' content in order; their paths do not count."""
     whole = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
@@ -104,21 +104,20 @@ def read(paths: Sequence[Path]) -> Iterator[Record]:
 
 def count(paths: Sequence[Path]) -> int:
     """Count the records for a progress display, with as little parsing as possible."""
-    return sum(count_file(path) for path in paths)
-
-
-def count_file(path: Path) -> int:
-    match path.suffix.lower():
-        case ".parquet":
-            return int(open_parquet(path).metadata.num_rows)
-        case ".csv":
-            return sum(1 for _ in read_csv(path))
-        case _:
-            return sum(1 for _ in read_lines(path))
+    records = 0
+    for path in paths:
+        match path.suffix.lower():
+            case ".parquet":
+                records += int(open_parquet(path).metadata.num_rows)
+            case ".csv":
+                records += sum(1 for _ in read_csv(path))
+            case _:
+                records += sum(1 for _ in read_lines(path))
+    return records
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the lines that are not empty, with their places. A line that is too long is cut."""
+    """Yield the lines that are not empty, with their places. Lines that are too long are cut."""
     with path.open("rb") as file:
         for number, line in enumerate(bounded_lines(file), 1):
             text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
@@ -168,7 +167,7 @@ def read_jsonl(path: Path) -> Iterator[Record]:
 
 
 def read_csv(path: Path) -> Iterator[Record]:
-    # Python's default limit of a field is too low for an image as a data URL.
+    # Python's default limit for a field is too low for an image as a data URL.
     csv.field_size_limit(MAX_LINE)
     with path.open(encoding="utf-8-sig", newline="", errors="surrogateescape") as file:
         reader = csv.DictReader(csv_lines(file), strict=True)
@@ -192,7 +191,7 @@ def csv_record(line: str, values: dict[Any, Any]) -> Record:
         return Record(line, {}, "must have as many fields as the header")
     parsed: dict[str, Any] = {}
     for name, text in values.items():
-        # An empty prompt is a prompt; any other empty field is left out.
+        # An empty prompt is valid; other empty fields count as missing.
         if text or (name == "prompt" and text is not None):
             try:
                 parsed[name] = COLUMNS[name](text)
@@ -228,7 +227,7 @@ def open_parquet(path: Path) -> Any:
 
 
 def check_kind(path: Path, name: str, kind: Any) -> None:
-    """Refuse a column of a wrong type: each of its values would be an error."""
+    """Refuse a column of a wrong type: every row would be an error."""
     import pyarrow.types as types
 
     kind = kind.value_type if types.is_dictionary(kind) else kind
@@ -253,7 +252,7 @@ def holds(kind: Any, needed: Any) -> bool:
 
 
 def values_of(needed: Any) -> str:
-    """Word the values of a column."""
+    """Describe the values that a column needs."""
     if items := get_args(needed):
         return f"lists of {values_of(items[0])}"
     return needed.form() if issubclass(needed, Attachment) else NEEDED[needed]
@@ -271,21 +270,19 @@ def parquet_errors(path: Path) -> Iterator[None]:
 
     try:
         yield
-    # Python itself refuses a text that is not UTF-8.
+    # Text that is not UTF-8 raises Python's error, not pyarrow's.
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         line = " ".join(str(error).split())
         raise InvalidParams("input", str(path), f"must be a Parquet file ({line})") from error
 
 
 def checked_columns(path: Path, names: Sequence[str]) -> list[str]:
-    """Return our names of the columns."""
+    """Return the columns under our names, or refuse unknown and repeated ones."""
     columns = [BY_NAME[name].column if name in BY_NAME else name for name in names]
     for name in columns:
         if name not in COLUMNS:
-            needed, hint = (
-                f"must be one of the columns {', '.join(COLUMNS)}",
-                did_you_mean(name, COLUMNS),
-            )
+            needed = f"must be one of the columns {', '.join(COLUMNS)}"
+            hint = did_you_mean(name, COLUMNS)
             raise InvalidParams("input", f"{path}: {name}", needed, hint)
         if columns.count(name) > 1:
             raise InvalidParams("input", f"{path}: {name}", "must have each column once")

@@ -1,7 +1,7 @@
-"""What renders a batch worker's pictures: a model in this process, or a running service.
+"""Renders a batch worker's pictures: with a model in this process, or through a running service.
 
-A renderer takes orders like the REST front's backend, one a picture. A worker keeps `window` orders
-with it, so that it never idles.
+A renderer takes an order for each picture. A worker keeps `window` orders with its renderer, so
+that the renderer never idles.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from sdxl.pipeline import Pipeline
 
 THROUGH_WINDOW = 32
-"""The fewest pictures to keep with a service: enough for several devices, less than one's queue."""
+"""The least window for a service: enough for several devices, less than one replica's queue."""
 BUSY = (429, 502, 503, 504)
 CLOSED = (401, 403, 404, 405)
-"""The key, the address or the model is wrong: not a row's fault."""
+"""The key, the address or the model is wrong, and every row would fail."""
 MAX_PAUSE_S = 15.0
 ANSWER_S = 3600.0
-"""A picture of low priority may wait long."""
+"""Timeout of an answer: a picture of low priority may wait long."""
 KEEP_ALIVE = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     *(
@@ -43,7 +43,7 @@ KEEP_ALIVE = [
         if hasattr(socket, name)
     ),
 ]
-"""An answer may take an hour; a dead machine is noticed in seconds."""
+"""With these a dead machine is noticed in seconds, although an answer may take an hour."""
 
 
 class RendererLost(RuntimeError):
@@ -56,15 +56,15 @@ class Renderer(Protocol):
     async def card(self) -> ModelCard: ...
     def generate(self, order: ImageOrder) -> AsyncGenerator[Update]: ...
     def steps(self) -> int:
-        """A count that rises while work advances."""
+        """Return a count that rises while work advances."""
         ...
 
     def occupancy(self) -> float:
-        """The share of its places in use."""
+        """Return the share of places in use."""
         ...
 
     def check(self) -> None:
-        """Raise if it cannot make pictures any more."""
+        """Raise if the renderer cannot make pictures any more."""
         ...
 
     async def close(self) -> None: ...
@@ -77,7 +77,7 @@ class LocalRenderer:
         from sdxl.pipeline import ENCODE_BATCH
         from serve.worker.worker import Worker
 
-        # The queue is longer than any window: the worker never refuses an order.
+        # The queue is longer than any window, so that the worker never refuses an order.
         self.worker = Worker(
             pipeline, queue=10_000, max_prompt_tokens=MAX_TOKENS, provenance=provenance
         )
@@ -97,7 +97,7 @@ class LocalRenderer:
         return min(self.worker.rows_running / self.worker.limits.rows, 1.0)
 
     def check(self) -> None:
-        """Broken engines would make every row a dead letter; hung ones would make nothing."""
+        """Raise if the engines are broken, which would make every row a dead letter, or hang."""
         self.worker.check_health()
 
     async def close(self) -> None:
@@ -111,7 +111,7 @@ def load_local(order: BatchSpec) -> LocalRenderer:
 
 
 class HttpRenderer:
-    """A running service, asked at low priority. It waits while the service is busy or restarts."""
+    """Orders pictures of a running service at low priority; waits while it is busy or restarts."""
 
     def __init__(self, url: str, key: str | None, model: str = "") -> None:
         import httpx
@@ -123,7 +123,7 @@ class HttpRenderer:
             headers=headers_of(key), transport=transport, timeout=timeout
         )
         self._model = model
-        self._answers = self._asked = 0
+        self._answers = self._open = 0
 
     async def card(self) -> ModelCard:
         card = await asyncio.to_thread(service_card, self.url, self._key, self._model)
@@ -135,13 +135,13 @@ class HttpRenderer:
 
         url, body, pause = f"{self.url}/v1/images/generations", body_of(order, self._model), Pause()
         while True:
-            self._asked += 1
+            self._open += 1
             try:
                 answer = await self._http.post(url, json=body)
             except httpx.TransportError:
                 answer = None
             finally:
-                self._asked -= 1
+                self._open -= 1
             if answer is not None and answer.status_code not in BUSY:
                 break
             await pause.wait(0.0 if answer is None else hinted_s(answer))
@@ -157,17 +157,17 @@ class HttpRenderer:
         return self._answers
 
     def occupancy(self) -> float:
-        return self._asked / self.window
+        return self._open / self.window
 
     def check(self) -> None:
-        """A service checks its own health."""
+        """The service checks its health itself."""
 
     async def close(self) -> None:
         await self._http.aclose()
 
 
 class Pause:
-    """Waits between two requests to a busy service: twice as long each time, at least the hint."""
+    """Waits between requests to a busy service: twice as long each time, at least as it asks."""
 
     def __init__(self) -> None:
         self._s = 0.5
@@ -186,7 +186,7 @@ def window_of(card: ModelCard) -> int:
 
 
 def service_card(url: str, key: str | None, asked: str) -> ModelCard:
-    """Describe the model of this name, or the service's first."""
+    """Return the card of the model of this name, or of the service's first model."""
     import httpx
 
     try:
@@ -210,7 +210,7 @@ def service_card(url: str, key: str | None, asked: str) -> ModelCard:
     try:
         presets: Presets = presets_of(images["presets"])
     except (KeyError, TypeError, ValueError):
-        # An older version, or another service.
+        # The service is an older version, or another program.
         presets = UNMEASURED
     at_once = int(images.get("at_once") or 0)
     return ModelCard(
@@ -239,7 +239,7 @@ def data_url(file: bytes) -> str:
 
 
 def hinted_s(answer: Any) -> float:
-    """The pause that a busy service asks for; 0 for a date or nothing, as pauses grow anyway."""
+    """Return the pause that a busy service asks for; 0 if it names a date or nothing."""
     text = answer.headers.get("retry-after", "")
     return float(text) if text.isascii() and text.isdigit() else 0.0
 

@@ -27,9 +27,9 @@ LEDGER_COLUMNS: dict[str, type] = {
     **dict.fromkeys(("ordinal", "size"), int),
     "seconds": float,
 }
-"""the manifest's columns besides a picture's parameters"""
+"""The manifest's columns besides a picture's parameters."""
 GROUP_ROWS = 8192
-"""Parquet indexes each group: with a group a shard the index would outgrow the rows."""
+"""Rows of a Parquet group. Parquet indexes each group: the index of smaller ones would be large."""
 SHEET, SHEET_PICTURES = "contact_sheet.png", 24
 
 
@@ -44,8 +44,8 @@ def write_results(store: Store, progress: BatchProgress, facts: dict[str, Any]) 
 
 
 def write_lists(store: Store) -> tuple[dict[str, int], Counter[str]]:
-    """Write manifest and dead letters, a few thousand rows at a time. Returns counts of both, and
-    of pictures by engine."""
+    """Write manifest and dead letters, a few thousand rows at a time. Return their counts, and the
+    number of pictures by engine."""
     dead, engines = 0, Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
         manifest, letters = Path(folder, MANIFEST), Path(folder, DEAD_LETTERS)
@@ -116,14 +116,14 @@ class ManifestWriter:
 
 
 def write_sheet(store: Store, images: int) -> list[str]:
-    """Draw a contact sheet from the whole job. Returns the files that cannot be read."""
+    """Draw a contact sheet of pictures from the whole job. Return the files that are unreadable."""
     unreadable: list[str] = []
     if not images:
         return unreadable
-    read, wanted = reader(store), max(images // SHEET_PICTURES, 1)
+    read, period = reader(store), max(images // SHEET_PICTURES, 1)
     pictures: list[tuple[Pixels, str]] = []
     for number, entry in enumerate(e for e in ledger.read_all(store) if e.error is None):
-        if number % wanted == 0 and len(pictures) < SHEET_PICTURES:
+        if number % period == 0 and len(pictures) < SHEET_PICTURES:
             try:
                 with opened(read(entry.file)) as image:
                     pictures.append((np.asarray(image.convert("RGB")), entry.params["prompt"]))

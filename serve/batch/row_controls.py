@@ -1,5 +1,4 @@
-"""A row's ControlNets and image prompts: their columns, and where the files of their pictures
-lie."""
+"""A row's ControlNets and image prompts: their columns, and the files of their pictures."""
 
 from __future__ import annotations
 
@@ -16,12 +15,12 @@ from serve.batch.rows import Maps
 
 CONTROLS, NAME, IMAGE, STRENGTH = "controls", "control", "control_image", "control_strength"
 COLUMNS: Mapping[str, type] = {NAME: str, IMAGE: str, STRENGTH: float}
-"""of a row with one ControlNet, with their types"""
+"""Columns for a row with one ControlNet, and their types."""
 
 
 def controls_in(values: Mapping[str, Any], flags: object) -> object:
-    """Return a row's list of ControlNets, from any of its columns. `flags` are those of the
-    command, for a row that names a map alone."""
+    """Return a row's ControlNets, from any of its columns. `flags`: the command's ControlNets, for
+    a row that names only a map."""
     named = next((name for name in COLUMNS if name in values), None)
     if named is None:
         return values.get(CONTROLS)
@@ -39,30 +38,33 @@ def controls_in(values: Mapping[str, Any], flags: object) -> object:
 def placed(
     field: str, entries: object, folder: str, files: Mapping[str, str]
 ) -> tuple[tuple[Pictured, ...], Maps]:
-    """Return the entries of a list, and their pictures by `image`, which is a path or a digest.
-    `files` are those of flags, by digest."""
-    made, maps = [], dict[str, bytes | Path]()
+    """Return the entries of a list, and their pictures by `image`: a path or a digest. `files`: the
+    files of flags by digest."""
+    placed_entries, maps = [], dict[str, bytes | Path]()
     for each in _read(field, entries):
         image: object = each.image
         if isinstance(image, str) and image in files:
             maps[image] = Path(files[image])
         elif image != "":
-            found = place(field, image, folder)
-            data = read(field, found) if found.startswith(DATA_URL) else Path(found)
-            found = found if isinstance(data, Path) else hashlib.sha256(data).hexdigest()
-            maps[found], each = data, replace(each, image=found)
-        made.append(each)
-    return tuple(made), maps
+            key = place(field, image, folder)
+            if key.startswith(DATA_URL):
+                data = read(field, key)
+                key = hashlib.sha256(data).hexdigest()
+                maps[key] = data
+            else:
+                maps[key] = Path(key)
+            each = replace(each, image=key)
+        placed_entries.append(each)
+    return tuple(placed_entries), maps
 
 
 def _read(field: str, entries: object) -> tuple[Any, ...]:
-    """Read a list. Columns of a Parquet file have null in each field that a row leaves out."""
+    """Read a list. In a Parquet file, fields that a row leaves out are null."""
     if isinstance(entries, list):
-        entries = [_without_null(each) for each in entries]
+        entries = [
+            {name: value for name, value in entry.items() if value is not None}
+            if isinstance(entry, Mapping)
+            else entry
+            for entry in entries
+        ]
     return PICTURED[field].read_list(entries or ())
-
-
-def _without_null(entry: object) -> object:
-    if not isinstance(entry, Mapping):
-        return entry
-    return {name: value for name, value in entry.items() if value is not None}

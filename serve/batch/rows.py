@@ -1,6 +1,6 @@
-"""One row of a job, and the names that follow from it: id, seed, file, shard.
+"""One row of a job, and what follows from it: id, seed, names of its file and shard.
 
-They follow from the input alone, so a rerun on any node and in any order makes the same picture
+These follow from the input alone, so a rerun on any node and in any order makes the same picture
 under the same name. It reads no files.
 """
 
@@ -18,12 +18,12 @@ from sdxl.params import DRAWN_SEEDS, GenerationParams, InvalidParams
 from serve.errors import Problem
 
 MAX_ID = 512
-"""characters"""
+"""Characters."""
 MAX_NAME = 200
-"""bytes of an id in a file's name; file systems allow 255 for the whole name"""
+"""Bytes of an id in a file's name; file systems allow 255 for the whole name."""
 ID_HEX = 24
 Maps = Mapping[str, bytes | Path]
-"""The files of pictures, or where they lie, by `image` in the parameters."""
+"""Pictures' files or their paths, by `image` in the parameters."""
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,17 @@ class BatchRow:
     ordinal: int
     """number among all rows of the input, from 0"""
     line: str
-    """its place in the input, for a person"""
+    """its place in the input, for people"""
     id: str
     params: GenerationParams | None = None
     error: str | None = None
     image: str | None = None
-    """of an edit: a path or a data URL"""
+    """path or data URL of an edit's image"""
     mask: str | None = None
     maps: Maps = field(default_factory=dict)
-    """of ControlNets and image prompts"""
+    """pictures of ControlNets and image prompts"""
     format: str = ""
-    """empty: the job's"""
+    """empty: the job's format"""
     compression: int | None = None
     problem: Problem | None = None
     """the error as the service would answer it"""
@@ -51,7 +51,7 @@ class BatchRow:
 
 @dataclass(frozen=True)
 class ShardPiece:
-    """Rows of one shard that are leased together: all of them, until some failed."""
+    """Rows of one shard that are leased together: all rows, or after a failure the open ones."""
 
     shard: int
     rows: tuple[BatchRow, ...]
@@ -60,12 +60,12 @@ class ShardPiece:
 
     @property
     def is_suspect(self) -> bool:
-        """It is leased alone, so that its next failure is its own."""
+        """Whether it is leased alone, so that no other piece can cause its next failure."""
         return self.tries >= 2
 
 
 def content_id(given: Mapping[str, Any]) -> str:
-    """Digest a row's own values, right or wrong. Defaults may change without changing its name."""
+    """Digest a row's values without defaults, also invalid ones."""
     text = json.dumps(
         given, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=repr
     )
@@ -100,10 +100,10 @@ def stem_of(id_: str) -> str:
 
 
 def bounded(stem: str, id_: str) -> str:
-    """Return the stem; if it is too long for a file name, its beginning and the id's digest."""
+    """Return the stem, or if it is too long its beginning and the id's digest."""
     if len(stem) <= MAX_NAME:
         return stem
-    # Longer than any stem that is not cut, so no other id has this name.
+    # This is longer than any stem that is not cut, so no other id has this name.
     return f"{stem[:MAX_NAME]}-{hashlib.sha256(id_.encode()).hexdigest()[:ID_HEX]}"
 
 

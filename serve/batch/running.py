@@ -1,4 +1,4 @@
-"""One run of a job, from its flags to its last file: the order in which things happen."""
+"""Runs a job, from its flags to its last file."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from serve.render.input_pictures import read_file, read_pictures
 WorkerPool = Callable[
     [BatchSpec, BatchJob, BatchTask], AbstractContextManager[tuple[StartWorker, int]]
 ]
-"""Provides workers for the length of a job, and says how many to start."""
+"""Provides workers during a job, and their number."""
 
 
 def run(order: BatchSpec, pool: WorkerPool | None = None) -> int:
-    """Run a job and return its exit code. Tests pass a pool of their own."""
+    """Run a job and return its exit code. Tests pass a pool."""
     pool = pool or (through_service if order.through else on_ray)
     run_id = token()
     store = open_store(order.out, run_id)
@@ -80,8 +80,8 @@ def print_resume_hint(progress: BatchProgress, order: BatchSpec) -> None:
 
 
 def describe(order: BatchSpec, presets: Presets | None = None) -> BatchJob:
-    """Describe the job as far as possible without a worker. `presets` are those that a stored job
-    began with."""
+    """Describe the job as far as possible without a worker. `presets`: the presets of the stored
+    job."""
     paths = reading.find_inputs(order.inputs)
     if order.through is not None:
         card = service_card(order.through, order.key, order.model)
@@ -143,14 +143,14 @@ def on_ray(
 
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    # Without an address Ray might join the cluster of a killed job.
+    # Without "local" Ray might join the cluster of a killed job.
     start_ray(
         address=order.address or "local",
         include_dashboard=None if order.address else False,
         logging_level=logging.ERROR,
         log_to_driver=False,
     )
-    # Ray's own handler would end this process at once.
+    # Ray's handler would end this process at once.
     signal.signal(signal.SIGTERM, interrupt)
     try:
         gpus = int(ray.cluster_resources().get("GPU", 0))
@@ -195,7 +195,7 @@ class BatchRun:
             self._show,
             packer.add if self.order.is_tarred else lambda shard: None,
             packer.is_done,
-            # A service may delay low priority for hours, or restart meanwhile.
+            # A service may delay low-priority orders for hours, or restart meanwhile.
             math.inf if self.order.through else self.order.stall_s,
         )
 
@@ -218,7 +218,7 @@ class BatchRun:
         return self._finish()
 
     def _check_card(self, card: ModelCard) -> None:
-        """Record the first worker's engine, and refuse a worker whose engine differs."""
+        """Record the first worker's engine; refuse a worker whose engine differs."""
         engine = engine_of(card)
         if self.job.engine:
             check_engine(engine, self.job.engine, self.order.is_mixed)
@@ -227,7 +227,7 @@ class BatchRun:
             self.store.put(FILE, self.job.as_json())
 
     def _with_checked_files(self, shards: Iterator[ShardPiece]) -> Iterator[ShardPiece]:
-        """Record the files that rows name, and stop the job at one that has changed."""
+        """Record the files that rows name; stop the job if one has changed."""
         if self.order.through:
             yield from shards
             return

@@ -1,14 +1,13 @@
-"""One worker's part of the job: rows of its shards in, pictures and ledger lines out.
+"""One worker of a job: rows of its shards in, pictures and ledger lines out.
 
 It keeps its renderer busy across shards, and skips rows that the ledger lists with a sound file. So
-a new job, a resumed one and a dead worker's shard need no code of their own. It knows no Ray.
+new jobs, resumed jobs and shards of dead workers are all the same to it. It knows no Ray.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,19 +32,19 @@ from serve.render.destination import SUFFIXES
 BEAT_S = 0.5
 """A worker reports at least this often."""
 UNHEARD_S = 2.5
-"""Without a turn for this long a worker writes nothing: the driver leases its rows to another one
-after twice that time (SILENT_S in driver.py), even if the network alone failed."""
+"""A worker without a turn for this long writes nothing: after twice that time (SILENT_S in
+driver.py) the driver leases its rows to another worker, even if only the network failed."""
 FILE_THREADS = 8
-"""An object store answers slowly, but many requests at a time."""
+"""Many, since an object store answers slowly."""
 TRY_AGAIN = (408, 429)
-"""Refusals that are not the row's fault."""
+"""Statuses of refusals that the row did not cause."""
 Load = Callable[[], Renderer]
-"""called in the worker's process"""
+"""Called in the worker's process."""
 
 
 @dataclass(frozen=True)
 class BatchTask:
-    """What all workers of one run share."""
+    """The settings that all workers of one run share."""
 
     store: Store
     run: str
@@ -53,29 +52,31 @@ class BatchTask:
     is_tarred: bool = False
     retries_dead: bool = False
     reads_back: bool = False
-    """check every finished picture, not a sample"""
+    """check every finished picture instead of a sample"""
 
 
 @dataclass
 class Tally:
-    """The progress of one piece. `dead` is by line; `failed`, to be retried, by ordinal."""
+    """The progress of one piece."""
 
     made: int = 0
     found: int = 0
     damaged: int = 0
     """finished earlier, but missing or different from the ledger now"""
     dead: dict[str, str] = field(default_factory=dict)
+    """errors of dead letters by line"""
     failed: dict[int, str] = field(default_factory=dict)
+    """errors of rows to retry by ordinal"""
 
 
 @dataclass(frozen=True)
 class TurnReport:
-    """What a worker reports at the end of a turn. Tallies are by the piece's lease."""
+    """A worker's report at the end of a turn. Tallies are by lease."""
 
     held: dict[int, Tally]
     ended: dict[int, Tally]
     wants: bool
-    """whether it has places for more rows"""
+    """whether the worker can take more rows"""
     progress: int
     """a count that rises while anything advances"""
     occupancy: float
@@ -101,13 +102,13 @@ class ShardWorker:
 
     async def card(self) -> ModelCard:
         card = await self.renderer.card()
-        # No row has begun, and the card of a service sets the window.
+        # The card of a service sets the window; no row has begun yet.
         self._window = asyncio.Semaphore(self.renderer.window)
         self._engine = engine_label(engine_of(card))
         return card
 
     async def turn(self, pieces: dict[int, ShardPiece]) -> TurnReport:
-        """Begin more pieces, and report at the next news or after a beat."""
+        """Begin more pieces; report at the next event, or after BEAT_S."""
         self._turn_s = time.monotonic()
         self.renderer.check()
         for key, piece in pieces.items():
@@ -158,7 +159,7 @@ class ShardWorker:
         except (OutputError, RendererLost) as error:
             self._broken = str(error)
         except Exception as error:
-            # The output, or a defect: no other row would fare better.
+            # The output failed, or the program: other rows would fail too.
             self._broken = f"{type(error).__name__}: {error}"
         del self._held[key]
         self._ended[key] = tally
@@ -167,7 +168,7 @@ class ShardWorker:
     async def _make_all(self, shard: int, rows: Sequence[BatchRow], tally: Tally) -> None:
         if not rows:
             return
-        writer = LedgerWriter(self.task.store.append(shard_name(shard)))
+        writer = self.task.store.append(shard_name(shard))
         try:
             async with asyncio.TaskGroup() as group:
                 for row in rows:
@@ -197,7 +198,7 @@ class ShardWorker:
 
     # -- a row ------------------------------------------------------------------------------
 
-    async def _make(self, shard: int, row: BatchRow, writer: LedgerWriter, tally: Tally) -> None:
+    async def _make(self, shard: int, row: BatchRow, writer: Appender, tally: Tally) -> None:
         async with self._window:
             self._count_begun(1)
             if row.params is None or row.error is not None:
@@ -210,7 +211,7 @@ class ShardWorker:
             except RendererLost:
                 raise
             except Exception as error:
-                # The worker hides the cause from its clients; this is the operator's own file.
+                # The worker hides the cause from clients, but this goes to the operator's file.
                 cause = error.__context__ or error
                 if isinstance(error, Problem) and is_final(error):
                     await self._add_dead_letter(row, str(cause), writer, tally, error)
@@ -218,11 +219,11 @@ class ShardWorker:
                     tally.failed[row.ordinal] = f"{type(cause).__name__}: {cause}"
                 return
             origin = {} if order.source is None else dict(order.source.digests)
-            await self._heard()
+            await self._wait_for_turn()
             entry = await self._in_thread(self._store_picture, shard, row, done, origin)
-            # A slow disk may have kept it for so long that the rows are another worker's by now.
-            await self._heard()
-            await self._in_thread(writer.add, entry)
+            # Again: a slow disk may have taken so long that another worker has the rows now.
+            await self._wait_for_turn()
+            await self._in_thread(writer.add, entry.as_line())
             self._count_progress()
             tally.made += 1
 
@@ -273,18 +274,18 @@ class ShardWorker:
         self,
         row: BatchRow,
         error: str,
-        writer: LedgerWriter,
+        writer: Appender,
         tally: Tally,
         problem: Problem | None = None,
     ) -> None:
-        """Record the row as a dead letter."""
         facts = {} if problem is None else problem.as_dict()
-        await self._heard()
-        await self._in_thread(writer.add, self._entry(row, error=error, problem=facts))
+        await self._wait_for_turn()
+        entry = self._entry(row, error=error, problem=facts)
+        await self._in_thread(writer.add, entry.as_line())
         tally.dead[row.line] = error
 
-    async def _heard(self) -> None:
-        """Wait while the rows may be another worker's."""
+    async def _wait_for_turn(self) -> None:
+        """Wait while another worker may have the rows."""
         while time.monotonic() - self._turn_s > UNHEARD_S:
             await asyncio.sleep(BEAT_S)
 
@@ -295,18 +296,3 @@ class ShardWorker:
 
 def is_final(problem: Problem) -> bool:
     return 400 <= problem.status < 500 and problem.status not in TRY_AGAIN
-
-
-class LedgerWriter:
-    """Lets the rows of a piece write to its ledger from several threads."""
-
-    def __init__(self, appender: Appender) -> None:
-        self._appender, self._lock = appender, threading.Lock()
-
-    def add(self, entry: Entry) -> None:
-        with self._lock:
-            self._appender.add(entry.as_line())
-
-    def close(self) -> None:
-        with self._lock:
-            self._appender.close()

@@ -1,7 +1,7 @@
-"""Where a job's files lie: a folder, or any place that fsspec knows (an object store, say).
+"""Stores a job's files: in a folder, or in any place that fsspec knows, such as an object store.
 
-A file appears whole or not at all. A ledger grows by lines: in a folder it is one file, synced line
-by line; an object store cannot append, so a ledger there is numbered parts that never change.
+A file appears whole or not at all. A ledger grows by lines: in a folder it is one file, synced
+after each line; an object store cannot append, so there a ledger consists of numbered parts.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from sdxl.files import OutputError, prepare_folder, write_atomic
 from sdxl.params import InvalidParams
 
 SCRATCH = "tmp"
-"""Unfinished files. Never below images/, which holds pictures only."""
+"""Folder of unfinished files."""
 PART_LINES, PART_S = 16, 5.0
 """A part is written when it has this many lines, or when its first line is this old."""
 
 
 class Appender(Protocol):
-    """One writer of a ledger. Several may write to the same ledger."""
+    """One writer of a ledger, for any thread. Several may write to the same ledger."""
 
     def add(self, line: bytes) -> None: ...
     def close(self) -> None:
-        """Everything added is stored when this returns."""
+        """Store all added lines."""
         ...
 
 
@@ -38,11 +38,11 @@ class Store(Protocol):
     """Raises OutputError if the place cannot be written, FileNotFoundError if a file is missing."""
 
     def prepare(self, *folders: str) -> None:
-        """Check that the place takes files, and remove what a killed run left unfinished."""
+        """Check that the place is writable, and remove unfinished files of a killed run."""
         ...
 
     def join(self, *folders: str) -> None:
-        """Prepare a place that other processes use: remove nothing."""
+        """Prepare a place that other processes use, without removing files."""
         ...
 
     def remove_all(self) -> None: ...
@@ -51,14 +51,14 @@ class Store(Protocol):
         ...
 
     def sweep(self, before: float) -> None:
-        """Remove files that others left unfinished before this time of the Unix clock."""
+        """Remove unfinished files of other processes from before this Unix time."""
         ...
 
     def put(self, name: str, data: bytes) -> None: ...
     def put_file(self, name: str, path: Path) -> None: ...
     def get(self, name: str) -> bytes: ...
     def remove(self, name: str) -> None:
-        """Ignores a missing file: another process may have removed it."""
+        """Remove a file; ignore a missing one, which another process may have removed."""
         ...
 
     def names(self, folder: str) -> list[str]:
@@ -66,22 +66,22 @@ class Store(Protocol):
         ...
 
     def sizes(self, place: str) -> dict[str, int]:
-        """Bytes of the files in a folder, or of a single file, by full name."""
+        """Return the bytes of the files in a folder, or of a single file, by full name."""
         ...
 
     def ledger(self, shard: str) -> bytes:
-        """All lines of a shard's ledger, oldest first."""
+        """Return all lines of a shard's ledger, oldest first."""
         ...
 
     def ledgers(self) -> list[str]:
-        """The shards that have a ledger, in order."""
+        """Return the shards that have a ledger, in order."""
         ...
 
     def append(self, shard: str) -> Appender: ...
 
 
 def open_store(place: str, run: str) -> Store:
-    """Open a folder or a URL. `run` separates the unfinished files of several runs."""
+    """Open a folder or a URL. Each `run` has its own folder of unfinished files."""
     return ObjectStore(place) if "://" in place else FolderStore(Path(place).absolute(), run)
 
 
@@ -121,7 +121,7 @@ class FolderStore:
         shutil.rmtree(self.root / SCRATCH, ignore_errors=True)
 
     def sweep(self, before: float) -> None:
-        # Only files: a running process needs its folder, however old.
+        # Only files: a running process needs its folder, even an old one.
         for path in (self.root / SCRATCH).glob("*/*"):
             with suppress(FileNotFoundError):
                 if path.stat().st_mtime < before:
@@ -130,7 +130,7 @@ class FolderStore:
     def put(self, name: str, data: bytes) -> None:
         path = self.root / name
         with writing(path):
-            # Never recreate the root or its folders: a removed job would come back half empty.
+            # Never recreate the root or its folders: a removed job must not reappear.
             if path.parent.parent != self.root and path.parent != self.root:
                 path.parent.mkdir(exist_ok=True)
         write_atomic(path, data, self.scratch)
@@ -182,18 +182,18 @@ class FolderStore:
 
 
 class FileAppender:
-    """Every line is on the disk when `add` returns."""
+    """Appends to a file. `add` returns after the line is on the disk."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self._lock = path, threading.Lock()
         with writing(path):
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
 
     def add(self, line: bytes) -> None:
-        with writing(self.path):
+        with self._lock, writing(self.path):
             size = os.fstat(self._file).st_size
             if size and os.pread(self._file, 1, size - 1) != b"\n":
-                # A crash tore the last line: it stays, and this line starts a new one.
+                # A crash cut the last line off; keep it, and start a new line.
                 line = b"\n" + line
             while line:
                 line = line[os.write(self._file, line) :]
@@ -202,9 +202,9 @@ class FileAppender:
                 raise FileNotFoundError(2, "the ledger was removed")
 
     def close(self) -> None:
-        # The system reuses the number: a late `add` must not write into another file.
-        file, self._file = self._file, -1
-        with suppress(OSError):
+        with self._lock, suppress(OSError):
+            # The system reuses the number: a late `add` must not write into another file.
+            file, self._file = self._file, -1
             os.close(file)
 
 
@@ -212,19 +212,19 @@ class FileAppender:
 
 
 class ObjectStore:
-    """Each file is one atomic PUT. A picture that a crash keeps out of the ledger is made again,
-    with the same bytes and name."""
+    """Writes each file with one atomic PUT. After a crash, pictures that are not in the ledger are
+    made again, with the same bytes and names."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self._opened: tuple[Any, str] | None = None
 
     def __reduce__(self) -> Any:
-        """Connections stay in the process that made them."""
+        """Pickle without connections, which stay in their process."""
         return ObjectStore, (self.url,)
 
     def prepare(self, *folders: str) -> None:
-        """It has no folders and no unfinished files."""
+        """Check that the place is writable: it has no folders and no unfinished files."""
         probe = f"tmp/{token()}"
         self.put(probe, b"")
         self.remove(probe)
@@ -247,14 +247,14 @@ class ObjectStore:
             files.pipe_file(path, data)
 
     def create(self, name: str, data: bytes) -> None:
-        """Write an object unless it exists. The caller reads it to learn which writer won."""
+        """Write an object unless it exists. The caller must read which writer won."""
         files, root = self._open()
         try:
             files.pipe_file(f"{root}/{name}", data, mode="create")
         except FileExistsError:
             pass
         except Exception:
-            # The store has no conditional creation, or has another error for an existing object.
+            # The store cannot create conditionally, or raises another error if the object exists.
             folder, _, file = name.rpartition("/")
             if file not in self.names(folder):
                 self.put(name, data)
@@ -325,8 +325,8 @@ class ObjectStore:
 
 
 class PartAppender:
-    """Writes a ledger as parts. Numbers continue from the existing parts; the token separates two
-    writers. Lines of a failed late write stay for the next part."""
+    """Writes a ledger as parts, numbered after the existing ones; a token in the name separates two
+    writers. Lines of a failed late write go into the next part."""
 
     def __init__(self, store: ObjectStore, shard: str, first: int) -> None:
         self.store, self.shard, self.number = store, shard, first
@@ -339,7 +339,7 @@ class PartAppender:
     def add(self, line: bytes) -> None:
         with self._lock:
             if self._is_closed:
-                # The process that closed it has counted its lines.
+                # After `close` the lines have been counted.
                 place = f"{self.store.url}/ledger/{self.shard}"
                 raise OutputError(place, OSError("ValueError: the ledger was closed"))
             self._lines.append(line)

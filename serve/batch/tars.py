@@ -1,7 +1,7 @@
-"""Pictures in tar files in WebDataset's form, one a shard: `<key>.png` beside `<key>.json`.
+"""Packs pictures into WebDataset's tar files, one for each shard: `<key>.png` and `<key>.json`.
 
-Until a shard is complete its pictures lie below loose/. They are packed in one write, the ledger
-names the tar, and then they are removed. The same pictures give the same tar.
+Pictures of an incomplete shard lie below loose/. The complete shard is written as one tar, the
+ledger then names the tar, and the single files are removed. Equal pictures give an equal tar.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from serve.batch.store import Store
 
 LOOSE = "loose"
 TAR = ".tar/"
-"""Separates a tar's name and its member's, in the ledger."""
+"""In the ledger it separates the names of a tar and its member."""
 THREADS = 8
-"""A distant store answers many requests at a time."""
+"""Many, since a distant store answers slowly."""
 
 
 class Packer:
     """Packs complete shards on a thread, one after another, while the driver continues.
 
-    A crash loses nothing: the next run packs every shard again.
+    After a crash the next run packs the shards again.
     """
 
     def __init__(self, pack: Callable[[int], None]) -> None:
@@ -41,7 +41,7 @@ class Packer:
         self._error: Exception | None = None
         self._added = self._packed = 0
         self._is_left = False
-        # A daemon: a store that hangs must not keep the process alive.
+        # A daemon, since a store that hangs must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="packer", daemon=True)
         self._thread.start()
 
@@ -50,13 +50,13 @@ class Packer:
         self._waiting.put(shard)
 
     def is_done(self) -> bool:
-        """Whether all added shards are packed. Raises the error of a failed one."""
+        """Return whether all added shards are packed; raise the error of a failed one."""
         if self._error is not None:
             raise self._error
         return self._packed == self._added
 
     def leave(self, timeout_s: float) -> None:
-        """Wait for the current shard and start no other."""
+        """Finish the current shard and start no other."""
         self._is_left = True
         self._waiting.put(None)
         self._thread.join(timeout_s)
@@ -100,12 +100,12 @@ def unpack(data: bytes) -> dict[str, bytes]:
             files = ((each.name, tar.extractfile(each)) for each in tar)
             return {name: file.read() for name, file in files if file is not None}
     except tarfile.TarError:
-        # Of a damaged tar nothing counts.
+        # All pictures of a damaged tar count as missing.
         return {}
 
 
 def pack(store: Store, shard: int, run: str) -> None:
-    """Pack a shard's pictures into its tar. It may be repeated after an interruption anywhere."""
+    """Pack a shard's pictures into its tar. Safe to repeat after any interruption."""
     name = shard_name(shard)
     known = ledger.in_order(ledger.read(store, name).values())
     pictures = [entry for entry in known if entry.error is None]
@@ -126,7 +126,7 @@ def pack(store: Store, shard: int, run: str) -> None:
 
 
 def key_of(entry: Entry) -> str:
-    """WebDataset ends a key at its first dot, so dots are escaped."""
+    """Return a picture's key. Dots are escaped, since WebDataset ends a key at its first dot."""
     stem = PurePosixPath(entry.file).stem.replace(".", "%2E")
     return bounded(stem, entry.id)
 

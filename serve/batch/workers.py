@@ -1,7 +1,4 @@
-"""Workers of a job: Ray actors, one a device, or a thread of this process.
-
-Both take turns in the same way, and either may fail at any moment.
-"""
+"""Workers of a job: Ray actors, one for each device, or a thread of this process."""
 
 from __future__ import annotations
 
@@ -24,17 +21,17 @@ class BatchWorker(Protocol):
     name: str
 
     def ready(self) -> Future[ModelCard]:
-        """Load, and describe the model."""
+        """Load the model; return its card."""
         ...
 
     def turn(self, pieces: dict[int, ShardPiece]) -> Future[TurnReport]: ...
     def end(self) -> None:
-        """End at once, whatever it is doing."""
+        """End at once."""
         ...
 
 
 StartWorker = Callable[[str], BatchWorker]
-"""starts a worker of a given name"""
+"""Starts a worker with a name."""
 
 
 class RayWorker:
@@ -57,12 +54,11 @@ def ray_workers(load: Load, task: BatchTask, has_gpus: bool, threads: int) -> St
     import ray
 
     actor = ray.remote(ShardWorker).options(**actor_options(has_gpus, threads))
-
     return lambda name: RayWorker(name, actor.remote(load, task, name))
 
 
 def actor_options(has_gpus: bool, threads: int) -> dict[str, Any]:
-    """A GPU for each worker if there are any; else threads, which Ray does not count."""
+    """Return an actor's resources: a GPU if there are any, or threads, which Ray does not count."""
     if has_gpus:
         return {"num_gpus": 1, "num_cpus": 1, "scheduling_strategy": "SPREAD"}
     environment = {"env_vars": {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}}
@@ -89,7 +85,7 @@ class ThreadWorker:
         return asyncio.run_coroutine_threadsafe(self._worker.turn(pieces), self._loop)
 
     def end(self) -> None:
-        """A thread cannot be killed; one that hangs stays until the process ends."""
+        """Stop the thread. A hanging thread stays until the process ends."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(LEAVE_S)
 
@@ -103,7 +99,6 @@ class ThreadWorker:
         self._loop.close()
 
     async def _leave(self) -> None:
-        """A worker that ends before it began has nothing pending."""
         pending = asyncio.all_tasks() - {asyncio.current_task()}
         for task in pending:
             task.cancel()

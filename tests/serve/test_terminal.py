@@ -228,7 +228,7 @@ def test_the_modes_are_restored_after_an_exception(tmp_path: Path) -> None:
 
 
 def test_redirected_output_asks_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal, "asked", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr(terminal, "query_terminal", lambda *_: pytest.fail("asked"))
     assert terminal.find("auto", is_redirected=True) is None
     assert terminal.find("off", is_redirected=False) is None
     with double("kitty") as there, os.fdopen(os.dup(there.slave), "w") as stream:
