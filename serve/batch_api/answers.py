@@ -1,7 +1,7 @@
-"""The lines of a batch's two result files, made from its input and its job's ledger.
+"""Makes the lines of a batch's two result files from its input and its job's ledger.
 
-They are put together when a client reads them, one request at a time, so that no picture is stored
-twice. The same batch gives the same lines.
+Lines are made while a client reads them, one request at a time, so that no picture is stored twice.
+The same batch gives the same lines.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ LOST = {"code": "picture_missing", "message": "The picture is missing from the s
 
 @dataclass(frozen=True)
 class Answer:
-    """One line: `text` with empty base64, and the pictures to fill in."""
+    """One line of a result file: `text` with empty base64, and the pictures to fill in."""
 
     part: Part
     text: bytes
     files: tuple[Entry, ...] = ()
     is_made: bool = True
-    """whether it was executed"""
+    """whether the request was executed"""
 
     @property
     def size(self) -> int:
@@ -80,7 +80,7 @@ def lines(batch: BatchRecord, path: Path, store: Store, part: Part) -> Iterator[
             try:
                 files = [store.get(entry.file) for entry in answer.files]
             except FileNotFoundError:
-                # As long as the whole line, because the response has announced its length.
+                # The response has announced its length, so this line must be as long.
                 facts = json.loads(answer.text) | {"response": None, "error": LOST}
                 yield json.dumps(facts).encode().ljust(answer.size - 1) + b"\n"
                 continue
@@ -90,15 +90,15 @@ def lines(batch: BatchRecord, path: Path, store: Store, part: Part) -> Iterator[
 def answers_of(
     batch: BatchRecord, path: Path, store: Store, status: str
 ) -> Iterator[tuple[Answer, list[Entry]]]:
-    """Yield the answers of all requests, in the input's order, with their ledger entries."""
+    """Yield the answers to all requests in the input's order, with their ledger entries."""
     entries = ledger.read_all(store)
     entry = next(entries, None)
     for record in read_jsonl(path):
-        mine = list[Entry]()
+        of_line = list[Entry]()
         while entry is not None and entry.line == record.line:
-            mine.append(entry)
+            of_line.append(entry)
             entry = next(entries, None)
-        yield answer_of(batch, record, mine, status), mine
+        yield answer_of(batch, record, of_line, status), of_line
 
 
 def answer_of(batch: BatchRecord, record: Record, entries: list[Entry], status: str) -> Answer:
@@ -134,7 +134,7 @@ def response_of(batch: BatchRecord, record: Record, status: int, body: Any) -> d
 
 
 def body_of(batch: BatchRecord, asked: ImageRequest, entries: list[Entry]) -> dict[str, Any]:
-    """Answer as `/v1/images/generations` would have."""
+    """Return the body that `/v1/images/generations` would have answered."""
     params = entries[0].params
     reply = ImagesResponse(
         created=batch.finalizing_at or batch.created_at,

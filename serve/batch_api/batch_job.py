@@ -1,4 +1,4 @@
-"""Runs one batch: the driver and ledger of `sdxl batch` over the service's own replicas.
+"""Runs one batch with the driver and ledger of `sdxl batch` on the service's replicas.
 
 It may be killed at any moment; the next run resumes from the ledger.
 """
@@ -36,13 +36,13 @@ from serve.orders import ImageBackend, ImageOrder, ModelCard, Update
 INPUT = "input.jsonl"
 SHARD = 128
 SILENT_S = 60.0
-"""The worker is a thread of this process: on a busy machine it may be silent for long."""
+"""Long, since the worker is a thread of this process, which may be slow on a busy machine."""
 CARD_PAUSE_S = 1.0
 
 
 class BackendRenderer:
-    """Renders orders on the service's replicas: for the client, within its key's rate. It waits
-    while replicas are busy or restart."""
+    """Renders a client's orders on the service's replicas, within its key's rate. It waits while
+    replicas are busy or restart."""
 
     def __init__(
         self,
@@ -54,14 +54,14 @@ class BackendRenderer:
         model: str = "",
         priority: Priority = Priority.BATCH,
     ) -> None:
-        """Only `model`, as the settings name it, may make the pictures."""
+        """Only `model`, a name in the settings, may make the pictures."""
         self.window = THROUGH_WINDOW
         self._backend, self._key = backend, key
         self._limiter = limiter or RateLimiter()
         weight = 1.0 if key is None else key.weight
         marks = {"client": client, "weight": weight, "request_id": request_id, "model": model}
         self._marks: dict[str, Any] = {"priority": priority, **marks}
-        self._answers = self._asked = 0
+        self._answers = self._open = 0
 
     async def card(self) -> ModelCard:
         while True:
@@ -78,7 +78,7 @@ class BackendRenderer:
     async def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
         order, pause = replace(order, **self._marks), Pause()
         await self._wait_for_rate(order)
-        self._asked += 1
+        self._open += 1
         try:
             while True:
                 try:
@@ -92,7 +92,7 @@ class BackendRenderer:
                     hinted_s = problem.retry_after_s or 0.0
                 await pause.wait(hinted_s)
         finally:
-            self._asked -= 1
+            self._open -= 1
             self._answers += 1
 
     async def _wait_for_rate(self, order: ImageOrder) -> None:
@@ -106,17 +106,17 @@ class BackendRenderer:
         return self._answers
 
     def occupancy(self) -> float:
-        return min(self._asked / self.window, 1.0)
+        return min(self._open / self.window, 1.0)
 
     def check(self) -> None:
         """Ray Serve checks the replicas."""
 
     async def close(self) -> None:
-        """The replicas outlive the batch."""
+        """Do nothing: the replicas outlive the batch."""
 
 
 def keep_input(records: Records, batch: BatchRecord) -> None:
-    """Copy the input file: a client may delete it while the batch runs."""
+    """Copy the input file, since a client may delete it while the batch runs."""
     store = records.job_store(batch.id)
     if INPUT not in store.names(""):
         store.join()
@@ -125,7 +125,7 @@ def keep_input(records: Records, batch: BatchRecord) -> None:
 
 @contextmanager
 def input_file(store: Store) -> Iterator[Path]:
-    """Copy a batch's input to a local file."""
+    """Yield a local copy of a batch's input."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, INPUT)
         path.write_bytes(store.get(INPUT))
@@ -146,15 +146,15 @@ class BatchJobRun:
         self._is_stopped = False
 
     def stop(self) -> None:
-        """Any thread may call it."""
+        """Stop soon. May be called from any thread."""
         self._is_stopped = True
         if self._driver is not None:
             self._driver.stop()
 
     def make(self) -> bool:
-        """Make all pictures. False if stopped; raises BatchFailed or OutputError if it cannot."""
+        """Make all pictures; return False if stopped. Raises BatchFailed or OutputError."""
         store = self.records.job_store(self.batch.id)
-        # While a service is replaced, there may be two runners.
+        # There may be two runners while a service is replaced.
         place = self.records.job_place(self.batch.id)
         with locked(place) as check_lock, input_file(store) as path:
             store.prepare("images", "ledger")
@@ -178,7 +178,7 @@ class BatchJobRun:
             progress=BatchProgress(self.batch.pictures, now_s, now_s),
             on_card=self._keep_card,
             show=show,
-            # The replicas may delay low priority for hours, or restart meanwhile.
+            # The replicas may delay low-priority orders for hours, or restart meanwhile.
             stall_s=math.inf,
             silent_s=SILENT_S,
         )
@@ -190,7 +190,7 @@ class BatchJobRun:
         self._card = card
 
     def _shards(self, path: Path) -> Iterator[ShardPiece]:
-        """Read the input. The driver asks for it after the first worker's card."""
+        """Read the input. The driver calls this after the first worker's card."""
         card, limits, usual = self._card, self.model.settings, self.batch.usual_interval
         assert card is not None
         facts = (self.model.id, card.sizes, None, card.presets, limits, usual)

@@ -1,4 +1,4 @@
-"""Runs jobs: requests for pictures that `/v1/images/jobs` accepted, in the order of their arrival.
+"""Runs the jobs of `/v1/images/jobs` in the order of their arrival.
 
 All state is in the store. A job that a restart interrupts runs again, from the same seed.
 """
@@ -37,11 +37,11 @@ from serve.settings import ServeSettings
 log = logging.getLogger(__name__)
 
 AT_ONCE = 32
-"""jobs of one owner that run; the rest wait, so that the queue has room for other requests"""
+"""The most running jobs of one owner; few, so that the queue has room for other requests."""
 UPDATE_S = 1.0
-"""how often a running job's record is updated"""
+"""How often a running job's record is updated."""
 RETRY_S = 10.0
-"""the pause before a write is repeated that a full disk refused"""
+"""Pause before a failed write, as on a full disk, is repeated."""
 
 
 @dataclass
@@ -49,18 +49,18 @@ class ImageJobRunner:
     records: Records
     settings: ServeSettings
     backends: Callable[[], Sequence[ImageBackend]]
-    """in the order of the settings' models; called in the thread that uses them"""
+    """in the order of the settings' models; called in the jobs' thread"""
     keys: Mapping[str, ApiKey]
     """by owner"""
     limiter: RateLimiter
     outbox: Outbox | None = None
     pool: Callable[[], ModelPool | None] = lambda: None
-    """of models that an operator loads; called in the same thread"""
+    """loads models at run time; called in the jobs' thread"""
     clock: Callable[[], float] = time.time
 
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _ending: set[str] = field(default_factory=set)
-    """jobs whose end is being written"""
+    """ids of jobs whose end is being written"""
     _leave: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class ImageJobRunner:
         return self._thread.is_alive()
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Leave running jobs to the next runner."""
+        """Stop; the next runner makes running jobs again."""
         self._leave.set()
         self._thread.join(timeout_s)
 
@@ -96,7 +96,7 @@ class ImageJobRunner:
 
     async def _poll(self) -> None:
         await self._reader.models.refresh()
-        # Before the records are read: a job may end meanwhile.
+        # Listed before the records are read, since a job may end meanwhile.
         running, before = set(self._tasks), Counter[str]()
         jobs = await asyncio.to_thread(self._open.read)
         cancelled = await asyncio.to_thread(self.records.cancelled)
@@ -104,10 +104,10 @@ class ImageJobRunner:
             place, before[job.owner] = before[job.owner], before[job.owner] + 1
             if job.id in running & self._tasks.keys():
                 if job.id in cancelled and job.id not in self._ending:
-                    # Without a task it ends as cancelled at the next poll.
+                    # The next poll finds no task and ends the job as cancelled.
                     self._tasks[job.id].cancel()
             elif job.id in running:
-                # It has ended since.
+                # The job has ended since.
                 continue
             elif job.id in cancelled:
                 self._begin(job, self._write_end(job, "cancelled"))
@@ -178,7 +178,7 @@ class ImageJobRunner:
     async def _write_end(
         self, job: ImageJobRecord, status: Status, done: Sequence[Done] = (), **facts: Any
     ) -> None:
-        """Write the pictures, then the end into the outbox and the record."""
+        """Write the pictures, then the job's end into the outbox and the record."""
         self._ending.add(job.id)
         facts |= {"ended_at": int(self.clock()), "position": None, "eta_s": None}
         ended = replace(job, status=status, **facts)
@@ -204,4 +204,6 @@ def drop_expired(records: Records, now: int) -> None:
     for owner in records.owners(ImageJobRecord.folder):
         for job in records.works(ImageJobRecord, owner):
             if job.has_expired(now):
-                records.drop_image_job(job)
+                records.drop(job)
+                for name in (job.id, *job.pictures):
+                    records.drop_data(name)

@@ -1,6 +1,6 @@
-"""`/v1/images/jobs`: requests for pictures that are answered at once and made later.
+"""`/v1/images/jobs`: the request is answered at once, and its pictures are made later.
 
-Like a batch, a job is a record in the store, which the runner polls.
+A job is a record in the store, which the runner polls.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from serve.front.request_reader import RequestReader, fields_of
 from serve.settings import ServeSettings
 
 MOST_OPEN = 1000
-"""of one owner"""
+"""The most open jobs of one owner."""
 REFUSED = ("stream", "partial_images", "expand_prompt")
-"""fields of a request that a job cannot have"""
+"""Fields of a request that a job cannot have."""
 BODIES = [each.model_json_schema() for each in (ImageRequest, EditBody)]
 CONTENT = {"application/json": {"schema": {"anyOf": BODIES}}}
 BODY: dict[str, Any] = {"requestBody": {"required": True, "content": CONTENT}}
@@ -49,9 +49,9 @@ class ImageJobObject(Reply):
     expires_at: int | None
     """when an ended job and its pictures are removed"""
     position: int | None
-    """how many come before it in the queue; 0 is being made"""
+    """number of jobs before it in the queue; 0: being made"""
     progress: float
-    """the share of its steps that are taken"""
+    """share of the steps that are taken"""
     eta_s: float | None
     error: ErrorDetail | None
     result: ImagesResponse | None = None
@@ -79,13 +79,13 @@ class ImageJobApi:
     clock: Callable[[], float] = time.time
 
     async def make(self, body: bytes, request: Request) -> ImageJobObject:
-        """Raises Problem for what `/v1/images/generations` or `/v1/images/edits` refuses."""
+        """Make a job. Raises Problem as `/v1/images/generations` or `/v1/images/edits` would."""
         asked = await self.reader.read_json(body)
         for field in REFUSED:
             if getattr(asked.request, field):
                 raise invalid(field, f"{field} must be left out of a job")
         owner = owner_in(request)
-        # If a front end dies, Ray's proxy repeats the request: it must make one job.
+        # If a front end dies, Ray's proxy repeats the request, which must make the same job.
         id_ = id_of("image_job_", owner, request.state.request_id, hashlib.sha256(body).hexdigest())
         seed = int(id_[-16:], 16) % DRAWN_SEEDS
         asked.orders(seed, float("inf"), {})
@@ -106,7 +106,7 @@ class ImageJobApi:
         if sum(not each.is_ended for each in jobs) >= MOST_OPEN:
             raise Problem(429, f"{MOST_OPEN} jobs wait already.", None, "too_many_jobs", 60.0)
 
-        # After a restart another model may be the first.
+        # After a restart another model may be the default.
         text = json.dumps(fields_of(body) | {"model": job.model}).encode()
 
         def write() -> None:
@@ -128,7 +128,7 @@ class ImageJobApi:
         return ImageJobObject.of(job, is_cancelled=is_cancelled)
 
     def answer(self, owner: str, id_: str) -> Response:
-        """The job, with its pictures unless they are URLs."""
+        """Answer with the job, and its pictures unless they are URLs."""
         job = self.need(owner, id_)
         is_url = job.result is not None and "url" in job.result["data"][0]
         files = [] if is_url else [self.records.data(name) for name in job.pictures]
@@ -136,7 +136,7 @@ class ImageJobApi:
         return PicturesResponse(json.dumps(facts).encode(), files)
 
     def listed(self, owner: str) -> list[ImageJobRecord]:
-        """The newest first."""
+        """Return an owner's jobs, the newest first."""
         jobs = self.records.works(ImageJobRecord, owner)
         return [job for job in reversed(jobs) if not job.has_expired(self.clock())]
 

@@ -1,6 +1,6 @@
 """Checks a file of requests before its batch runs.
 
-A wrong line fails the whole file; a wrong body fails only its own request, when the batch runs.
+An invalid line fails the whole file; an invalid body fails only its request, when the batch runs.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Checked:
     total: int = 0
     pictures: int = 0
     shares: bool = False
-    """a request asks for pictures as URLs"""
+    """whether a request wants pictures as URLs"""
     model: str = ""
-    """the id of the model of all requests"""
+    """id of the model of all requests"""
     errors: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -63,7 +63,7 @@ def check(path: Path, endpoint: str, most: int, models: Sequence[ImageModel]) ->
 
 
 def one_model(body: dict[str, Any], known: str, models: Sequence[ImageModel]) -> str:
-    """Return the id of the file's one model. An unknown model is the request's own error."""
+    """Return the id of the model of all lines. An unknown model fails only its request."""
     asked = body.get("model")
     try:
         id_ = choose(asked if isinstance(asked, str) else None, models).id
@@ -84,12 +84,12 @@ def check_line(record: Record, endpoint: str, seen: set[str]) -> None:
             raise WrongLine("missing_required_parameter", f"{name}: is missing", name)
     for name in record.values:
         if name not in FIELDS:
-            # The record of the batch must be valid Unicode.
+            # The batch's record must be valid Unicode.
             shown = name[:100].encode(errors="backslashreplace").decode()
             needed = f"{shown} is not a field of a line; must be one of {', '.join(FIELDS)}"
             raise WrongLine("unknown_parameter", needed, shown)
     id_, method, url, body = (record.values[name] for name in FIELDS)
-    # Any other wrong id is the request's own error.
+    # Other invalid ids fail only their request.
     if isinstance(id_, str) and id_ in seen:
         raise WrongLine("duplicate_custom_id", f"{id_[:100]!r} is there already", "custom_id")
     seen.add(str(id_))
@@ -111,6 +111,6 @@ def error_of(
 
 
 def pictures_of(body: dict[str, Any]) -> int:
-    """Return the number of pictures that a request asks for; a wrong number is one error."""
+    """Return a request's number of pictures; 1 for an invalid number, which makes one error."""
     n = next((body[name] for name in ("n", *COUNT_ALIASES) if name in body), None)
     return n if type(n) is int and 1 <= n <= MAX_N else 1

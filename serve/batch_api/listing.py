@@ -1,5 +1,5 @@
-"""What routes of files, batches and jobs share: the facts of a request, pages of a list, and a full
-store."""
+"""Shared by the routes of files, batches and jobs: facts of a request, pages of a list, and the
+error of a full store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def owner_in(request: Request) -> str:
 
 
 def facts_of(request: Request, settings: ServeSettings, now_s: float) -> dict[str, Any]:
-    """Return what a new record of a batch or job says of its request."""
+    """Return the fields of a new batch or job that follow from the HTTP request."""
     return {
         "owner": owner_in(request),
         "client": client_of(request, settings.client_header)[0],
@@ -37,7 +37,7 @@ def facts_of(request: Request, settings: ServeSettings, now_s: float) -> dict[st
 def page_of(
     records: Sequence[R], after: str | None, limit: int
 ) -> tuple[Sequence[R], dict[str, Any]]:
-    """Return a page of records, and its ends in OpenAI's words."""
+    """Return a page of records, and OpenAI's fields for its ends."""
     ids = [each.id for each in records]
     if after is not None and after not in ids:
         raise invalid("after", f"after: there is no {after!r}")
@@ -48,7 +48,7 @@ def page_of(
 
 
 def with_room(write: Callable[[], None]) -> None:
-    """Answer 507 if the store cannot be written."""
+    """Raise Problem 507 if the store cannot be written."""
     try:
         write()
     except OutputError as error:

@@ -1,4 +1,4 @@
-"""Finds the records of one kind that have not ended, in the runner's process."""
+"""Finds the batches or jobs that have not ended, for the runner."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class OpenRecords(Generic[W]):
 
     @property
     def pause_s(self) -> float:
-        """Between two readings."""
+        """Seconds between two readings."""
         return POLL_BUCKET_S if "://" in self.records.place else POLL_S
 
     def read(self) -> list[W]:
         """Return the open records, the oldest first."""
-        found = list[W]()
+        open_records = list[W]()
         for owner in self.records.owners(self.kind.folder):
             for id_ in self.records.ids(self.kind.folder, owner):
                 if id_ in self._ended:
@@ -38,8 +38,8 @@ class OpenRecords(Generic[W]):
                 if record is not None and record.is_ended:
                     self._ended.add(id_)
                 elif record is not None:
-                    found.append(record)
-        return sorted(found, key=lambda record: record.arrived_s)
+                    open_records.append(record)
+        return sorted(open_records, key=lambda record: record.arrived_s)
 
     def _report(self, owner: str, id_: str, error: Problem) -> None:
         if id_ in self._unreadable:

@@ -1,7 +1,7 @@
 """The records of files, batches and jobs, as JSON in a store: a folder, or a bucket.
 
-Each owner has a folder, so that no owner finds another's records. The front writes the record of a
-batch or job once, when it is made; from then on only the runner does. A cancel is a mark beside it.
+Each owner has a folder, so that no owner finds another's records. A front end creates the record of
+a batch or job; afterwards only the runner writes it. To cancel, a front end writes another file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FILES, BATCHES, IMAGE_JOBS, DATA, CANCELS, SHARED, OUTBOX, JOBS = FOLDERS
 ID = re.compile(r"(file-|batch_|image_job_)[0-9a-f]{32}")
 SECRET = re.compile(r"[0-9a-f]{48}")
 ANYBODY = "anybody"
-"""the one owner of a service without keys"""
+"""The only owner of a service without keys."""
 Part = Literal["output", "errors"]
 Status = Literal[
     "queued",
@@ -50,15 +50,15 @@ class FileRecord:
     created_at: int
     expires_at: int | None
     arrived_s: float
-    """orders the files of one second"""
+    """orders files of the same second"""
     batch: str = ""
-    """of a result file: its batch. The file is put together when it is read"""
+    """the batch of a result file, which is made while it is read"""
     part: Part = "output"
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkRecord:
-    """What the records of batches and jobs have in common."""
+    """The common fields of batches and jobs."""
 
     folder: ClassVar[str]
     event: ClassVar[str]
@@ -67,20 +67,20 @@ class WorkRecord:
     id: str
     owner: str
     client: str
-    """whose share of the replicas it takes"""
+    """the client whose share of the replicas it uses"""
     secret: str
-    """part of its pictures' URLs"""
+    """part of the pictures' URLs"""
     origin: str
-    """the start of those URLs"""
+    """the start of the pictures' URLs"""
     created_at: int
     arrived_s: float
-    """orders the records of one second"""
+    """orders records of the same second"""
     model: str = ""
     status: Status
     in_progress_at: int | None = None
     ended_at: int | None = None
     position: int | None = None
-    """how many come before it in its queue; 0 is running"""
+    """number of those before it in the queue; 0: running"""
     eta_s: float | None = None
 
     @property
@@ -100,7 +100,7 @@ class BatchRecord(WorkRecord):
     files_live_s: int
     metadata: dict[str, str] | None = None
     usual_interval: int | None = USUAL_INTERVAL
-    """of deep steps, if a line sets no caching; None: it follows from the line's steps. Older
+    """cache interval of lines that set no caching; None: it follows from the line's steps. Older
     batches have the default."""
     status: Status = "validating"
     finalizing_at: int | None = None
@@ -120,18 +120,18 @@ class BatchRecord(WorkRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageJobRecord(WorkRecord):
-    """Its request and its pictures lie beside it, as data."""
+    """A job. Its request and pictures are stored as data."""
 
     folder: ClassVar[str] = IMAGE_JOBS
     event: ClassVar[str] = "image.job"
 
     seed: int
-    """of a request without one: a job that runs again makes the same pictures"""
+    """for a request without a seed: a job that runs again makes the same pictures"""
     lives_s: int
-    """how long it is kept after its end"""
+    """how long the job is kept after its end"""
     status: Status = "queued"
     progress: float = 0.0
-    """the share of its steps that are taken"""
+    """share of the steps that are taken"""
     result: dict[str, Any] | None = None
     """the answer of `/v1/images/generations`, without the pictures"""
     error: dict[str, Any] | None = None
@@ -168,13 +168,13 @@ def id_of(kind: Prefix, *facts: object) -> str:
 
 
 class Records:
-    """A record that cannot be read is a Problem when one asks for it, and is not listed."""
+    """Reads and writes records. An unreadable record raises Problem, and is not listed."""
 
     def __init__(self, place: str) -> None:
         self.place = place.rstrip("/")
         self.store: Store = open_store(self.place, token())
         self._readable = set[str]()
-        """files whose record was JSON once: records of files never change"""
+        """ids whose record was once valid JSON, as records of files never change"""
 
     def prepare(self) -> None:
         self.store.join(*FOLDERS)
@@ -220,8 +220,8 @@ class Records:
         self.store.remove(f"{DATA}/{id_}")
 
     def unnamed_data(self) -> set[str]:
-        """Return the names of data whose record is missing or is not JSON: it is not yet written,
-        or was lost. A record of another version keeps its data."""
+        """Return the names of data whose record is missing or is not JSON: not yet written, or
+        lost. A record of another version keeps its data."""
         data = {name: name.partition(".")[0] for name in self.store.names(DATA)}
         paths = {
             id_: path_of(folder, owner, id_)
@@ -259,26 +259,22 @@ class Records:
         self.store.remove(f"{CANCELS}/{work.id}")
         self.store.remove(f"{SHARED}/{work.secret}")
 
-    def drop_image_job(self, job: ImageJobRecord) -> None:
-        self.drop(job)
-        for name in (job.id, *job.pictures):
-            self.drop_data(name)
-
     def ask_to_cancel(self, work: WorkRecord, at: int) -> None:
         self.store.put(f"{CANCELS}/{work.id}", str(at).encode())
 
     def cancelled(self) -> set[str]:
-        """Return the ids of what was asked to cancel."""
+        """Return the ids of batches and jobs that clients have cancelled."""
         return set(self.store.names(CANCELS))
 
     def asked_to_cancel(self, id_: str) -> int | None:
+        """Return when a client cancelled it, or None."""
         try:
             return int(self.store.get(f"{CANCELS}/{id_}"))
         except FileNotFoundError:
             return None
 
     def share(self, work: WorkRecord) -> None:
-        """Let anyone who has the secret fetch the pictures."""
+        """Let anyone with the secret fetch the pictures."""
         self.store.put(f"{SHARED}/{work.secret}", f"{work.owner}/{work.id}".encode())
 
     def shared(self, secret: str) -> WorkRecord | None:
@@ -293,7 +289,7 @@ class Records:
     # -- JSON -------------------------------------------------------------------------------
 
     def ids(self, folder: str, owner: str) -> list[str]:
-        """List an owner's records, readable or not."""
+        """Return the ids of all of an owner's records, also unreadable ones."""
         return [name.removesuffix(".json") for name in self.store.names(f"{folder}/{owner}")]
 
     def _put(self, folder: str, owner: str, record: FileRecord | WorkRecord) -> None:

@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/files` and `/v1/batches`, over records in a store that the runner polls.
+"""OpenAI's `/v1/files` and `/v1/batches`: records in a store, which the runner polls.
 
 An owner is an API key; without keys all clients are one owner.
 """
@@ -45,7 +45,7 @@ from serve.settings import ServeSettings
 
 PURPOSE = "batch"
 MOST_FILES, MOST_OPEN = 1000, 100
-"""of one owner"""
+"""The most files, and the most open batches, of one owner."""
 MOST_NAME = 255
 CONTENT: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/jsonl": {"schema": {"type": "string"}}}, "description": "lines"}
@@ -90,7 +90,7 @@ class BatchApi:
             life_s = life_of(form.get("expires_after[anchor]"), form.get("expires_after[seconds]"))
         life_s = life_s or int(self.settings.batches_ttl_s)
         owner = owner_in(request)
-        # If a front end dies, Ray's proxy repeats the request: it must make one file.
+        # If a front end dies, Ray's proxy repeats the request, which must make the same file.
         digest = hashlib.sha256(data).hexdigest()
         id_ = id_of("file-", owner, request.state.request_id, name, digest)
         file = FileRecord(id_, name, PURPOSE, len(data), self.now, self.now + life_s, self.clock())
@@ -104,7 +104,7 @@ class BatchApi:
         return file
 
     def _file(self, owner: str, id_: str) -> FileRecord | None:
-        """None if it does not exist or has expired."""
+        """Return the file; None if it does not exist or has expired."""
         file = self.records.file(owner, id_)
         is_over = file is not None and file.expires_at is not None and file.expires_at < self.now
         return None if is_over else file

@@ -1,7 +1,7 @@
-"""Decides which batches run and how they end: the one writer of batches' records.
+"""Runs and ends batches: the only writer of their records.
 
-It polls the records. An owner's batches run one after another, different owners' beside each other;
-the replicas share their time among them.
+It polls the records. An owner's batches run one after another; batches of different owners run at
+the same time, and the replicas share their time among them.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ from serve.settings import ServeSettings
 log = logging.getLogger(__name__)
 
 UPDATE_S = 2.0
-"""how often a running batch's record is updated"""
+"""How often a running batch's record is updated."""
 RETRY_S = 10.0
-"""the pause before a batch that an error stopped is retried"""
+"""Pause before a batch that an error stopped is retried."""
 MOST_FAILURES, MOST_TEXT = 3, 500
 SWEEP_S = 600.0
 UNFINISHED_S = 24 * 3600
-"""An unfinished file this old is abandoned."""
+"""An unfinished file of this age is abandoned."""
 AT_ONCE = 8
-"""running batches"""
+"""The most running batches."""
 RESULTS = "batch_output"
 
 
 class BatchReplica:
-    """The runner as a Ray Serve deployment: one process. All its state is in the store."""
+    """The runner as a Ray Serve deployment of one process. All state is in the store."""
 
     def __init__(self, settings: ServeSettings, replicas: Sequence[Any]) -> None:
         """`replicas` are handles in the order of the settings' models."""
@@ -80,7 +80,7 @@ class BatchReplica:
             each.start()
 
     async def check_health(self) -> None:
-        """Ray replaces the process if this raises."""
+        """Called by Ray, which replaces the process if this raises."""
         if not (self.runner.is_alive and self.jobs.is_alive):
             raise RuntimeError("the runner of batches or of jobs has ended")
 
@@ -96,14 +96,14 @@ class BatchReplica:
 
 @dataclass
 class Turn:
-    """A running batch, in its own thread."""
+    """A running batch and its thread."""
 
     batch: BatchRecord
     run: BatchJobRun
     thread: threading.Thread
     updated_s: float = 0.0
     ends_as: Status | None = None
-    """why it was stopped"""
+    """the status of a batch that was stopped"""
 
 
 @dataclass
@@ -111,14 +111,14 @@ class BatchRunner:
     records: Records
     settings: ServeSettings
     backends: Callable[[], Sequence[ImageBackend]]
-    """in the order of the settings' models; called in the thread that uses them"""
+    """in the order of the settings' models; called in the batch's thread"""
     outbox: Outbox | None = None
     clock: Callable[[], float] = time.time
 
     _turns: dict[str, Turn] = field(default_factory=dict)
     _retry_s: dict[str, float] = field(default_factory=dict)
     _failures: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
-    """each batch's equal errors in a row, with the number of its pictures"""
+    """each batch's consecutive equal errors, with the number of pictures then"""
     _leave: threading.Event = field(default_factory=threading.Event)
     _swept_s: float = 0.0
     _unnamed: set[str] = field(default_factory=set)
@@ -132,9 +132,17 @@ class BatchRunner:
         self._thread = threading.Thread(target=self._poll_forever, name="batches", daemon=True)
 
     def image_jobs(self, pool: Callable[[], ModelPool | None] = lambda: None) -> ImageJobRunner:
-        """Return the runner of jobs, which share the rates of the keys."""
-        where = self.records, self.settings, self.backends
-        return ImageJobRunner(*where, self._keys, self._limiter, self.outbox, pool, self.clock)
+        """Return a runner of jobs. Jobs and batches share the keys' rates."""
+        return ImageJobRunner(
+            self.records,
+            self.settings,
+            self.backends,
+            self._keys,
+            self._limiter,
+            self.outbox,
+            pool,
+            self.clock,
+        )
 
     def start(self) -> None:
         self.records.prepare()
@@ -145,7 +153,7 @@ class BatchRunner:
         return self._thread.is_alive()
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Stop running batches as they are; the next runner resumes them."""
+        """Stop running batches; the next runner resumes them."""
         self._leave.set()
         turns = self._running()
         for turn in turns:
@@ -168,7 +176,7 @@ class BatchRunner:
                 try:
                     self._consider(batch, open_batches)
                 except Exception as error:
-                    # The other batches go on, and the sweep may free the space that this one needs.
+                    # Other batches continue, and the sweep may free the space that this one needs.
                     self._retry_later(batch, error)
         if self.clock() - self._swept_s > SWEEP_S:
             self._swept_s = self.clock()
@@ -178,13 +186,13 @@ class BatchRunner:
     # -- one batch --------------------------------------------------------------------------
 
     def _consider(self, batch: BatchRecord, others: Sequence[BatchRecord]) -> None:
-        turn, end = self._turns.get(batch.id), self._end_of(batch)
+        turn, end = self._turns.get(batch.id), self._due_end(batch)
         if turn is not None:
             if end is not None and turn.ends_as is None:
                 turn.ends_as = end
                 turn.run.stop()
             return
-        # Its turn may have ended since the record was read.
+        # The batch may have ended since the record was read.
         now = self.records.batch(batch.owner, batch.id)
         if now is not None and not now.is_ended:
             self._advance(now, end, others)
@@ -203,14 +211,15 @@ class BatchRunner:
         else:
             self._update_position(batch, others)
 
-    def _end_of(self, batch: BatchRecord) -> Status | None:
+    def _due_end(self, batch: BatchRecord) -> Status | None:
+        """Return the status with which the batch must end now, if any."""
         if self.records.asked_to_cancel(batch.id) is not None:
             return "cancelled"
         return "expired" if self.clock() > batch.expires_at else None
 
     def _has_turn(self, batch: BatchRecord) -> bool:
-        is_owners_first = all(turn.batch.owner != batch.owner for turn in self._running())
-        return is_owners_first and len(self._turns) < AT_ONCE
+        is_owner_idle = all(turn.batch.owner != batch.owner for turn in self._running())
+        return is_owner_idle and len(self._turns) < AT_ONCE
 
     def _running(self) -> list[Turn]:
         return list(self._turns.values())
@@ -242,7 +251,7 @@ class BatchRunner:
 
     def _begin(self, batch: BatchRecord) -> None:
         key, ids = self._keys.get(batch.owner), [model.id for model in self._models]
-        # Older records may name no model.
+        # Older records may lack the model.
         batch = replace(batch, model=batch.model or ids[0])
         if batch.model not in ids:
             message = f"The batch is of {batch.model!r}; here is {', '.join(map(repr, ids))} now."
@@ -263,7 +272,7 @@ class BatchRunner:
         thread.start()
 
     def _make(self, id_: str) -> None:
-        """Run in the batch's own thread."""
+        """Make a batch, in its thread."""
         turn = self._turns[id_]
         try:
             is_whole = turn.run.make()
@@ -275,8 +284,8 @@ class BatchRunner:
             del self._turns[id_]
 
     def _retry_later(self, batch: BatchRecord, error: Exception) -> None:
-        """Schedule a retry. After the same error three times in a row without a picture in between
-        the batch ends as failed; a full disk is waited out until the window ends."""
+        """Schedule a retry. After the same error three times in a row, without a picture in
+        between, the batch fails. Errors of the disk are retried until the batch's window ends."""
         is_expected = isinstance(error, BatchFailed | OutputError | InvalidParams)
         log.warning("%s: %s", batch.id, error, exc_info=None if is_expected else error)
         text = f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
@@ -294,12 +303,13 @@ class BatchRunner:
         try:
             self._end(batch, "failed", errors)
         except Exception:
-            # The error that stops the batch may stop its result files, too.
+            # The same error may prevent the result files.
             log.exception("%s: cannot write its output files", batch.id)
             self._fail(batch, errors)
 
     def _is_over(self, batch: BatchRecord) -> bool:
-        """While a service is replaced, another runner may end the batch and remove it."""
+        """Return whether the batch has ended: while a service is replaced, another runner may end
+        and remove it."""
         now = self.records.batch(batch.owner, batch.id)
         return now is None or now.is_ended
 
@@ -313,7 +323,7 @@ class BatchRunner:
         if self._is_over(batch):
             turn.run.stop()
             return
-        # Pictures are counted; a request may ask for several.
+        # Progress counts pictures; a request may have several.
         share = batch.total / max(batch.pictures, 1)
         turn.batch = replace(
             batch,
@@ -328,16 +338,16 @@ class BatchRunner:
 
     def _update_position(self, batch: BatchRecord, others: Sequence[BatchRecord]) -> None:
         """Update the place and ETA of a waiting batch."""
-        mine = [each for each in others if each.owner == batch.owner]
-        mine = mine[: [each.id for each in mine].index(batch.id)]
-        making = next((t.batch for t in self._running() if t.batch.owner == batch.owner), None)
+        queue = [each for each in others if each.owner == batch.owner]
+        before = queue[: [each.id for each in queue].index(batch.id)]
+        running = next((t.batch for t in self._running() if t.batch.owner == batch.owner), None)
         eta_s = None
-        if making is not None and making.images_per_s:
-            first = [each for each in mine if each.id != making.id]
-            left = sum(each.pictures - each.pictures_done for each in (making, *first, batch))
-            eta_s = round(left / making.images_per_s, -1)
-        if (batch.position, batch.eta_s) != (len(mine), eta_s):
-            self.records.put(replace(batch, position=len(mine), eta_s=eta_s))
+        if running is not None and running.images_per_s:
+            waiting = [each for each in before if each.id != running.id]
+            left = sum(each.pictures - each.pictures_done for each in (running, *waiting, batch))
+            eta_s = round(left / running.images_per_s, -1)
+        if (batch.position, batch.eta_s) != (len(before), eta_s):
+            self.records.put(replace(batch, position=len(before), eta_s=eta_s))
 
     def _fail(self, batch: BatchRecord, errors: list[dict[str, Any]]) -> None:
         self._write_end(replace(batch, status="failed", errors=errors))
@@ -399,7 +409,8 @@ class BatchRunner:
 
 
 def sweep(records: Records, now: int) -> None:
-    """Remove what has expired, pictures without a result file, and abandoned writes."""
+    """Remove expired files, batches and jobs, pictures without a result file, and abandoned
+    files."""
     for owner in records.owners(FILES):
         for file in records.files(owner):
             if file.expires_at is not None and file.expires_at < now:
@@ -419,8 +430,8 @@ def sweep(records: Records, now: int) -> None:
 
 
 def sweep_data(records: Records, before: set[str]) -> set[str]:
-    """Remove data that had no record at the last sweep either, as a new upload has one by then.
-    `before` is the last sweep's answer."""
+    """Remove data that has no record now and had none at the last sweep; a new upload has one by
+    then. `before`: the last sweep's answer. Return the data without a record."""
     unnamed = records.unnamed_data()
     for id_ in unnamed & before:
         records.drop_data(id_)

@@ -1,6 +1,6 @@
-"""Notifies the operator's addresses when batches and jobs end, signed by standardwebhooks.com.
+"""Notifies the operator's addresses when batches and jobs end, signed as standardwebhooks.com says.
 
-Events lie in the store until they are delivered or given up, so a restart loses none; a repeated
+Events stay in the store until they are delivered or given up, so a restart loses none; a repeated
 event has the same id. Addresses come only from the operator's file, and no redirect is followed.
 """
 
@@ -29,13 +29,13 @@ log = logging.getLogger(__name__)
 
 PREFIX = "whsec_"
 MIN_SECRET = 24
-"""bytes, as the standard asks"""
+"""Bytes; the standard's minimum."""
 PAUSES_S = (5.0, 30.0, 120.0, 600.0, 1800.0, 3600.0, 7200.0, 14400.0)
-"""after each failed try; then the event is given up"""
+"""Pauses after failed attempts; then the event is given up."""
 TIMEOUT_S = 10.0
 POLL_S = 1.0
 RETRY_S = 60.0
-"""the pause after an event that the store, on a full disk for example, could not update"""
+"""Pause after an event whose state could not be stored, as on a full disk."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Pending:
     url: str
     owner: str
     batch: str
-    """the id of the batch or job"""
+    """id of the batch or job"""
     body: str
     tries: int = 0
     due_s: float = 0.0
@@ -78,7 +78,7 @@ def read_endpoints(path: str) -> list[Endpoint]:
 
 
 def endpoint_of(words: Sequence[str], place: str) -> Endpoint:
-    # The message must not show the line: it holds a secret.
+    # The message must not show the line, which contains a secret.
     needed = "must hold `<http URL> whsec_<base64 of 24 bytes or more>`"
     if len(words) != 2 or not words[0].startswith(("http://", "https://")):
         raise InvalidParams("webhooks", place, needed)
@@ -124,8 +124,8 @@ class Outbox:
         self._thread.join(TIMEOUT_S + POLL_S)
 
     def add(self, work: WorkRecord) -> None:
-        """Store the end of a batch or job before its record says it; `deliver` waits for the
-        record."""
+        """Store the event of an ended batch or job, before its record is written; `deliver` waits
+        for the record."""
         event = event_of(work)
         id_, body = str(event["id"]), json.dumps(event)
         for endpoint in self.endpoints:
@@ -141,7 +141,7 @@ class Outbox:
                     if event is not None and event.due_s <= self.clock() and self._has_ended(event):
                         self._try(place, event)
                 except Exception:
-                    # Its state could not be stored: a retry at once would repeat the event.
+                    # The event's state could not be stored; retrying at once would repeat it.
                     log.exception("webhooks: %s: retry in %g s", place, RETRY_S)
                     self._retry_s[place] = time.monotonic() + RETRY_S
 
@@ -171,7 +171,7 @@ class Outbox:
         with suppress(Problem):
             work = self.records.work(kind_of(event.batch), event.owner, event.batch)
             return work is None or work.is_ended
-        # The record cannot be read: the event is all that is known.
+        # The record is unreadable, so the event decides.
         return True
 
     def _keep(self, place: str, event: Pending) -> None:
@@ -197,7 +197,7 @@ def event_of(work: WorkRecord) -> dict[str, object]:
 
 
 def send(endpoint: Endpoint, event: Pending, at: int) -> str:
-    """Send an event. Returns the error, or nothing if it was accepted."""
+    """Send an event; return the error, or "" if it was accepted."""
     import httpx
 
     headers = signed(endpoint, event.id, at, event.body)

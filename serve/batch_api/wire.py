@@ -1,4 +1,4 @@
-"""Files and batches in OpenAI's words: requests and answers."""
+"""Files and batches in OpenAI's formats: requests and answers."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class BatchObject(BaseModel):
     usage: BatchUsage
     metadata: dict[str, str] | None
     position: int | None
-    """the owner's batches that come before this one; 0 is being made"""
+    """number of the owner's batches before this one; 0: being made"""
     eta_s: float | None
     images_per_s: float
     pictures: RequestCounts
