@@ -22,7 +22,7 @@ from serve.batch.reading import COLUMNS, ID, Record
 from serve.batch.row_controls import CONTROLS, controls_in, placed
 from serve.batch.rows import BatchRow, Maps, ShardPiece, checked_id, content_id, seed_of
 from serve.errors import Problem, invalid, of_params, schema_words
-from serve.front.attached_pictures import taken
+from serve.front.attached_pictures import take_pictures
 from serve.front.image_orders import check_limits, params_of, served_sizes
 from serve.front.openai_images import ImageRequest
 from serve.orders import ModelCard
@@ -176,7 +176,7 @@ class Intake:
         if (values.get("method"), values.get("url")) != ("POST", BATCH_URL):
             given = f"{values.get('method')} {values.get('url')}"
             raise InvalidParams("url", given, f"must be POST {BATCH_URL}")
-        request, maps = taken(request_of(values.get("body")))
+        request, maps = take_pictures(request_of(values.get("body")))
         for name in NOT_IN_JOBS if self.format else NOT_IN_BATCHES:
             if (value := getattr(request, name)) not in (None, False):
                 raise InvalidParams(name, value, "cannot be set in a job; leave it out")

@@ -1,8 +1,8 @@
-"""Who may send requests, as ASGI middleware, and which client a request is from.
+"""Access control as ASGI middleware, and the client that a request comes from.
 
-With API keys, every request needs one, but for a few open routes. Without keys, no web page of
-another site may. Clients share the queue, so a client must not choose its own name: it is its key,
-or else its address.
+With API keys, every request needs one, except for a few open routes. Without keys, web pages of
+other sites are refused. Clients share the queue, so a client must not choose its name: the name is
+its key or its address.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ HEALTH_PATHS = ("/healthz", "/readyz", LIVE, READY)
 OPEN_PATHS = (*HEALTH_PATHS, "/")
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 OPEN_PREFIXES = ("/v1/results/", "/web/")
-"""Names of results cannot be guessed; the web page's files hold no secrets and ask for a key."""
+"""Names of results cannot be guessed; the web page's files contain no secrets."""
 IPV6_PREFIX = 64
-"""bits of an address that identify a client, which may choose the others"""
+"""Bits of an IPv6 address that identify a client; the client may choose the others."""
 
 
 class Access:
@@ -49,7 +49,7 @@ def is_open(path: str) -> bool:
 
 
 def key_in(authorizations: Sequence[str], keyring: Keyring) -> ApiKey:
-    """Raises Problem."""
+    """Return the request's key, or raise Problem."""
     if len(authorizations) > 1:
         message = f"Authorization must be a single header, got {len(authorizations)}."
         raise Problem(400, message, "Authorization", "invalid_value")
@@ -62,7 +62,7 @@ def key_in(authorizations: Sequence[str], keyring: Keyring) -> ApiKey:
 def secret_in(authorization: str) -> str:
     kind, _, secret = authorization.partition(" ")
     if kind.lower() == "basic":
-        # Older programs know only a name and a password: the password is the key.
+        # Some programs can only send a name and a password: the password is the key.
         return password_in(secret)
     return secret.strip() if kind.lower() == "bearer" else ""
 
@@ -75,7 +75,7 @@ def password_in(coded: str) -> str:
 
 
 def check_operator(request: Request) -> None:
-    """Raises Problem, 403, for the key of a client. Without keys every client may operate."""
+    """Raise Problem 403 unless the key is an operator's. Without keys every client may operate."""
     key: ApiKey | None = getattr(request.state, "key", None)
     if key is not None and not key.is_operator:
         message = "This needs an operator's key; `sdxl key NAME --operator` makes one."
@@ -83,7 +83,7 @@ def check_operator(request: Request) -> None:
 
 
 def client_of(request: Request, header: str) -> tuple[str, float]:
-    """The client's name and the weight of its share. The edge must overwrite `header`."""
+    """Return the client's name and the weight of its share. A proxy must overwrite `header`."""
     key: ApiKey | None = getattr(request.state, "key", None)
     if key is not None:
         return f"key {key.digest}", key.weight
@@ -93,7 +93,7 @@ def client_of(request: Request, header: str) -> tuple[str, float]:
 
 
 def origin_of(request: Request, public_url: str) -> str:
-    """The start of this service's URLs: the setting, or else as the client reached it."""
+    """Return the start of this service's URLs: the setting, or the URL of the client's request."""
     return (public_url or str(request.base_url)).rstrip("/")
 
 

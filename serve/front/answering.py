@@ -1,4 +1,4 @@
-"""What answers of pictures and of text share: deadlines, a key's limits, several orders at once,
+"""Shared by answers with pictures and with text: deadlines, a key's limits, several orders at once,
 and server-sent events.
 """
 
@@ -24,7 +24,7 @@ from serve.settings import ServeSettings
 
 DEADLINE_HEADER = "x-deadline-s"
 GRACE_S = 5.0
-"""How long after a deadline the backend may still report it by itself."""
+"""Time after a deadline for the backend to report it."""
 COMMENT, COMMENT_S = b":\n\n", 15.0
 SSE_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 EVENTS_IN_OPENAPI: dict[str, dict[str, Any]] = {
@@ -36,7 +36,7 @@ EVENTS_IN_OPENAPI: dict[str, dict[str, Any]] = {
         }
     }
 }
-"""of every stream; `itemSchema`, of OpenAPI 3.2, is where readers of 3.1 look for one event too"""
+"""The schema of every stream. `itemSchema` is from OpenAPI 3.2; tools for 3.1 also read it."""
 
 O_contra = TypeVar("O_contra", contravariant=True)
 O = TypeVar("O")  # noqa: E741
@@ -53,7 +53,8 @@ class Maker(Protocol[O_contra, U_co]):
 def deadline_of(
     asked_s: float | None, request: Request, settings: ServeSettings, *, is_patient: bool = False
 ) -> float:
-    """The body's, else the header's, else the service's default, which `is_patient` has none of."""
+    """Return the deadline of the body, or the header, or the default, which is infinite if
+    `is_patient`."""
     seconds = asked_s
     text = request.headers.get(DEADLINE_HEADER)
     if seconds is None and text is not None:
@@ -72,7 +73,7 @@ def deadline_of(
 
 
 def take_rate(limiter: RateLimiter, request: Request, count: int, work: float = 0.0) -> None:
-    """Count pictures or answers, one each, against the key. `work`: standard images."""
+    """Charge the key with `count` pictures or answers, and `work` in standard images."""
     key: ApiKey | None = getattr(request.state, "key", None)
     if key is None:
         return
@@ -81,16 +82,13 @@ def take_rate(limiter: RateLimiter, request: Request, count: int, work: float = 
         raise Problem(429, f"The key's limit is {limit}.", None, "rate_limit_exceeded", wait_s)
 
 
-async def fan_out(
+def fan_out(
     backend: Maker[O, U], orders: Sequence[O], deadline_s: float, last: type = Done
 ) -> AsyncGenerator[tuple[int, U]]:
-    """The updates of all orders, each with its order's index. An order ends with an update of the
-    type `last`. The first failure is raised and cancels the others, as closing this does. The
-    backend keeps the deadline; if it hangs, this ends the wait."""
-    updates = within(merged(backend, orders, last), deadline_s + GRACE_S)
-    async with aclosing(updates):
-        async for each in updates:
-            yield each
+    """Yield the updates of all orders with the order's index. An order ends with an update of the
+    type `last`. The first failure is raised and cancels the other orders; closing cancels all. The
+    backend enforces the deadline; if it hangs, this ends the wait."""
+    return within(merged(backend, orders, last), deadline_s + GRACE_S)
 
 
 async def merged(
@@ -144,8 +142,8 @@ async def stream(
     describe_error: Callable[[Problem], bytes],
     describe_end: Callable[[], bytes] = bytes,
 ) -> StreamingResponse:
-    """Begins once each order that is `waiting` has an update of the type `accepted`, so that a
-    refusal is an ordinary answer."""
+    """Stream the updates as events. The stream begins when each `waiting` order has an update of
+    the type `accepted`, so that a refusal is an ordinary answer."""
     early: list[tuple[int, U]] = []
     try:
         while waiting:
@@ -168,13 +166,13 @@ async def stream(
             yield describe_error(problem)
 
     return StreamingResponse(
-        commented(described()), media_type="text/event-stream", headers=SSE_HEADERS
+        with_comments(described()), media_type="text/event-stream", headers=SSE_HEADERS
     )
 
 
-async def commented(events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """The events, and a comment in every long pause: proxies and clients close a connection that is
-    silent for a minute or so."""
+async def with_comments(events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """Yield the events, and a comment in every long pause: proxies and clients close connections
+    that are silent for about a minute."""
     async with aclosing(events), aclosing(patient(events, lambda: COMMENT_S)) as parts:
         async for part in parts:
             if part is NOTHING:
@@ -184,7 +182,7 @@ async def commented(events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
 
 
 def server_event(data: dict[str, Any] | Iterable[bytes], name: str = "") -> bytes:
-    """`data` is JSON, or its parts as bytes."""
+    """Make an event. `data`: an object, or the parts of its JSON."""
     parts = [json.dumps(data).encode()] if isinstance(data, dict) else data
     head = f"event: {name}\n" if name else ""
     return b"".join([head.encode(), b"data: ", *parts, b"\n\n"])

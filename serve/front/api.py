@@ -70,7 +70,7 @@ GENERATIONS_PATH = "/v1/images/generations"
 FILES_PATH, BATCHES_PATH, JOBS_PATH = "/v1/files", "/v1/batches", "/v1/images/jobs"
 AddRoutes = Callable[[FastAPI, RequestReader, ServeSettings], None]
 OFF = {"/sdapi/": "sdapi", "/controlnet/": "sdapi", "/v1/chat/": "llm", "/v1/completions": "llm"}
-"""Paths that need a setting. Files, batches and jobs have routes that say so."""
+"""Paths that need a setting. Files, batches and jobs have routes for this error."""
 TAGS = {
     **dict.fromkeys(("/v1/images", "/v1/results"), "Pictures"),
     **dict.fromkeys(("/v1/files", "/v1/batches"), "Batches"),
@@ -79,9 +79,9 @@ TAGS = {
     "/v1/models": "Models",
     "/": "Service",
 }
-"""Groups of routes in /docs, by the first prefix that fits."""
+"""Groups of routes in /docs, by the first prefix that matches."""
 NO_OBJECT = ("model_type", "model_attributes_type", "dict_type")
-"""Pydantic's types of error for a body that is no JSON object."""
+"""Pydantic's error types for a body that is not a JSON object."""
 GENERATED: dict[int | str, dict[str, Any]] = {
     200: {
         "model": ImagesResponse,
@@ -100,7 +100,8 @@ def create_app(
     add_batch_routes: AddRoutes | None = None,
     pool: ModelPool | None = None,
 ) -> FastAPI:
-    """`backends` are in the order of the settings' models; `pool` loads further models."""
+    """Create the application. `backends` are in the order of the settings' models; `pool` loads
+    models at run time."""
     models, front = ServedModels(settings, backends, pool=pool), front or Front()
     app = FastAPI(
         title="Stable Diffusion XL with DeepCache",
@@ -110,7 +111,8 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
-    store = open_store(settings)
+    folder = folder_of(settings.results_dir)
+    store = ResultStore(folder, settings.results_ttl_s, settings.results_max_bytes)
     limiter = RateLimiter(share=1 / settings.ingresses)
     expander = Expander(text, settings.expand_s) if text else None
     decoding = DecodingThread()
@@ -119,7 +121,7 @@ def create_app(
     add_generation_routes(app, generations)
     add_form_routes(app, models, decoding)
     if settings.sdapi:
-        # Here and not above: most services do not need it.
+        # Imported here, since most services do not need it.
         from serve.front.a1111.routes import add_webui_routes
 
         add_webui_routes(app, models, settings, limiter, decoding)
@@ -136,7 +138,7 @@ def create_app(
     add_pages(app)
     add_tags(app)
     keyring = Keyring.read(Path(settings.keys)) if settings.keys else None
-    # The last one added is the outermost.
+    # The middleware that is added last is the outermost.
     app.add_middleware(BodyLimit, settings=settings, larger=larger_bodies(settings))
     app.add_middleware(Access, keyring=keyring, hosts=Hosts.of(settings))
     tracer = tracer_to(settings.trace_to)
@@ -153,8 +155,8 @@ def add_tags(app: FastAPI) -> None:
     """Group the routes in /docs."""
     for route in app.routes:
         if isinstance(route, APIRoute):
-            found = (tag for prefix, tag in TAGS.items() if route.path.startswith(prefix))
-            route.tags = [next(found)]
+            tags = (tag for prefix, tag in TAGS.items() if route.path.startswith(prefix))
+            route.tags = [next(tags)]
 
 
 def larger_bodies(settings: ServeSettings) -> dict[str, tuple[int, float]]:
@@ -164,11 +166,6 @@ def larger_bodies(settings: ServeSettings) -> dict[str, tuple[int, float]]:
         **dict.fromkeys(with_pictures, (settings.max_edit_bytes, settings.edit_timeout_s)),
         FILES_PATH: (settings.max_file_body_bytes, settings.edit_timeout_s),
     }
-
-
-def open_store(settings: ServeSettings) -> ResultStore:
-    folder = folder_of(settings.results_dir)
-    return ResultStore(folder, settings.results_ttl_s, settings.results_max_bytes)
 
 
 def add_generation_routes(app: FastAPI, generations: Generations) -> None:
@@ -187,13 +184,13 @@ def add_generation_routes(app: FastAPI, generations: Generations) -> None:
     )
     async def edit_image(request: Request) -> Response:
         """Redraw an image, or only its masked part. Compatible with OpenAI's Images API."""
-        # The files are freed here: an answer may take long.
+        # No variable keeps the files, since an answer may take long.
         asked = await generations.reader.read_edit(await read_edit(request))
         return await generations.answer(asked, request)
 
 
 def add_off_routes(app: FastAPI) -> None:
-    """Files, batches and jobs of a service without a folder for them."""
+    """Answer requests for files, batches and jobs with the setting that they need."""
 
     async def name_setting() -> None:
         message = "Files, batches and jobs are off: this service needs the setting `batches_dir`."
@@ -230,7 +227,7 @@ def add_model_routes(
         check_operator(request)
         return ModelDeleted(id=(await models.unload(model_id)).id)
 
-    # A hub id has a slash in it.
+    # A hub id contains a slash.
     @app.get("/v1/models/{model_id:path}", response_model_exclude_none=True)
     async def retrieve_model(model_id: str) -> Model:
         for text in texts:
@@ -305,8 +302,9 @@ async def answer_status(request: Request, error: Exception) -> Response:
 
 
 def hint_for(path: str, routes: Sequence[BaseRoute]) -> str:
-    """The most likely mistake of a client that requests this path."""
-    if any(route.matches(scope_of(f"/v1{path}"))[0] is not Match.NONE for route in routes):
+    """Return the most likely mistake of a client that requests this path."""
+    scope = {"type": "http", "method": "GET", "path": f"/v1{path}", "root_path": "", "headers": []}
+    if any(route.matches(scope)[0] is not Match.NONE for route in routes):
         return "a client's base URL ends with /v1"
     for prefix, setting in OFF.items():
         if path.startswith(prefix) and not any(
@@ -316,11 +314,7 @@ def hint_for(path: str, routes: Sequence[BaseRoute]) -> str:
     return "/docs lists what is"
 
 
-def scope_of(path: str) -> dict[str, Any]:
-    return {"type": "http", "method": "GET", "path": path, "root_path": "", "headers": []}
-
-
 def methods_of_path(request: Request) -> set[str]:
-    """The methods of every route of this path; the framework knows those of the first only."""
-    there = (r for r in request.app.routes if r.matches(request.scope)[0] is not Match.NONE)
-    return {method for route in there for method in getattr(route, "methods", None) or ()}
+    """Return the methods of all routes of this path; the framework reports only the first's."""
+    routes = (r for r in request.app.routes if r.matches(request.scope)[0] is not Match.NONE)
+    return {method for route in routes for method in getattr(route, "methods", None) or ()}

@@ -1,5 +1,5 @@
-"""The pictures of a request's ControlNets and image prompts: each is a file by its SHA-256, checked
-before the request is queued. It knows no HTTP server.
+"""The pictures of a request's ControlNets and image prompts: files by SHA-256, checked before the
+request is queued. It knows no HTTP server.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from serve.orders import ModelCard
 from serve.settings import ServeSettings
 
 FILES: Mapping[str, str] = {"controls": "control_image", "image_prompts": "prompt_image"}
-"""the fields of a form for the files of entries without an image, in their order, by lists"""
+"""By list: the form's field for files of the list's entries without an image, in order."""
 R = TypeVar("R", bound=ImageRequest)
 
 
@@ -31,11 +31,10 @@ def has_pictures(asked: ImageRequest) -> bool:
 
 
 def read_attached(asked: R, card: ModelCard, settings: ServeSettings) -> tuple[R, Pictures]:
-    """Return a request for a picture without a source as `taken` does. Raises Problem for a wrong
-    request or picture."""
+    """Check a request without a source, and return what `take_pictures` returns. Raises Problem."""
     check_limits(asked, card, settings)
     try:
-        asked, maps = taken(asked)
+        asked, maps = take_pictures(asked)
     except InvalidParams as error:
         raise of_params(error) from None
     check(asked, maps, card, settings)
@@ -43,7 +42,7 @@ def read_attached(asked: R, card: ModelCard, settings: ServeSettings) -> tuple[R
 
 
 def check(asked: ImageRequest, maps: Pictures, card: ModelCard, settings: ServeSettings) -> None:
-    """Raises Problem for a picture that is missing or wrong, in a request without a source."""
+    """Raise Problem if a picture of a request without a source is missing or invalid."""
     try:
         check_pictures(params_of(asked, card, settings), maps)
     except InvalidParams as error:
@@ -51,7 +50,8 @@ def check(asked: ImageRequest, maps: Pictures, card: ModelCard, settings: ServeS
 
 
 def preview_of(data: bytes, **fields: Any) -> bytes:
-    """Return a PNG of the map that `fields` of a Control make of a picture. Raises Problem."""
+    """Return a PNG of the map that a Control with these fields makes of a picture. Raises
+    Problem."""
     try:
         control = Control("map", **fields)
         control.check(Control.FIELD)
@@ -60,10 +60,11 @@ def preview_of(data: bytes, **fields: Any) -> bytes:
         raise of_params(error) from None
 
 
-def taken(asked: R, files: Mapping[str, Sequence[bytes]] | None = None) -> tuple[R, Pictures]:
-    """Return the request with the SHA-256 of each picture as its entry's `image`, and the pictures
-    by that. `files` are those of entries without an image, by lists. Raises Problem or
-    InvalidParams."""
+def take_pictures(
+    asked: R, files: Mapping[str, Sequence[bytes]] | None = None
+) -> tuple[R, Pictures]:
+    """Return the request with pictures replaced by their SHA-256, and the pictures by SHA-256.
+    `files`: by list, the files of entries without an image. Raises Problem or InvalidParams."""
     lists, pictures = dict[str, Any](), dict[str, bytes]()
     for name, each in PICTURED.items():
         sent = (files or {}).get(name, ())
@@ -90,7 +91,7 @@ def _entries(
 
 
 def _picture_of(field: str, entry: Mapping[str, Any], left: list[bytes]) -> bytes | None:
-    """Return the file of an entry: its own, or the next one. None: it has none."""
+    """Return an entry's file: its `image`, or the next of `left`; None without a file."""
     image = entry.get("image", "")
     if image == "":
         return left.pop(0) if left else None
@@ -100,7 +101,7 @@ def _picture_of(field: str, entry: Mapping[str, Any], left: list[bytes]) -> byte
 
 
 def _fields(each: Parameter, entry: Any) -> dict[str, Any]:
-    """Return the fields that an entry sets, which may be wrong. Raises InvalidParams."""
+    """Return the fields that an entry sets, unchecked. Raises InvalidParams."""
     fields = entry
     if not isinstance(entry, dict):
         (read,) = each.read_list([entry])

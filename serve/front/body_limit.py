@@ -1,9 +1,8 @@
-"""One request's way in and out, as ASGI middleware: a bounded body, and an end when the client
-leaves.
+"""ASGI middleware that limits a request's body, and cancels the answer when the client leaves.
 
-The body is read whole, within limits, before anything parses it. From then on the answer is
-cancelled as soon as the client is gone. All bodies share one budget until their answers end, since
-what a body is parsed into is no smaller. It knows no routes.
+The body is read whole, within limits, before it is parsed. Then the answer is cancelled as soon as
+the client disconnects. All bodies share one budget until their answers end, since a parsed body is
+no smaller. It knows no routes.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ from serve.front.trimming import Trimming
 from serve.settings import ServeSettings
 
 STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-"""Matches at every quote it meets, closed or not: nothing is scanned twice."""
+"""Matches at every quote, also in an unclosed string, so that nothing is scanned twice."""
 FORM = "multipart/form-data"
 BRACKET = re.compile(rb"[\[\]{}]")
 KEY_SHARE = 0.5
-"""of the budget, for one API key"""
+"""The most of the budget for one API key."""
 RETRY_S = 5.0
 
 
 class BodyBudget:
-    """How many bytes of request bodies this process holds."""
+    """Counts the bytes of request bodies that this process holds."""
 
     def __init__(self, most: int) -> None:
         self.most, self.held = most, 0
         self.by_key = Counter[str]()
 
     def take(self, size: int, key: str) -> None:
-        """Raises Problem, 503. `key` is "" without API keys."""
+        """Add bytes, or raise Problem 503. `key` is "" without API keys."""
         is_over = key and self.by_key[key] + size > KEY_SHARE * self.most
         if is_over or self.held + size > self.most:
             owner = "the key's" if is_over else "all"
@@ -79,7 +78,7 @@ class BodyLimit:
         settings: ServeSettings,
         larger: Mapping[str, tuple[int, float]] | None = None,
     ) -> None:
-        """`larger`: bytes and seconds of the paths whose bodies hold files."""
+        """`larger`: limits in bytes and seconds for paths whose bodies contain files."""
         self.app, self.settings, self.larger = app, settings, larger or {}
         self.budget, self.trimming = BodyBudget(settings.bodies_bytes), Trimming()
 
@@ -90,7 +89,7 @@ class BodyLimit:
         key = scope.get("state", {}).get("key")
         held = HeldBody(self.budget, key.digest if key else "")
         try:
-            # In a list, so that it is freed once it was read: an answer may take long.
+            # In a list, from which it is removed when it is read, as an answer may take long.
             body = [await self._read(scope, receive, held)]
             if body[0] is not None:
                 await self._answer(scope, body, receive, send)
@@ -99,7 +98,7 @@ class BodyLimit:
             self.trimming.schedule(held.size)
 
     async def _read(self, scope: Scope, receive: Receive, held: HeldBody) -> bytes | None:
-        """None if the client left before the end of its body."""
+        """Return the body; None if the client left before its end."""
         usual = self.settings.max_body_bytes, self.settings.body_timeout_s
         most, within_s = self.larger.get(scope["path"], usual)
         carried: bytes | None = scope.get("extensions", {}).get(CARRIED)
@@ -109,7 +108,7 @@ class BodyLimit:
             raise too_large(most)
         try:
             async with asyncio.timeout(within_s):
-                # A carried body came with its request: refusing it now would free nothing.
+                # A body that came with its request is not charged: refusing it would free nothing.
                 body = carried if carried is not None else await _collect(receive, most, size, held)
         except TimeoutError:
             raise Problem(408, "The body did not arrive in time.", None, "body_timeout") from None
@@ -170,12 +169,12 @@ def too_large(most: int) -> Problem:
 
 
 def is_json(scope: Scope) -> bool:
-    """Anything not declared a form is read as JSON."""
+    """Return whether the body is read as JSON: all bodies but declared forms are."""
     return not Headers(scope=scope).get("content-type", "").lower().startswith(FORM)
 
 
 def depth(body: bytes) -> int:
-    """How deep brackets nest outside of strings. Linear, and parses nothing."""
+    """Return how deep brackets nest outside of strings, in linear time without parsing."""
     level = deepest = 0
     for bracket in BRACKET.findall(STRING.sub(b"", body)):
         level += 1 if bracket in b"[{" else -1

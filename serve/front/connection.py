@@ -1,7 +1,7 @@
-"""Bounds on one connection to Ray's HTTP proxy: the size of a request's head, and the time for it.
+"""Limits a connection to Ray's HTTP proxy: the size of a request's head, and the time to send it.
 
-uvicorn reads headers without a limit on their size or time, and Ray's proxy trusts some of them.
-Ray calls `bound` in the proxy's process before it listens. It knows no routes.
+uvicorn limits neither, and Ray's proxy trusts some headers. Ray calls `bound` in the proxy's
+process before it listens. It knows no routes.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from serve.front.handover import Handover
 from serve.front.proxied import Proxied
 
 MAX_HEAD_BYTES = 32 * 1024
-"""Limit of the request line and headers together, and of bytes that the parser keeps back."""
+"""Limit of the request line and headers together, and of bytes that the parser buffers."""
 MAX_HEADERS = 100
 HEAD_TIMEOUT_S = 10.0
 LINGER_S = 2.0
-"""Closing at once may lose the answer that was just written."""
+"""Time before closing, since closing at once may lose the answer just written."""
 TRUSTED = re.compile(
     rb"x-request-timeout-seconds|x-request-disconnect-disabled|x-session-id"
     rb"|serve-multiplexed-model-id|x-serve-.*"
 )
-"""Headers with which a client could switch off timeouts of Ray's proxy or choose a replica."""
+"""Headers with which a client could turn off timeouts of Ray's proxy or choose a replica."""
 REQUEST_ID = b"x-request-id"
 ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
 
 
 def bound() -> list[Middleware]:
-    """RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH names this function. Ray lets uvicorn choose the
-    protocol class, so uvicorn's table of them is changed."""
+    """Install the limits; RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH names this function. Ray lets
+    uvicorn choose the protocol class, so this replaces the class in uvicorn's table."""
     logs.configure(os.environ.get(logs.VARIABLE, logs.TEXT))
     uvicorn.config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{BoundedProtocol.__name__}"
     return [Middleware(Handover), Middleware(Proxied)]
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with limits and with our error envelope."""
+    """uvicorn's protocol with limits and our error envelope."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # Without websockets a request for one is an ordinary request.
+        # Treat a request for a websocket as an ordinary request.
         self.ws_protocol_class = None
         self._held = 0
         """bytes since the parser's last callback"""
@@ -104,7 +104,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def _is_idle(self) -> bool:
-        """No request is being answered."""
+        """Whether no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
     def _wait_for_head(self) -> None:
@@ -123,7 +123,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, problem: Problem) -> None:
-        """Answer with the problem and read no more. In the middle of another answer only close."""
+        """Answer with the problem and stop reading; during another answer, only close."""
         self._stop_waiting()
         self._is_refused = True
         if not self._is_idle:
@@ -146,7 +146,7 @@ def too_large() -> Problem:
 
 
 def answer(problem: Problem) -> bytes:
-    """The error envelope as an HTTP/1.1 answer."""
+    """Return the error envelope as an HTTP/1.1 answer."""
     body = json.dumps(problem.body())
     head = [
         f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}",

@@ -1,6 +1,6 @@
 """`POST /v1/images/edits`: OpenAI's edits, as a form of files and fields or as JSON with data URLs.
 
-The image and the mask are checked and resized; then the edit is an order like any other.
+The image and the mask are checked and resized; then the edit becomes an ordinary order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sdxl.prompt_pictures import check_pictures
 from sdxl.source import GivenImage, SourceImage
 from serve import errors
 from serve.errors import Problem, invalid
-from serve.front.attached_pictures import FILES, taken
+from serve.front.attached_pictures import FILES, take_pictures
 from serve.front.image_orders import params_of, served_sizes
 from serve.front.openai_images import NEEDED_UNICODE, ImageRequest, has_surrogate
 from serve.front.sent_pictures import DATA_URL_ONLY, file_in
@@ -36,10 +36,10 @@ MAX_IMAGES = 16
 """OpenAI's limit; this service edits one."""
 MAX_FIELDS = 100
 MAX_PART = 2**30
-"""bytes of a form's text; its body has a limit already"""
+"""The most bytes of a form's text; the body has a limit already."""
 IMAGES = ("image", "image[]")
 LISTS_OF_FILES = {name: list_ for list_, file in FILES.items() for name in (file, f"{file}[]")}
-"""a form's fields for files, and the lists of a request whose entries have them"""
+"""A form's fields for files, and the list of the request to which they belong."""
 LISTS = {each.client_name: each for each in PARAMETERS.values() if each.is_list}
 M = TypeVar("M", bound=BaseModel)
 Reference = dict[Literal["image_url", "file_id"], str]
@@ -66,36 +66,36 @@ class EditBody(EditRequest):
 
 
 @dataclass(frozen=True)
-class EditAsked:
-    """A request as the client sent it, its files not decoded."""
+class SentEdit:
+    """A request as the client sent it, with undecoded files."""
 
     request: EditRequest
     image: bytes
     mask: bytes | None
     files: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
-    """pictures beside the request, by the lists whose entries have them"""
+    """separate picture files, by list"""
 
 
 def read_images(
-    sent: EditAsked, card: ModelCard, settings: ServeSettings
+    sent: SentEdit, card: ModelCard, settings: ServeSettings
 ) -> tuple[EditRequest, SourceImage, Pictures]:
     try:
-        asked, maps = taken(sent.request, sent.files)
+        asked, maps = take_pictures(sent.request, sent.files)
         given = GivenImage.read(sent.image, sent.mask)
-        return *prepared(asked, given, card, settings, maps), maps
+        return *prepare_edit(asked, given, card, settings, maps), maps
     except InvalidParams as error:
         raise errors.of_params(error) from None
 
 
-def prepared(
+def prepare_edit(
     asked: R,
     given: GivenImage,
     card: ModelCard,
     settings: ServeSettings,
     maps: Pictures | None = None,
 ) -> tuple[R, SourceImage]:
-    """The request with every open field filled, and its image resized. Raises InvalidParams for
-    the image or another picture."""
+    """Return the request with every open field filled, and the resized image. Raises InvalidParams
+    for an invalid picture."""
     if asked.size in (None, "auto"):
         width, height = given.size(card.sizes, is_part=asked.mask_padding is not None)
         asked = asked.model_copy(update={"size": f"{width}x{height}"})
@@ -113,7 +113,7 @@ def check_can_edit(card: ModelCard) -> None:
         raise errors.Problem(501, message, None, "edits_unavailable")
 
 
-async def read_edit(request: Request) -> EditAsked:
+async def read_edit(request: Request) -> SentEdit:
     """Raises Problem or RequestValidationError."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == FORM:
@@ -124,17 +124,17 @@ async def read_edit(request: Request) -> EditAsked:
     raise Problem(415, f"Content-Type must be {FORM} or {JSON}", None, "unsupported_media_type")
 
 
-def of_json(text: bytes) -> EditAsked:
+def of_json(text: bytes) -> SentEdit:
     body = checked(EditBody, text)
     image = bytes_of(only_one(body.images), "images")
     mask = None if body.mask is None else bytes_of(body.mask, "mask")
     fields = {name: getattr(body, name) for name in body.model_fields_set - {"images", "mask"}}
-    return EditAsked(EditRequest.model_construct(**fields), image, mask)
+    return SentEdit(EditRequest.model_construct(**fields), image, mask)
 
 
 @asynccontextmanager
 async def form_in(request: Request, max_files: int, max_fields: int) -> AsyncIterator[FormData]:
-    """Raises Problem where the form cannot be read, or a text of it is no Unicode."""
+    """Read a form. Raises Problem for an unreadable form, or invalid Unicode."""
     reason = ""
     try:
         form = await request.form(
@@ -143,7 +143,7 @@ async def form_in(request: Request, max_files: int, max_fields: int) -> AsyncIte
     except HTTPException as error:
         reason = error.detail
     except UnicodeError:
-        # Python has codecs that decode nothing, or not what was sent.
+        # The client named one of Python's codecs that cannot decode this text.
         reason = "its charset does not fit"
     if reason:
         raise invalid(None, f"The form cannot be read: {reason}", "invalid_form")
@@ -157,7 +157,7 @@ async def form_in(request: Request, max_files: int, max_fields: int) -> AsyncIte
         await form.close()
 
 
-async def of_form(form: FormData) -> EditAsked:
+async def of_form(form: FormData) -> SentEdit:
     images = [each for name in IMAGES for each in form.getlist(name)]
     image = await content(only_one(images), "image")
     masks = form.getlist("mask")
@@ -174,7 +174,7 @@ async def of_form(form: FormData) -> EditAsked:
     for name, list_ in LISTS_OF_FILES.items():
         sent = [await content(each, name.removesuffix("[]")) for each in form.getlist(name)]
         files.setdefault(list_, []).extend(sent)
-    return EditAsked(request, image, mask, files)
+    return SentEdit(request, image, mask, files)
 
 
 def only_one(images: Sequence[Any]) -> Any:
@@ -195,28 +195,28 @@ async def content(file: UploadFile | str, field: str) -> bytes:
 
 
 def fields_of(form: FormData) -> dict[str, Any]:
-    """The form's texts. Lists are parsed here, numbers by pydantic."""
-    found: dict[str, Any] = {}
+    """Return the form's texts. Lists are parsed here, numbers by pydantic."""
+    fields: dict[str, Any] = {}
     for name, values in by_name(form).items():
         if name in LISTS:
             is_numbers = LISTS[name].kind is tuple
-            found[name] = numbers(name, values) if is_numbers else attachments(name, values)
+            fields[name] = numbers(name, values) if is_numbers else attachments(name, values)
         elif len(values) > 1:
             raise invalid(name[:100], f"{name[:100]}: is there twice")
         else:
-            (found[name],) = values
-    return found
+            (fields[name],) = values
+    return fields
 
 
 def by_name(form: FormData) -> dict[str, list[Any]]:
-    """OpenAI's clients send a list as `name[]`, once for each entry."""
-    found: dict[str, list[Any]] = {}
+    """Collect the values of each field; OpenAI's clients send each entry of a list as `name[]`."""
+    fields: dict[str, list[Any]] = {}
     for name, value in form.multi_items():
         if name in (*IMAGES, *LISTS_OF_FILES, "mask"):
             continue
         list_name = name.removesuffix("[]")
-        found.setdefault(list_name if list_name in LISTS else name, []).append(value)
-    return found
+        fields.setdefault(list_name if list_name in LISTS else name, []).append(value)
+    return fields
 
 
 def numbers(name: str, values: Sequence[Any]) -> list[int | float]:
@@ -227,7 +227,7 @@ def numbers(name: str, values: Sequence[Any]) -> list[int | float]:
 
 
 def attachments(name: str, values: Sequence[Any]) -> list[Any]:
-    """Entries in their text form, with commas between; or JSON, of one or of a list."""
+    """Read entries in text form, separated by commas, or JSON of one entry or a list."""
     try:
         given = [json.loads(v) if v.startswith(("[", "{")) else v.split(",") for v in values]
     except (AttributeError, RecursionError, ValueError):
@@ -237,7 +237,7 @@ def attachments(name: str, values: Sequence[Any]) -> list[Any]:
 
 
 def checked(model: type[M], values: bytes | Mapping[str, Any]) -> M:
-    """A form's fields are texts, which pydantic converts; JSON's have types, which it checks."""
+    """Validate JSON, whose types must match, or a form's texts, which pydantic converts."""
     try:
         if isinstance(values, bytes):
             return model.model_validate_json(values)
@@ -254,7 +254,7 @@ def bytes_of(reference: Reference, field: str) -> bytes:
 
 
 def describe_edit_body() -> dict[str, Any]:
-    """The body for /openapi.json; FastAPI does not know it, since it is read here."""
+    """Describe the body for /openapi.json; FastAPI does not know it, since it is read here."""
     form = EditRequest.model_json_schema()
     file = {"type": "string", "format": "binary"}
     files = {key: {"type": "array", "items": file} for key in FILES.values()}

@@ -1,4 +1,4 @@
-"""Around every request, as ASGI middleware: an id, an answer in any case, a count and a log line.
+"""ASGI middleware that gives every request an id, an answer, metrics and a log line.
 
 An exception reaches the client only as a Problem. It knows no routes.
 """
@@ -29,16 +29,16 @@ LIVE, READY = "/v1/health/live", "/v1/health/ready"
 ALIVE = ("/healthz", LIVE)
 """Answered until the process ends."""
 PROBES = (*ALIVE, "/readyz", READY, "/metrics")
-"""Requested every second or so: a log line for each would hide the others."""
+"""Paths without a log line, as they are requested about every second."""
 WORDS = (
     *("prompt", "negative_prompt", "messages", "text", "suffix"),
     *("hr_prompt", "hr_negative_prompt", "styles", "infotext", "firstpass_image", "init_images"),
 )
-"""Fields whose private text a refusal may quote; the log gets only the error's code."""
+"""Fields with private text that a refusal may quote; the log gets only the error's code."""
 MAX_REASON = 300
 REFUSED = "refused"
-"""Key of the refusal's reason in a request's state. The exception itself would keep all frames that
-it passed, and with them what the client sent."""
+"""Key of a refusal's reason in a request's state. Keeping the exception itself would keep its
+frames, and with them the request's data."""
 ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -50,14 +50,14 @@ class Front:
     open_requests: int = 0
     is_draining: bool = False
     is_signed: bool = True
-    """Answers get the request's id here; Ray's proxy adds it by itself."""
+    """whether to add the request's id to answers; Ray's proxy adds it itself"""
 
     async def metrics_of_all(self) -> Sequence[Any]:
-        """Metrics of all front ends; this one knows no others."""
+        """Return the metrics of all front ends; here, of this one."""
         return self.metrics.collect()
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests, and return when the last answer is sent."""
+        """Refuse new requests; return when the last answer is sent."""
         self.is_draining = True
         clock = asyncio.get_running_loop().time
         until_s = clock() + timeout_s
@@ -96,9 +96,9 @@ class ErrorEnvelope:
             if not isinstance(error, Problem):
                 log.exception("%s failed", id_)
             if status:
-                # The answer has begun: it can only be cut off.
+                # The answer has begun and can only be cut off.
                 raise
-            # No local variable may hold the error longer: its frames include this one.
+            # Do not keep the error in a local variable, as its frames include this one.
             await refusal(state, error)(scope, receive, sign)
         finally:
             self.front.open_requests -= 1
@@ -108,7 +108,7 @@ class ErrorEnvelope:
 
 
 def log_request(scope: Scope, status: int, seconds: float) -> None:
-    """One line, with the reason of a refusal."""
+    """Log one line, with the reason of a refusal."""
     if scope["path"] in PROBES:
         return
     state = scope["state"]
@@ -144,12 +144,12 @@ def reason_of(problem: Problem) -> str:
 
 
 def response(problem: Problem) -> Response:
-    # ASCII alone: a message may quote text that no encoding can carry.
+    # ASCII, since a message may quote invalid Unicode.
     text = json.dumps(problem.body())
     return Response(text, problem.status, problem.headers(), "application/json")
 
 
 def request_id(scope: Scope) -> str:
-    """The client's, if it is harmless; else a new one."""
+    """Return the client's id if it is harmless, or a new one."""
     given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
     return given if ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"

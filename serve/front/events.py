@@ -1,4 +1,4 @@
-"""The events of a streamed request for pictures, as OpenAI's clients read them."""
+"""The events of a streamed request for pictures, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from serve.front.pictures import filled
 from serve.orders import Done, ImageProgress, Preview
 
 PARTIAL, COMPLETED, PROGRESS = "partial_image", "completed", "progress"
-"""Names of events, after the request's kind: image_generation.completed."""
+"""The second part of events' names, as in image_generation.completed."""
 
 
 def partial(request: ImageRequest, size: str, image: int, number: int, update: Preview) -> bytes:
@@ -58,7 +58,7 @@ def failure(problem: Problem) -> bytes:
 
 
 def wire(event: dict[str, Any], *files: bytes) -> bytes:
-    """The event with its empty `b64_json` filled."""
+    """Return the event with its empty `b64_json` filled."""
     return server_event(filled(json.dumps(event).encode(), files), event["type"])
 
 

@@ -1,5 +1,5 @@
-"""Routes for the web page's form, besides `/v1/models`: facts about a prompt before it is sent, a
-ControlNet's map after preprocessing, other programs' settings, and example prompts with pictures.
+"""Routes for the web page's form, besides `/v1/models`: facts about a prompt, a ControlNet's map
+after preprocessing, other programs' settings, and example prompts with pictures.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EMBEDDED = (
     "a purple ring on a yellow background",
     "an orange cross on a green background",
 )
-"""One prompt for each shape; their pictures are made once and are not selected."""
+"""One prompt for each shape. Their pictures are made once and are not a selection."""
 ANY = (
     "a lighthouse at dusk, waves against the rocks, oil painting",
     "a bowl of lemons by a window, morning light, photograph",
@@ -44,10 +44,10 @@ ANY = (
 """Prompts without pictures, for any other model."""
 SEED = 1
 DEADLINE_S = 300.0
-"""for all pictures; after a failure the next request tries again"""
+"""Deadline of all example pictures; after a failure the next request tries again."""
 MAPS_PATH = "/v1/images/maps"
 MORE = 40
-"""further prompts for the embedded model"""
+"""Number of further prompts for the embedded model."""
 
 
 class PromptAsked(RequestModel):
@@ -57,11 +57,11 @@ class PromptAsked(RequestModel):
 
 class PromptAnswer(Reply):
     tokens: int
-    """of the text alone, by the tokenizer of the model that counts more"""
+    """number of the text's tokens, by the tokenizer that counts more"""
     max_tokens: int
-    """of a prompt; a negative prompt may have as many"""
+    """limit of a prompt; also of a negative prompt"""
     unknown_words: tuple[str, ...]
-    """words that mean nothing to the embedded model; empty for others"""
+    """words that the embedded model does not know; empty for other models"""
 
 
 class MapAsked(RequestModel):
@@ -89,7 +89,7 @@ class SettingsAnswer(Reply):
     params: dict[str, Any]
     """by their names in the metadata of this service's pictures"""
     unread: list[str]
-    """what has no parameter here"""
+    """settings that have no parameter here"""
 
 
 class ExamplePicture(Reply):
@@ -121,19 +121,19 @@ def add_form_routes(app: FastAPI, models: ServedModels, decoding: DecodingThread
         """Preprocess a picture as a ControlNet's map."""
         file = file_in(body.image, "image")
         fields = {"preprocess": body.preprocess, "low": body.low, "high": body.high}
-        found = await decoding.run(partial(preview_of, file, **fields))
-        return MapAnswer(b64_json=base64.b64encode(found).decode())
+        png = await decoding.run(partial(preview_of, file, **fields))
+        return MapAnswer(b64_json=base64.b64encode(png).decode())
 
     @app.post("/v1/images/settings")
     async def read_settings(body: SettingsAsked) -> SettingsAnswer:
         """Read the settings of a picture of stable-diffusion-webui or ComfyUI."""
         try:
-            found = read_metadata(body.model_dump(exclude_unset=True))
+            infotext = read_metadata(body.model_dump(exclude_unset=True))
         except ValueError:
             raise invalid("parameters", "parameters must name a prompt") from None
-        nets = [each["name"] for each in found.params.pop("controls", ())]
+        nets = [each["name"] for each in infotext.params.pop("controls", ())]
         unread = [f"ControlNet {name}, whose map a picture does not hold" for name in nets]
-        return SettingsAnswer(params=found.params, unread=[*found.unread, *unread])
+        return SettingsAnswer(params=infotext.params, unread=[*infotext.unread, *unread])
 
     @app.get("/v1/images/examples", response_model=ExamplesResponse)
     async def show_examples(model: str | None = None) -> Response:
@@ -162,13 +162,13 @@ class Examples:
         self._making: dict[str, asyncio.Task[list[Example]]] = {}
 
     async def of(self, model: ServedModel) -> list[Example]:
-        """Raises Problem; the next request tries again."""
+        """Return the model's examples. After a Problem the next request tries again."""
         if model.id != MINI_NAME:
             return [Example(prompt) for prompt in ANY]
         making = self._making.get(model.id)
         if making is None or (making.done() and (making.cancelled() or making.exception())):
-            # In this request's context Ray Serve would cancel the pictures with it, and other
-            # requests wait for them too.
+            # In a new context: in this request's, Ray Serve would cancel the pictures with this
+            # request, but other requests wait for them too.
             making = asyncio.create_task(make_examples(model), context=Context())
             self._making[model.id] = making
         return await asyncio.shield(making)
@@ -185,7 +185,7 @@ async def make_examples(model: ServedModel) -> list[Example]:
 
 def captions() -> list[str]:
     """Captions of scenes that the embedded model knows."""
-    # Here and not above: a front end of another model needs no arrays.
+    # Imported here, since front ends of other models do not need NumPy.
     import numpy as np
 
     from sdxl.mini import scenes

@@ -1,4 +1,4 @@
-"""Pictures over HTTP: from a checked request to its answer, whole or as a stream."""
+"""Answers checked requests for pictures over HTTP, whole or as a stream."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from serve.front.answering import deadline_of, fan_out, stream, take_rate
 from serve.front.keys import RateLimiter
 from serve.front.openai_images import MEDIA, ImageData, ImageRequest, ImagesResponse, Usage
 from serve.front.pictures import PicturesResponse
-from serve.front.request_reader import PicturesAsked, RequestReader
+from serve.front.request_reader import CheckedRequest, RequestReader
 from serve.front.results import ResultStore
 from serve.llm.expansion import Expander
 from serve.models import ImageModel
@@ -49,10 +49,10 @@ class Generations:
     limiter: RateLimiter
     expander: Expander | None = None
 
-    async def answer(self, read: PicturesAsked, request: Request) -> Response:
+    async def answer(self, read: CheckedRequest, request: Request) -> Response:
         asked, is_bare = with_accepted(read.request, request)
         model, marks = read.model, marks_of(request, read.model)
-        # A request that only uses spare ticks may wait long.
+        # A low-priority request may wait long.
         is_patient = asked.priority == "batch"
         deadline_s = deadline_of(asked.deadline_s, request, self.settings, is_patient=is_patient)
         seed = secrets.randbelow(DRAWN_SEEDS)
@@ -66,7 +66,7 @@ class Generations:
         take_rate(self.limiter, request, len(orders), work_of(orders, read.card))
         if asked.expand_prompt:
             began_s = time.monotonic()
-            asked = await self._expanded(asked, seed)
+            asked = await self._expand(asked, seed)
             orders = orders_from(asked, deadline_s - (time.monotonic() - began_s))
         if asked.stream:
             return await streamed(asked, orders, model.backend)
@@ -81,21 +81,20 @@ class Generations:
         urls = [f"{origin}/v1/results/{name}" for name in names]
         return Response(text_of(reply_of(asked, done, urls)), media_type="application/json")
 
-    async def _expanded(self, asked: ImageRequest, seed: int) -> ImageRequest:
-        """The request with its prompt expanded."""
+    async def _expand(self, asked: ImageRequest, seed: int) -> ImageRequest:
+        """Return the request with its prompt expanded."""
         if self.expander is None:
             raise errors.invalid("expand_prompt", "expand_prompt: no language model is served here")
-        words = seed if asked.seed is None else asked.seed
-        most = self.settings.max_prompt_chars
-        plain, typed = take_tags(asked.prompt, "prompt")
-        prompt = await self.expander.expand(plain, words, most)
-        loras = [*(asked.loras or ()), *typed] or None
+        seed = seed if asked.seed is None else asked.seed
+        plain, tags = take_tags(asked.prompt, "prompt")
+        prompt = await self.expander.expand(plain, seed, self.settings.max_prompt_chars)
+        loras = [*(asked.loras or ()), *tags] or None
         return asked.model_copy(update={"prompt": prompt, "loras": loras})
 
 
 def with_accepted(asked: ImageRequest, request: Request) -> tuple[ImageRequest, bool]:
-    """The request with the format that `Accept` names, and whether the answer is the bare picture.
-    `Accept: */*`, which most clients send, names none."""
+    """Return the request with the format in `Accept`, and whether the answer is the bare picture.
+    `Accept: */*`, which most clients send, names no format."""
     kinds = [
         each.partition(";")[0].strip() for each in request.headers.get("accept", "").split(",")
     ]
@@ -120,7 +119,7 @@ def with_accepted(asked: ImageRequest, request: Request) -> tuple[ImageRequest, 
 def reply_of(
     asked: ImageRequest, done: Sequence[Done], urls: Sequence[str] | None = None
 ) -> ImagesResponse:
-    """The answer; without URLs its pictures are to be filled in."""
+    """Make the answer; without URLs the pictures must be filled in."""
     return ImagesResponse(
         created=int(time.time()),
         data=[
@@ -171,18 +170,18 @@ async def streamed(
 
 
 def marks_of(request: Request, model: ImageModel) -> dict[str, Any]:
-    """The fields of an order that say this HTTP request's id, trace and client."""
+    """Return an order's fields that follow from the HTTP request: its id, trace and client."""
     client, weight = client_of(request, model.settings.client_header)
     return {
         "request_id": request.state.request_id,
-        "trace": trace_of(request),
+        "trace": str(getattr(request.state, "trace", "")),
         "client": client,
         "weight": weight,
     }
 
 
 def most_bytes(orders: Sequence[ImageOrder]) -> int:
-    """No file is larger than its pixels by more than its metadata."""
+    """Return an upper bound of the files' sizes: that of their pixels, as metadata is small."""
     return sum(3 * order.result_pixels for order in orders)
 
 
@@ -199,17 +198,13 @@ def work_of(orders: Sequence[ImageOrder], card: ModelCard) -> float:
 
 
 async def collect(backend: ImageBackend, orders: Sequence[ImageOrder]) -> list[Done]:
-    """The pictures, in the order of their orders."""
+    """Return the pictures in the order of `orders`."""
     done: dict[int, Done] = {}
     async with aclosing(fan_out(backend, orders, orders[0].deadline_s)) as updates:
         async for index, update in updates:
             if isinstance(update, Done):
                 done[index] = update
     return [done[index] for index in sorted(done)]
-
-
-def trace_of(request: Request) -> str:
-    return str(getattr(request.state, "trace", ""))
 
 
 def size(order: ImageOrder) -> str:

@@ -1,7 +1,6 @@
-"""In Ray's proxy: retries a request whose front end dies, or hangs while another one answers.
+"""Runs in Ray's proxy: retries a request whose front end dies, or hangs while another one answers.
 
-Until an answer begins the client has seen none of it, and every request may run twice. It knows no
-routes.
+A request is retried only before its answer begins; all requests may run twice. It knows no routes.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from serve.front.trimming import Trimming
 log = logging.getLogger(__name__)
 
 FRONT = "ImageIngress"
-"""the deployment's name"""
+"""The deployment's name."""
 REQUEST_ID = b"x-request-id"
 LOOK_S, LEAVE_S, PAUSE_S = 0.5, 1.0, 0.1
 PATIENCE_S = 30.0
-"""How long a request is retried while its front ends keep dying."""
+"""How long a request is retried while front ends die."""
 MAX_KEPT = 64 << 20
-"""bytes of a body; a request with a longer one is not retried"""
+"""The most bytes of a body that are kept; a request with a longer body is not retried."""
 DISCONNECT: Message = {"type": "http.disconnect"}
 
 
@@ -49,14 +48,15 @@ class Handover:
         try:
             await self._try_fronts(body, scope, send)
         finally:
-            # Ray's own frames may hold the request in a cycle long after its end.
+            # Ray's frames may keep the request in a cycle long after its end.
             body.kept.clear()
             self.trimming.schedule(body.size)
 
     async def _try_fronts(self, body: Body, scope: Scope, send: Send) -> None:
         until_s = time.monotonic() + PATIENCE_S
         name = id_of(scope)
-        scope["headers"] = with_id(scope["headers"], name)
+        others = [(key, value) for key, value in scope["headers"] if key != REQUEST_ID]
+        scope["headers"] = [*others, (REQUEST_ID, name.encode("latin-1"))]
         while True:
             attempt = Attempt(body, send)
             self._open[name] += 1
@@ -81,7 +81,7 @@ class Handover:
             self._fronts.left(name)
 
     async def _attempt(self, scope: Scope, name: str, attempt: Attempt) -> None:
-        """Returns when the front end has answered, is gone, or hangs."""
+        """Return when the front end has answered, is gone, or hangs."""
         began_s = time.monotonic()
         call = asyncio.ensure_future(self.app(scope, attempt.receive, attempt.send))
         try:
@@ -95,7 +95,7 @@ class Handover:
             call.cancel()
 
     def _hangs(self, name: str, began_s: float) -> bool:
-        """True if this front end hangs and another one does not."""
+        """Return whether this front end hangs and another one does not."""
         if not self._fronts.has_any:
             return False
         front = self._fronts.holder(name)
@@ -106,7 +106,7 @@ class Handover:
 
 
 class Body:
-    """What the client sends, kept while a retry may need it."""
+    """The client's messages, kept while a retry may need them."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -114,7 +114,7 @@ class Body:
         self.kept: list[Message] = []
         self.size = 0
         self.is_over = False
-        """The client has disconnected."""
+        """whether the client has disconnected"""
 
     @property
     def is_kept(self) -> bool:
@@ -145,7 +145,7 @@ class Attempt:
         return self._body.is_kept and not (self.has_begun or self._body.is_over)
 
     def leave(self) -> None:
-        """Let this front end see a disconnect."""
+        """Send this front end a disconnect."""
         self._is_left.set()
 
     async def receive(self) -> Message:
@@ -168,14 +168,9 @@ class Attempt:
 
 
 def id_of(scope: Scope) -> str:
-    """The client's id, or a new one."""
+    """Return the client's id, or a new one."""
     given = dict(scope["headers"]).get(REQUEST_ID, b"").decode("latin-1")
     return given or str(uuid.uuid4())
-
-
-def with_id(headers: list[tuple[bytes, bytes]], name: str) -> list[tuple[bytes, bytes]]:
-    others = [(key, value) for key, value in headers if key != REQUEST_ID]
-    return [*others, (REQUEST_ID, name.encode("latin-1"))]
 
 
 async def answer(problem: Problem, send: Send) -> None:

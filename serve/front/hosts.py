@@ -1,8 +1,8 @@
-"""Names under which the service answers: they keep web pages of other sites out.
+"""Refuses requests from web pages of other sites, by the names under which the service answers.
 
-Such a page may point its own name at this machine (DNS rebinding) and then read every answer. A
-numeric address cannot be pointed anywhere, so it is always accepted as `Host`. A page whose
-`Origin` is another address belongs to another site. It knows no routes.
+A web page may resolve its own host name to this machine (DNS rebinding) and then read every answer.
+That is impossible with a numeric address, so any is accepted as `Host`. A page whose `Origin` is
+another address belongs to another site. It knows no routes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ class Hosts:
 
     @classmethod
     def of(cls, settings: ServeSettings) -> Hosts:
-        """With keys any name passes: a page without a key gets nothing."""
+        """Make from settings. With keys any name passes, since a page without a key is refused."""
         if settings.keys:
             return cls([ANY])
         return cls([*settings.hosts.split(","), name_in(settings.public_url), settings.host])
 
     def check(self, host: str | None, origin: str | None) -> None:
-        """Raises Problem. A request without `Host` is no browser's; `Origin` is the asking page."""
+        """Raise Problem unless host and origin are allowed. A request without `Host` is not from a
+        browser; `Origin` is the page that sends the request."""
         if ANY in self.names:
             return
         name, page = host and name_in(f"//{host}"), page_of(origin)
@@ -40,7 +41,9 @@ class Hosts:
             raise refused("Origin", page)
 
     def _is_ours(self, name: str) -> bool:
-        return name in self.names or is_local(name) or is_loopback(name)
+        # Browsers and systems resolve localhost only to loopback (RFC 6761, 6.3).
+        is_local = name == LOCAL or name.endswith(f".{LOCAL}")
+        return is_local or name in self.names or is_loopback(name)
 
 
 def refused(field: str, name: str) -> Problem:
@@ -49,7 +52,7 @@ def refused(field: str, name: str) -> Problem:
 
 
 def page_of(origin: str | None) -> str | None:
-    """`null` is a page that hides where it comes from."""
+    """Return the page's host name, or `null` for a page that hides its origin."""
     return origin and (name_in(origin) or origin)
 
 
@@ -58,11 +61,6 @@ def name_in(url: str) -> str:
         return (urlsplit(url).hostname or "").rstrip(".")
     except ValueError:
         return url
-
-
-def is_local(name: str) -> bool:
-    """Browsers and systems resolve these to loopback alone (RFC 6761, 6.3)."""
-    return name == LOCAL or name.endswith(f".{LOCAL}")
 
 
 def is_address(name: str) -> bool:

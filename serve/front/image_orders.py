@@ -1,4 +1,4 @@
-"""From a request to orders: checks what the service and its model allow, and fills in the rest."""
+"""Makes orders from a request: checks the limits of service and model, and fills in defaults."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def orders_of(
     first_seed: int,
     deadline_s: float,
 ) -> list[ImageOrder]:
-    """One order for each picture. Raises Problem for what the service or its model refuses."""
+    """Return an order for each picture. Raises Problem if service or model refuse the request."""
     check_limits(request, card, settings)
     seed = first_seed if request.seed is None else request.seed
     count = request.n or 1
@@ -81,7 +81,7 @@ def check_characters(field: str, text: str, settings: ServeSettings) -> None:
 
 
 def check_other_media(request: ImageRequest) -> None:
-    """Refuse fields of OpenAI's newer models that mean nothing for a still picture."""
+    """Refuse fields of OpenAI's newer models that have no meaning for a still picture."""
     for field, format in OF_OTHER_MEDIA.items():
         if getattr(request, field) is not None:
             allowed = "png, jpeg, webp"
@@ -98,9 +98,9 @@ def params_of(
     settings: ServeSettings,
     edit_strength: float | None = None,
 ) -> GenerationParams:
-    """`edit_strength`: the default strength of an edit."""
+    """Return the request's parameters. `edit_strength`: the default strength of an edit."""
     width, height = size_of(request.size, card, settings)
-    # A field of the request wins over the preset.
+    # A field of the request overrides the preset.
     preset = card.presets[request.effective_quality]
     asked = {each.name: getattr(request, each.client_name) for each in of_rest()}
     if preset.steps > settings.max_steps and asked["steps"] is None:
@@ -132,7 +132,7 @@ def size_of(asked: str | None, card: ModelCard, settings: ServeSettings) -> tupl
 
 
 def nearest_size(width: int, height: int, sizes: Sizes, most: int) -> tuple[int, int]:
-    """The same shape, as far as the model's limits allow; the answer's `size` states it."""
+    """Return the nearest allowed size with about the same shape; the answer's `size` reports it."""
     scale = min(1.0, most / max(width, height))
     scale = max(scale, sizes.minimum / min(width, height))
 
@@ -145,6 +145,6 @@ def nearest_size(width: int, height: int, sizes: Sizes, most: int) -> tuple[int,
 
 
 def preview_steps(steps: int, count: int) -> tuple[int, ...]:
-    """Evenly spaced between the first step and the last; fewer for few steps."""
-    wanted = {round(steps * (i + 1) / (count + 1)) for i in range(count)}
-    return tuple(sorted(step for step in wanted if 0 < step < steps))
+    """Return `count` steps, evenly spaced between the first and the last; fewer for few steps."""
+    spaced = {round(steps * (i + 1) / (count + 1)) for i in range(count)}
+    return tuple(sorted(step for step in spaced if 0 < step < steps))

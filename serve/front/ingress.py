@@ -1,4 +1,4 @@
-"""The HTTP front as a Ray Serve deployment: the REST application over the replicas' handle."""
+"""The HTTP front end as a Ray Serve deployment: the REST application over the replicas' handles."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class ImageIngress:
         llm: Any = None,
         batches: tuple[AddRoutes, Any] | None = None,
     ) -> None:
-        """`replicas` are handles in the order of the settings' models; `results_mark` is the mark
-        of the results folder on the deploying node; `batches` are the routes of files and batches
-        and the deployment that runs them, which Ray starts with this one."""
+        """`replicas`: handles in the order of the settings' models; `results_mark`: the mark of the
+        results folder on the deploying node; `batches`: a function that adds the routes of files
+        and batches, and the deployment that runs batches, which Ray starts with this one."""
         logs.configure(settings.log_format)
         check_shared(settings.results_dir, results_mark)
         self.settings, self.handles, self.llm = settings, replicas, llm
@@ -37,7 +37,7 @@ class ImageIngress:
         self.front = OneOfFronts(is_signed=False)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """Ray calls it once per process."""
+        """Called by Ray once per process."""
         text = None if self.llm is None else LlmReplicas(self.llm)
         backends = [Replicas(handle) for handle in self.handles]
         pool = RayModels(self.settings) if self.settings.models_dir else None
@@ -47,19 +47,19 @@ class ImageIngress:
         return labelled(self.front.metrics.collect(), ingress=replica_name())
 
     async def record_routing_stats(self) -> dict[str, float]:
-        """Every proxy polls this. An open request counts as one second, however long it takes."""
+        """Polled by every proxy. Each open request counts as one second."""
         open_s = float(self.front.open_requests)
         return {"ready_in_s": open_s, "alone_s": 0.0, "each_s": 1.0}
 
     async def check_health(self) -> None:
-        """Ray calls it, and replaces a front end whose event loop does not answer."""
+        """Called by Ray, which replaces a front end whose event loop does not answer."""
 
     async def drain(self, timeout_s: float) -> None:
         await self.front.drain(timeout_s)
 
 
 class OneOfFronts(Front):
-    """Every front end shows the metrics of all."""
+    """A front end that reports the metrics of all front ends."""
 
     async def metrics_of_all(self) -> Sequence[Any]:
         from ray import serve as ray_serve

@@ -1,7 +1,7 @@
-"""API keys: a file of hashes, which cannot be used as keys, and the rate limits of each key.
+"""API keys: a file with hashes of keys, and the rate limits of each key.
 
 A line is `<sha256 of the key> <name> [<images a minute>] [work=<standard images a minute>]
-[weight=<of its share>] [operator]`. It knows no HTTP.
+[weight=<weight of its share>] [operator]`. It knows no HTTP.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class ApiKey:
     work_a_minute: float | None = None
     """in standard images (sdxl/work.py)"""
     weight: float = 1.0
-    """of its share of a replica that other clients use too"""
+    """weight of its share of a replica while other clients wait"""
     is_operator: bool = False
-    """whether it may load and unload models"""
+    """whether the key may load and unload models"""
 
     @property
     def limits(self) -> Mapping[str, float]:
         """Limits a minute, by unit."""
-        stated = {"images": self.images_a_minute, "standard images": self.work_a_minute}
-        return {unit: most for unit, most in stated.items() if most is not None}
+        limits = {"images": self.images_a_minute, "standard images": self.work_a_minute}
+        return {unit: most for unit, most in limits.items() if most is not None}
 
 
 class Keyring:
@@ -74,7 +74,7 @@ class Keyring:
             if not text:
                 continue
             match = LINE.fullmatch(text)
-            # Not the line itself: it may hold a key in clear text.
+            # Errors do not quote the line, which may contain a key in clear text.
             place = f"{path}, line {count}"
             if match is None:
                 raise InvalidParams("keys", place, NEEDED)
@@ -99,18 +99,19 @@ class Keyring:
         return cls(keys)
 
     def find(self, secret: str) -> ApiKey | None:
-        """Compares with every key, so that the time reveals nothing."""
+        """Return the key of this secret. All keys are compared, so that the time reveals
+        nothing."""
         digest = sha256(secret)
-        found = None
+        match = None
         for key in self.keys:
             if hmac.compare_digest(key.digest, digest):
-                found = key
-        return found
+                match = key
+        return match
 
 
 class RateLimiter:
-    """A token bucket for each limit of a key, refilled evenly; it holds a minute of the rate. This
-    process grants `share` of a key's rate, other front ends the rest."""
+    """Has a token bucket for each limit of a key, which is refilled evenly and holds the tokens of
+    a minute. This process grants `share` of a key's rate, other front ends the rest."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, share: float = 1.0) -> None:
         self._clock, self._share = clock, share
@@ -118,18 +119,19 @@ class RateLimiter:
 
     def take(self, key: ApiKey, images: int, work: float = 0.0) -> tuple[str, float]:
         """Return 0 s if the request is granted; else the limit that is reached, and the seconds to
-        wait. A request above a full bucket is granted when the bucket is full, then paid off."""
-        now, asked = self._clock(), {"images": float(images), "standard images": work}
+        wait. A request for more than a full bucket is granted when the bucket is full, which then
+        goes below zero."""
+        now, wanted = self._clock(), {"images": float(images), "standard images": work}
         left: dict[str, float] = {}
         for unit, rate in key.limits.items():
             most = rate * self._share
             tokens, at = self._tokens.get((key.digest, unit), (most, now))
             left[unit] = min(most, tokens + (now - at) * most / 60)
-            needed = min(asked[unit], most)
+            needed = min(wanted[unit], most)
             if left[unit] < needed:
                 return f"{rate:g} {unit} a minute", (needed - left[unit]) * 60 / most
         for unit, tokens in left.items():
-            self._tokens[key.digest, unit] = tokens - asked[unit], now
+            self._tokens[key.digest, unit] = tokens - wanted[unit], now
         return "", 0.0
 
 
@@ -143,12 +145,12 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(prog="sdxl key", description="Make an API key. It is shown once.")
     parser.add_argument("name", help="name of the key's owner; it appears in the log")
     add = partial(add_option, parser)
-    add("--file", "keys.txt", "file to append its hash to")
-    add("--rate", None, "images a minute; unlimited unless given", "N", type=whole)
-    text = "standard images a minute; unlimited unless given. One is an image of the model's own "
-    text += "size, default steps and guidance; twice the pixels or twice the steps count as two"
+    add("--file", "keys.txt", "file to which the key's hash is appended")
+    add("--rate", None, "images a minute; unlimited by default", "N", type=whole)
+    text = "standard images a minute; unlimited by default. One is an image of the model's default "
+    text += "size, steps and guidance; twice the pixels or twice the steps count as two"
     add("--work", None, text, "N", type=number)
-    add("--weight", 1.0, "weight of its share while others wait: 2 gets twice what 1 gets", "W")
+    add("--weight", 1.0, "weight of the key's share while others wait: 2 is twice as much", "W")
     add("--operator", False, "let the key load and unload models")
     options = parser.parse_args(argv)
     if not NAME.fullmatch(options.name):
@@ -192,7 +194,7 @@ def append(path: Path, line: str) -> None:
         with open(descriptor, "a", encoding="utf-8") as file:
             size = os.fstat(descriptor).st_size
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                # An editor may have left the last line without its end.
+                # An editor may have saved the last line without a line feed.
                 line = "\n" + line
             file.write(line + "\n")
     except OSError as error:

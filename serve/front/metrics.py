@@ -21,14 +21,14 @@ class FrontMetrics:
         )
         self.seconds = Histogram(
             "sdxl_http_seconds",
-            "until the answer ended",
+            "time until the answer ended",
             ("route",),
             buckets=BUCKETS,
             registry=self.registry,
         )
 
     def answered(self, scope: Scope, status: int, seconds: float) -> None:
-        """A status of 0 is a client that disconnected before its answer."""
+        """Count an answer. Status 0: the client disconnected before it."""
         route = getattr(scope.get("route"), "path", "unknown")
         self.requests.labels(route, str(status or 499)).inc()
         self.seconds.labels(route).observe(seconds)
@@ -38,7 +38,7 @@ class FrontMetrics:
 
 
 def page(metrics: Sequence[Any]) -> bytes:
-    """In Prometheus' text format. Families of the same name from several processes are merged."""
+    """Return metrics in Prometheus' text format. Families of the same name are merged."""
     registry = CollectorRegistry()
     registry.register(_Gathered(metrics))
     return generate_latest(registry)

@@ -14,7 +14,7 @@ from typing import Any
 from sdxl.control_maps import Pictures
 from sdxl.source import SourceImage
 from serve.front.attached_pictures import has_pictures, read_attached
-from serve.front.edits import EditAsked, check_can_edit, checked, of_json, read_images
+from serve.front.edits import SentEdit, check_can_edit, checked, of_json, read_images
 from serve.front.image_orders import check_limits, check_plain, orders_of
 from serve.front.openai_images import ImageRequest
 from serve.front.sent_pictures import DecodingThread
@@ -23,7 +23,7 @@ from serve.orders import ImageOrder, ModelCard
 
 
 @dataclass(frozen=True)
-class PicturesAsked:
+class CheckedRequest:
     """A request, its model, and its decoded files."""
 
     request: ImageRequest
@@ -46,24 +46,24 @@ class RequestReader:
     models: ServedModels
     decoding: DecodingThread
 
-    async def read(self, asked: ImageRequest) -> PicturesAsked:
+    async def read(self, asked: ImageRequest) -> CheckedRequest:
         check_plain(asked)
         model, card = await self._model(asked)
         if not has_pictures(asked):
-            return PicturesAsked(asked, model, card)
+            return CheckedRequest(asked, model, card)
         read = partial(read_attached, asked, card, model.settings)
         asked, maps = await self.decoding.run(read)
-        return PicturesAsked(asked, model, card, maps=maps)
+        return CheckedRequest(asked, model, card, maps=maps)
 
-    async def read_edit(self, sent: EditAsked) -> PicturesAsked:
+    async def read_edit(self, sent: SentEdit) -> CheckedRequest:
         model, card = await self._model(sent.request)
         check_can_edit(card)
         check_limits(sent.request, card, model.settings)
         read = partial(read_images, sent, card, model.settings)
         asked, source, maps = await self.decoding.run(read)
-        return PicturesAsked(asked, model, card, source, maps)
+        return CheckedRequest(asked, model, card, source, maps)
 
-    async def read_json(self, body: bytes) -> PicturesAsked:
+    async def read_json(self, body: bytes) -> CheckedRequest:
         """A body with `images` is an edit's."""
         if "images" in fields_of(body):
             return await self.read_edit(of_json(body))

@@ -15,7 +15,7 @@ from sdxl.presets import EXACT, MEASURED, Preset, presets_of
 from sdxl.source import GivenImage
 from serve.batch.intake import Intake
 from serve.batch.reading import Record
-from serve.front.edits import prepared
+from serve.front.edits import prepare_edit
 from serve.front.image_orders import orders_of, params_of
 from serve.front.openai_images import ImageLimits, ImageRequest
 from serve.orders import ModelCard
@@ -51,7 +51,7 @@ def test_another_course_has_none_of_the_plan_s_deep_steps(fields: dict[str, Any]
 def test_an_edit_of_all_steps_has_the_plan(is_masked: bool) -> None:
     request = ImageRequest(prompt="a ring", quality="low", size="128x128")
     image = GivenImage.read(png(128, 128), hole() if is_masked else None)
-    wanted, _ = prepared(request, image, CARD, ServeSettings())
+    wanted, _ = prepare_edit(request, image, CARD, ServeSettings())
     (order,) = orders_of(wanted, CARD, ServeSettings(), 0, 60.0)
     assert (order.params.taken_steps, order.params.cache_interval) == (20 if is_masked else 16, 3)
     assert order.params.deep_steps == (TUNED.deep_steps if is_masked else None)
@@ -59,7 +59,7 @@ def test_an_edit_of_all_steps_has_the_plan(is_masked: bool) -> None:
 
 def test_an_image_that_is_only_upscaled_has_a_quality_without_its_plan() -> None:
     request = ImageRequest(prompt="a ring", quality="low", upscale=1.5, size="128x128")
-    wanted, _ = prepared(request, GivenImage.read(png()), CARD, ServeSettings())
+    wanted, _ = prepare_edit(request, GivenImage.read(png()), CARD, ServeSettings())
     (order,) = orders_of(wanted, CARD, ServeSettings(), 0, 60.0)
     assert (order.params.strength, order.params.deep_steps) == (0.4, None)
 

@@ -24,7 +24,7 @@ from serve.front.a1111.clients import Clients, ClientState, WebuiRun
 from serve.front.access import check_operator, client_of
 from serve.front.answering import deadline_of, fan_out, take_rate
 from serve.front.attached_pictures import check, preview_of
-from serve.front.edits import check_can_edit, prepared
+from serve.front.edits import check_can_edit, prepare_edit
 from serve.front.generations import marks_of, work_of
 from serve.front.image_orders import orders_of
 from serve.front.keys import RateLimiter
@@ -121,7 +121,7 @@ class WebuiApi:
             try:
                 wanted, given = editing.edit_of(asked, chosen)
                 wanted = wanted.model_copy(update=lists)
-                return prepared(wanted, given, card, model.settings, maps)
+                return prepare_edit(wanted, given, card, model.settings, maps)
             except InvalidParams as error:
                 raise of_params(error) from None
 
