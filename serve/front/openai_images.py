@@ -1,6 +1,6 @@
 """OpenAI's Images API as data: requests and answers.
 
-Fields beyond OpenAI's own travel at top level, as its SDK's `extra_body` sends them.
+Fields that OpenAI's API lacks are at top level, as its SDK's `extra_body` sends them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ SAME_QUALITY = {"auto": "medium", "standard": "medium", "hd": "high"}
 class RequestModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     other_names: ClassVar[tuple[str, ...]] = ()
-    """other programs' names of its fields"""
+    """other programs' names of fields"""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -74,30 +74,30 @@ class RequestModel(BaseModel):
         try:
             return handler(cls.with_our_names(fields) if isinstance(fields, dict) else fields)
         except ValidationError as error:
-            found = sorted(error.errors(), key=lambda each: each["type"] != UNKNOWN_FIELD)
-            if found[0]["type"] != UNKNOWN_FIELD:
+            errors = sorted(error.errors(), key=lambda each: each["type"] != UNKNOWN_FIELD)
+            if errors[0]["type"] != UNKNOWN_FIELD:
                 raise
         raise ValidationError.from_exception_data(
             cls.__name__,
-            [_suggested(each, (*cls.model_fields, *cls.other_names)) for each in found],
+            [_with_hint(each, (*cls.model_fields, *cls.other_names)) for each in errors],
         )
 
     @classmethod
     def with_our_names(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """The fields, without other programs' names of them."""
+        """Return the fields under our names."""
         return fields
 
     @field_validator("*")
     @classmethod
     def _is_unicode(cls, value: Any) -> Any:
-        """JSON can hold lone surrogates, which no tokenizer accepts and no answer can encode."""
+        """Refuse lone surrogates, which JSON allows, but no tokenizer and no answer's encoding."""
         for text in value if isinstance(value, list) else (value,):
             if isinstance(text, str) and has_surrogate(text):
                 raise PydanticCustomError("unicode", NEEDED_UNICODE)
         return value
 
 
-def _suggested(error: Any, known: Iterable[str]) -> InitErrorDetails:
+def _with_hint(error: Any, known: Iterable[str]) -> InitErrorDetails:
     message, place = error["msg"], error["loc"]
     if error["type"] == UNKNOWN_FIELD and len(place) == 1:
         hint = did_you_mean(place[0], known) or "; leave it out"
@@ -111,7 +111,7 @@ def has_surrogate(text: str) -> bool:
 
 
 def field_of(each: Parameter) -> Any:
-    """A picture's parameter as an optional field."""
+    """Make an optional field of a picture's parameter."""
     kind = each.stored_kind
     if each.choices:
         kind = Annotated[Literal[each.choices], BeforeValidator(partial(_checked, each))]
@@ -135,8 +135,7 @@ def bounds_in_json(each: Parameter) -> dict[str, float]:
 
 
 def bounds_of(each: Parameter) -> tuple[Any, ...]:
-    """A number's bounds, in the words of the table instead of pydantic's."""
-
+    """Return a number's bounds, whose errors have the words of the table instead of pydantic's."""
     bounds: dict[str, Any] = {"minimum": each.low, "maximum": each.high}
     return AfterValidator(partial(_checked, each)), Field(json_schema_extra=bounds)
 
@@ -172,8 +171,8 @@ PictureFields: Any = create_model(
 
 class ImageRequest(PictureFields):
     kind: ClassVar[str] = "image_generation"
+    """prefix of events' names"""
     other_names: ClassVar[tuple[str, ...]] = (*BY_NAME, *COUNT_ALIASES)
-    """prefix of its events' names"""
 
     prompt: Annotated[str, Field(description=PARAMETERS["prompt"].help)]
     model: str | None = None
@@ -207,21 +206,21 @@ class ImageRequest(PictureFields):
     complexity: Annotated[
         Literal["low", "medium", "high"] | None, Field(description="refused; see quality")
     ] = None
-    frame_count: Annotated[int | None, Field(description="refused; of gif")] = None
-    frame_duration_ms: Annotated[int | None, Field(description="refused; of gif")] = None
-    svg: Annotated[dict[str, Any] | None, Field(description="refused; of svg")] = None
+    frame_count: Annotated[int | None, Field(description="refused; only for gif")] = None
+    frame_duration_ms: Annotated[int | None, Field(description="refused; only for gif")] = None
+    svg: Annotated[dict[str, Any] | None, Field(description="refused; only for svg")] = None
     stream: bool | None = None
     partial_images: Annotated[
         int | None, Field(ge=0, le=3, description="previews while streaming")
     ] = None
-    # Beyond OpenAI's own, besides PictureFields.
+    # Fields that OpenAI's API lacks, besides PictureFields.
     deadline_s: Annotated[
         float | None,
-        Field(gt=0, description="seconds; a request that would be late is refused at once"),
+        Field(gt=0, description="seconds; a request that cannot meet it is refused at once"),
     ] = None
     priority: Annotated[
         Literal["interactive", "batch"] | None,
-        Field(description="batch: only in spare ticks, without a deadline"),
+        Field(description="batch: only while others leave room, without a deadline"),
     ] = None
     progress: Annotated[
         bool | None, Field(description="progress events while streaming: step, eta, queue")
@@ -297,7 +296,7 @@ class ImageData(Reply):
     url: str | None = None
     revised_prompt: str | None = None
     flagged: bool | None = None
-    """blurred, because the safety checker flagged it"""
+    """true if the safety checker flagged the picture, which is blurred then"""
     seed: int
     timings: dict[str, float]
     deep_steps: int
@@ -331,35 +330,35 @@ class FormControl(Reply):
     """A picture's parameter, for programs that build a form."""
 
     name: str
-    """in a picture's metadata"""
+    """name in a picture's metadata"""
     field: str
-    """in a request"""
+    """name in a request"""
     label: str
     help: str
     placeholder: str
     type: Literal["string", "integer", "number", "array"]
     items: Literal["integer", "number", "object"] | None = None
-    """of an array"""
+    """type of an array's items"""
     fields: tuple[FormControl, ...] | None = None
-    """of an array's objects"""
+    """fields of an array's objects"""
     default: str | int | float | None = None
     minimum: int | float | None = None
     maximum: int | float | None = None
     choices: tuple[str, ...] | None = None
     labels: tuple[str, ...] | None = None
-    """of the choices, as other programs name them"""
+    """other programs' names of the choices"""
     group: str | None = None
-    """the title that it is shown under; none for the first parameters"""
+    """heading; none for the first parameters"""
     is_for_edits: bool | None = None
-    """It applies to edits only."""
+    """applies only to edits"""
     is_for_masks: bool | None = None
-    """It applies to edits with a mask only."""
+    """applies only to edits with a mask"""
     edit_defaults: tuple[int | float, ...] | None = None
-    """Default of an edit without a mask, and with one."""
+    """defaults of an edit without a mask, and with one"""
     switch: str | None = None
-    """of a checkbox that sets it; without a tick it is not sent"""
+    """label of a checkbox; the parameter is sent only if it is ticked"""
     switch_value: int | None = None
-    """what the tick sets at first"""
+    """the parameter's value after a tick"""
 
     @classmethod
     def of(cls, each: Parameter) -> FormControl:
@@ -412,27 +411,27 @@ class ImageLimits(Reply):
     max_side: int
     side_multiple: int
     sizes: tuple[str, ...]
-    """usual ones, beside the default"""
+    """usual sizes besides the default"""
     max_n: int
     max_steps: int
     max_prompt_chars: int
     can_edit: bool
-    """This model serves /v1/images/edits."""
+    """whether the model serves /v1/images/edits"""
     at_once: int
-    """Best number of concurrent pictures over all replicas; 0 if unknown."""
+    """best number of concurrent pictures over all replicas; 0 if unknown"""
     presets: dict[str, dict[str, Any]]
-    """Parameters of each `quality`, with steps and cache interval; auto is medium."""
+    """parameters of each `quality`, with steps and cache interval; auto is medium"""
     schedulers: tuple[str, ...] = tuple(SCHEDULERS)
     loras: tuple[str, ...]
-    """names that a request's `loras` and the tags of its prompts may have now"""
+    """names for a request's `loras` and the tags of its prompts"""
     embeddings: tuple[str, ...]
-    """words of a prompt that stand for embeddings now"""
+    """words of a prompt that stand for embeddings"""
     controlnets: tuple[str, ...]
-    """names that a request's `controls` may have now"""
+    """names for a request's `controls`"""
     ip_adapters: tuple[str, ...]
-    """names that a request's `image_prompts` may have now"""
+    """names for a request's `image_prompts`"""
     refiner: str
-    """the name that a request's `refiner` may have; empty without one"""
+    """the name for a request's `refiner`; empty without one"""
     parameters: tuple[FormControl, ...]
 
     @classmethod
@@ -459,7 +458,7 @@ class ImageLimits(Reply):
 
 
 def controls_of(card: ModelCard) -> Iterator[FormControl]:
-    """With the defaults of a request that names neither steps nor quality."""
+    """Yield the parameters, with the defaults of a request without steps and quality."""
     preset = card.presets[SAME_QUALITY["auto"]]
     usual: dict[str, dict[str, Any]] = {
         "steps": {"default": preset.steps},
@@ -489,11 +488,11 @@ class ModelAsked(RequestModel):
     ]
     id: Annotated[
         str | None,
-        Field(description="the name for requests; without it the file's", pattern=MODEL_ID),
+        Field(description="the name for requests; default: the file's name", pattern=MODEL_ID),
     ] = None
-    precision: Annotated[
-        Precision | None, Field(description="the backend's choice unless given")
-    ] = None
+    precision: Annotated[Precision | None, Field(description="default: the backend's choice")] = (
+        None
+    )
 
 
 class ModelDeleted(Reply):

@@ -1,4 +1,4 @@
-"""OpenAI's chat and completions APIs as data: requests, their meaning here, and answers.
+"""OpenAI's chat and completions APIs as data: requests, the orders that they become, and answers.
 
 It knows no HTTP server.
 """
@@ -19,7 +19,7 @@ from serve.models import check_model
 from serve.settings import ServeSettings
 
 DEFAULT_COMPLETION_TOKENS = 16
-"""of /v1/completions, as OpenAI's"""
+"""OpenAI's default for /v1/completions."""
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 Neutral = Annotated[Any, Field(description="accepted; has no effect")]
 
@@ -33,7 +33,7 @@ class ChatMessage(RequestModel):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(min_length=1)]
     name: str | None = None
-    # Fields of an answer, which a client sends back to continue the chat.
+    # Fields of an answer that a client sends back to continue the chat.
     refusal: Neutral = None
     annotations: Neutral = None
     tool_calls: None = None
@@ -43,7 +43,7 @@ class ChatMessage(RequestModel):
     @field_validator("content", mode="before")
     @classmethod
     def _is_text(cls, value: Any) -> Any:
-        """Name a picture among the parts; pydantic's union would report less."""
+        """Refuse parts that are not text; the error of pydantic's union would say less."""
         parts = (
             [part for part in value if isinstance(part, dict)] if isinstance(value, list) else []
         )
@@ -61,7 +61,7 @@ class ChatMessage(RequestModel):
         text = self.content
         if not isinstance(text, str):
             text = "".join(part.text for part in text)
-        # Chat templates know the role `developer` as `system`.
+        # In chat templates the role `developer` is `system`.
         return Message("system" if self.role == "developer" else self.role, text)
 
 
@@ -105,8 +105,8 @@ class TextRequest(RequestModel):
     )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2, description="0 alone")] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2, description="0 alone")] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2, description="only 0")] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2, description="only 0")] | None = None
     user: Annotated[str | None, Field(description="accepted; not stored")] = None
     deadline_s: Annotated[float, Field(gt=0, description="seconds")] | None = None
 
@@ -118,21 +118,15 @@ class TextRequest(RequestModel):
     def limit(self) -> int | None:
         return self.max_tokens
 
-    def _stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-
-    def _sampling(self, seed: int, schema: str | None = None) -> Sampling:
+    def _sampling(self, seed: int, schema: str | None) -> Sampling:
         return Sampling(
             max_tokens=self.limit,
             temperature=self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             seed=seed,
-            stop=self._stops(),
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             json_schema=schema,
         )
-
-    def text_orders(self, first_seed: int, deadline_s: float) -> list[TextOrder]:
-        raise NotImplementedError
 
 
 class ChatRequest(TextRequest):
@@ -190,7 +184,7 @@ class CompletionRequest(TextRequest):
 
 
 def check(request: ChatRequest | CompletionRequest, model: str, settings: ServeSettings) -> None:
-    """Raises Problem for a request that this service does not allow or cannot serve."""
+    """Raise Problem for a request that this service does not allow or cannot serve."""
     check_model(request.model, model, settings)
     if request.n is not None and request.n > settings.max_n:
         raise invalid("n", f"n must be at most {settings.max_n}, got {request.n}")

@@ -1,7 +1,7 @@
 """Files for a browser: the web page at `/`, the API's documentation at `/docs`, and the guide at
 `/docs/guide` if `make site` has built it.
 
-Everything comes from this origin; the headers allow no other.
+The headers allow no other origin.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INLINE = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
 
 def hash_of_inline_script() -> str:
-    """Hash of the page's few lines that must run before the first paint."""
+    """Return the hash of the page's script that must run before the first paint."""
     (script,) = INLINE.findall((SERVE / "web" / "index.html").read_bytes())
     return base64.b64encode(hashlib.sha256(script).digest()).decode("ascii")
 
@@ -45,15 +45,15 @@ OF_GUIDE = dict.fromkeys(("script-src", "style-src"), "'self' 'unsafe-inline'")
 """The guide's generator writes scripts and styles into its pages."""
 
 
-def written(policy: dict[str, str]) -> str:
+def policy_text(policy: dict[str, str]) -> str:
     return "; ".join(f"{name} {sources}" for name, sources in policy.items())
 
 
 HEADERS = {
-    "content-security-policy": written(POLICY),
+    "content-security-policy": policy_text(POLICY),
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
-    # A new version shows at once; an unchanged file is a 304.
+    # Browsers always check for a new version; an unchanged file is a 304.
     "cache-control": "no-cache",
 }
 
@@ -70,11 +70,11 @@ class Files(StaticFiles):
 
 
 class Guide(Files):
-    headers = HEADERS | {"content-security-policy": written(POLICY | OF_GUIDE)}
+    headers = HEADERS | {"content-security-policy": policy_text(POLICY | OF_GUIDE)}
 
 
 def add_pages(app: FastAPI) -> None:
-    # A machine's table may call scripts text/plain, and with `nosniff` they would not run.
+    # A machine's table may list scripts as text/plain, which would not run with `nosniff`.
     mimetypes.add_type("text/javascript", ".js")
     if GUIDE.is_dir():
         app.mount("/docs/guide", Guide(directory=GUIDE, html=True))

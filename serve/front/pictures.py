@@ -1,7 +1,7 @@
-"""Pictures in JSON: base64 is copied once from a picture's bytes into the answer.
+"""Writes pictures into JSON as base64, with a single copy.
 
-The JSON text is written with an empty string for each picture and split there, so that pydantic
-does not check and escape megabytes of base64. It knows no routes.
+The JSON text has an empty string for each picture and is split there, so that pydantic does not
+check and escape megabytes of base64. It knows no routes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 SMALL_BYTES = 256 * 1024
-"""An answer up to this size is sent whole: a message between processes costs more than a copy."""
+"""An answer up to this size is sent as one message, which costs more than a copy."""
 EMPTY = re.compile(rb'("b64_json": ?)""')
-"""No other part of a JSON text matches: inside a string every quote has a backslash before it."""
+"""Matches no other part of a JSON text: inside strings, quotes have a backslash."""
 
 
 def filled(text: bytes, files: Sequence[bytes]) -> Iterator[bytes]:
-    """The text in parts, each file filled in; joined, they are the whole text."""
+    """Yield the parts of the text with the files filled in."""
     head, *rest = EMPTY.split(text)
     yield head
     for file, field, tail in zip(files, rest[::2], rest[1::2], strict=True):
@@ -50,6 +50,6 @@ class PicturesResponse(Response):
             return
         for part in filled(self.text, self.files):
             await send({"type": "http.response.body", "body": part, "more_body": True})
-            # Other requests run meanwhile, and this part may be sent before the next is encoded.
+            # Let other requests run, and the server send this part before the next is encoded.
             await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,5 +1,5 @@
-"""Routes for operators and their tools: is the service alive, is it ready, its metrics, its version
-and its licence, under the names that other inference services use too.
+"""Routes for operators and their tools: liveness, readiness, metrics, version and licence, under
+the names that other inference services also use.
 """
 
 from __future__ import annotations
@@ -59,8 +59,7 @@ class License(Reply):
 
 
 class Readiness:
-    """Whether the language model is ready. Pictures wait for its start, but not for one that
-    failed."""
+    """The language model's state. The service is ready when the model has started or failed."""
 
     def __init__(
         self,
@@ -72,7 +71,7 @@ class Readiness:
         self._until_s, self._has_started = clock() + start_s, False
 
     async def state(self) -> str:
-        """`ready` or `unavailable`. Raises Problem, 503, while it may still start."""
+        """Return `ready` or `unavailable`, or raise Problem 503 while it may still start."""
         try:
             await self._text.card()
         except Problem as problem:
@@ -151,14 +150,14 @@ def state_of(card: ModelCard | Problem) -> str:
 
 
 def first_of(cards: Sequence[tuple[ServedModel, ModelCard | Problem]]) -> dict[str, str]:
-    """The first model that can make pictures now, and its engines."""
+    """Describe the first model that can make pictures now, and its engines."""
     model, card = next((m, card) for m, card in cards if isinstance(card, ModelCard))
     running = RunningEngines.of(card)
     return {"model": model.id, "backend": running.backend, "precision": running.precision}
 
 
 def slower_of(cards: Sequence[tuple[ServedModel, ModelCard | Problem]]) -> dict[str, Any]:
-    """Models that run on slower engines than their GPU could, and why."""
+    """Return the models that run on slower engines than their GPU allows, and why."""
     reasons = {
         model.id: card.why_slower
         for model, card in cards
@@ -168,7 +167,7 @@ def slower_of(cards: Sequence[tuple[ServedModel, ModelCard | Problem]]) -> dict[
 
 
 def license_text() -> str:
-    """As it was installed with the package."""
+    """Return the licence that was installed with the package."""
     for file in metadata.files(PACKAGE) or ():
         if file.name == "LICENSE" and file.parts[0] != "serve":
             return Path(str(file.locate())).read_text(encoding="utf-8")

@@ -1,8 +1,8 @@
-"""Around Ray's HTTP proxy, as ASGI middleware in its process: the proxy's own errors get our
-envelope, and an answer that it lost is logged, since the front end has already logged a 200.
+"""ASGI middleware in the process of Ray's HTTP proxy: it puts the proxy's errors into our envelope,
+and logs answers that the proxy lost, for which the front end has already logged a 200.
 
-A small body travels with its request; otherwise the front end fetches it with a second call. It
-knows no routes.
+It sends a small body along with its request, which saves the front end a second call. It knows no
+routes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from serve.front.error_envelope import request_id, response
 log = logging.getLogger(__name__)
 
 CARRIED = "sdxl.body"
-"""Name of the ASGI extension that holds a body."""
+"""Name of the ASGI extension with the body."""
 SMALL_BYTES = 64 * 1024
 CARRY_S = 0.05
-"""A body that arrives later is fetched by the front end."""
+"""The longest wait for a body; the front end fetches one that arrives later."""
 
 
 class Proxied:
@@ -69,19 +69,20 @@ class Proxied:
 
 
 def problem_of(status: int) -> Problem:
-    """The application has every path, so a 404 of the proxy means that it does not know it yet."""
+    """Return our error for one of the proxy. A 404 means that the proxy does not know the
+    application yet, which has routes for all paths."""
     return errors.no_routes() if status == 404 else errors.of_status(status)
 
 
 def signed(problem: Problem, scope: Scope) -> Response:
-    """With the client's request id, or the one that Ray gave."""
+    """Return the error's answer with the request's id, from the client or from Ray."""
     answer = response(problem)
     answer.headers["x-request-id"] = request_id(scope)
     return answer
 
 
 async def carry(scope: Scope, receive: Receive) -> list[Message]:
-    """Put a small body into the scope. Return the messages received of any other."""
+    """Put a small body into the scope. Return the messages received of another body."""
     declared = dict(scope["headers"]).get(b"content-length", b"")
     early: list[Message] = []
     if not declared.isdigit() or len(declared) > 5 or not 0 < int(declared) <= SMALL_BYTES:
@@ -100,6 +101,6 @@ async def carry(scope: Scope, receive: Receive) -> list[Message]:
 
 
 def is_plain_error(start: Mapping[str, Any]) -> bool:
-    """True for an error of Ray's; all of ours are JSON."""
+    """Return whether this is an error of Ray: all of ours are JSON."""
     kinds = [value for name, value in start["headers"] if bytes(name).lower() == b"content-type"]
     return start["status"] >= 400 and not any(b"json" in bytes(kind) for kind in kinds)

@@ -1,6 +1,6 @@
-"""Reads and checks a request for pictures before it is queued: its model, its limits, its files.
+"""Reads and checks a request for pictures before it is queued: its model, limits and files.
 
-A job is read here when it arrives, and again when it runs. It knows no routes.
+A job's request is read when it arrives, and again when it runs. It knows no routes.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class CheckedRequest:
     model: ServedModel
     card: ModelCard
     source: SourceImage | None = None
-    """the image that an edit begins from"""
+    """the image of an edit"""
     maps: Pictures = field(default_factory=dict)
-    """its other pictures"""
+    """pictures of ControlNets and image prompts"""
 
     def orders(self, seed: int, deadline_s: float, marks: Mapping[str, Any]) -> list[ImageOrder]:
-        """Raises Problem for what the service or its model refuses."""
+        """Return the orders. Raises Problem if the service or its model refuse the request."""
         orders = orders_of(self.request, self.card, self.model.settings, seed, deadline_s)
         files: dict[str, Any] = {"source": self.source, "maps": self.maps}
         return [replace(order, **marks, **files) for order in orders]
@@ -64,7 +64,7 @@ class RequestReader:
         return CheckedRequest(asked, model, card, source, maps)
 
     async def read_json(self, body: bytes) -> CheckedRequest:
-        """A body with `images` is an edit's."""
+        """Read a body; with `images` it is an edit."""
         if "images" in fields_of(body):
             return await self.read_edit(of_json(body))
         return await self.read(checked(ImageRequest, body))
@@ -75,7 +75,7 @@ class RequestReader:
 
 
 def fields_of(body: bytes) -> dict[str, Any]:
-    """Return the fields of a JSON object; empty for another text, which `checked` refuses."""
+    """Return the fields of a JSON object; empty for other texts, which `checked` refuses."""
     try:
         fields = json.loads(body)
     except ValueError:

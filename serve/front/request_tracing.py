@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class RequestTracing:
-    """Inside the ErrorEnvelope, which gives the request its id."""
+    """Must be inside ErrorEnvelope, which gives the request its id."""
 
     def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
         self.app, self.tracer = app, tracer

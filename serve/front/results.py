@@ -1,6 +1,6 @@
 """Pictures that clients fetch by URL: files with names that cannot be guessed, kept for a limited
-time and up to a total size. Processes may share the folder; on several machines they must, so that
-each finds every picture. It knows no HTTP.
+time and up to a total size. Front ends on several machines must share the folder, so that each
+finds every picture. It knows no HTTP.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 NAME = re.compile(r"[A-Za-z0-9_-]{43}\.(png|jpeg|webp)")
 MARK = ".shared"
 SWEEP_S = 10.0
-"""How often expired files, and files of other processes, are looked for."""
+"""How often the folder is searched for expired files, and for files of other processes."""
 KEPT = 0.9
-"""share of a full store that is kept, so that the next pictures need not list all files"""
+"""Share of a full store that is kept, so that the next pictures need not list all files."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -39,12 +39,12 @@ def folder_of(results_dir: str) -> Path:
 
 
 def private_folder() -> Path:
-    """A folder below the temporary files that no other user can list: names act as keys."""
+    """Return a temporary folder that no other user can list, since a name gives access."""
     folder = Path(tempfile.gettempdir()) / f"sdxl-results-{os.getuid()}"
     with suppress(OSError):
         folder.mkdir(mode=0o700)
-    found = folder.lstat() if folder.is_dir() else None
-    if found is None or not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+    status = folder.lstat() if folder.is_dir() else None
+    if status is None or not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise InvalidParams(
             "results_dir",
             str(folder),
@@ -55,7 +55,7 @@ def private_folder() -> Path:
 
 
 def mark(folder: Path) -> str:
-    """A text that identifies this folder on every machine."""
+    """Return a text that identifies this folder on every machine."""
     prepare_folder(folder)
     with suppress(FileExistsError), (folder / MARK).open("x") as file:
         file.write(secrets.token_hex(16))
@@ -63,7 +63,7 @@ def mark(folder: Path) -> str:
 
 
 def check_shared(results_dir: str, expected: str) -> None:
-    """Raises InvalidParams if this node's folder is not the marked one."""
+    """Raise InvalidParams if this node's folder is not the marked one."""
     folder = folder_of(results_dir)
     try:
         is_same = (folder / MARK).read_text() == expected
@@ -100,7 +100,7 @@ class ResultStore:
         self._swept_s, self._held = float("-inf"), 0
 
     def check_room(self, size: int) -> None:
-        """Raises Problem, 507, if the store cannot keep `size` bytes even when emptied."""
+        """Raise Problem 507 if even the emptied store could not keep `size` bytes."""
         if not os.access(self.folder, os.W_OK):
             raise unwritable()
         self._sweep(room=0)
@@ -108,8 +108,8 @@ class ResultStore:
             raise full()
 
     def put(self, file: bytes, format: str) -> str:
-        """Return the name to fetch it by. A full disk loses its oldest files. Raises Problem, 507,
-        if that is not enough or nothing can be written."""
+        """Store a file and return its name. On a full disk the oldest files are removed. Raises
+        Problem 507 if that is not enough, or nothing can be written."""
         name = f"{secrets.token_urlsafe(32)}.{format}"
         while True:
             try:
@@ -126,7 +126,7 @@ class ResultStore:
         return name
 
     def get(self, name: str) -> bytes | None:
-        """None if there is no such picture, or it has expired."""
+        """Return a picture; None if it does not exist or has expired."""
         if not NAME.fullmatch(name):
             return None
         path = self.folder / name
@@ -147,12 +147,12 @@ class ResultStore:
         most = KEPT * self.max_bytes if is_full else self.max_bytes
         for made_s, size, path in files:
             if now - made_s > self.ttl_s or self._held + room > most:
-                # Another process may have removed it.
+                # Another process may have removed the file.
                 path.unlink(missing_ok=True)
                 self._held -= size
 
     def _drop_oldest(self, size: int) -> bool:
-        """Remove the oldest files until `size` bytes are free. Return whether there was one."""
+        """Remove the oldest files until `size` bytes are freed. Return whether there were files."""
         files = sorted(self._files())
         freed = 0
         for _, held, path in files:
@@ -164,10 +164,10 @@ class ResultStore:
         return bool(files)
 
     def _files(self) -> list[tuple[float, int, Path]]:
-        found = []
+        files = []
         for path in self.folder.iterdir():
             if NAME.fullmatch(path.name):
                 with suppress(OSError):
                     status = path.stat()
-                    found.append((status.st_mtime, status.st_size, path))
-        return found
+                    files.append((status.st_mtime, status.st_size, path))
+        return files

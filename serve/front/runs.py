@@ -1,4 +1,4 @@
-"""How far a request for several pictures is, from the updates of its pictures. It knows no HTTP."""
+"""The progress of a request for several pictures, from their updates. It knows no HTTP."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from serve.orders import Done, ImageProgress, Update
 class Run:
     count: int
     steps: int
-    """of each picture"""
+    """steps of each picture"""
     began_s: float = field(default_factory=time.monotonic)
     done: dict[int, Done] = field(default_factory=dict)
     progress: dict[int, ImageProgress] = field(default_factory=dict)
@@ -27,12 +27,12 @@ class Run:
 
     @property
     def pictures(self) -> list[Done]:
-        """The finished ones, in the order of their requests."""
+        """The finished pictures, in the order of their orders."""
         return [self.done[index] for index in sorted(self.done)]
 
     @property
     def share(self) -> float:
-        """The share of its steps that are done."""
+        """The share of all steps that are done."""
         taken = sum(self.steps if i in self.done else self._step(i) for i in range(self.count))
         return taken / (self.steps * self.count)
 
@@ -42,7 +42,7 @@ class Run:
 
     @property
     def position(self) -> int:
-        """The place in the queue of the first picture that is not made; 0 is being made."""
+        """The place in the queue of the first unfinished picture; 0: being made."""
         return min((each.position for each in self.progress.values()), default=0)
 
     def _step(self, index: int) -> int:

@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 @dataclass
 class DecodingThread:
-    """Decodes one picture after another: a large one takes 100 MB. A cancelled request holds the
-    thread until its decode finishes, unlike a lock around asyncio's own threads."""
+    """Decodes one picture after another, as a large one takes 100 MB. A cancelled request holds the
+    thread until its decode finishes; a lock around asyncio's threads would be released before."""
 
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "pictures"))
 
@@ -32,7 +32,7 @@ class DecodingThread:
 
 
 def file_in(url: str, param: str, name: str = "") -> bytes:
-    """Return the file of a data URL. `name`: what the error calls it. Raises Problem."""
+    """Return the file of a data URL, or raise Problem. `name`: its name in the error."""
     name, head = name or param, DATA_URL.match(url)
     if head is None:
         raise invalid(param, f"{name} {DATA_URL_ONLY}, got {url[:40]!r}")

@@ -1,7 +1,7 @@
-"""The image models of a front end, each with its backend, and their cards, states and metrics;
-those of the start, and those that an operator loaded since.
+"""The image models of a front end, from its start and loaded since, with their backends, cards,
+states and metrics.
 
-A model that does not answer delays no request for another. It knows no Ray and no routes.
+A model that does not answer delays no request for another model. It knows no Ray and no routes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ from serve.settings import ServeSettings
 log = logging.getLogger(__name__)
 
 REFRESH_S, SETTLE_S = 1.0, 1.0
-"""How often other front ends' models are listed, and how long those may not know of an unload."""
+"""How often models that other front ends loaded are listed, and how long other front ends may not
+know of an unload."""
 PATIENCE_S = 1.0
 """How long to wait for other models once one has answered."""
 START_S = 300.0
-"""How long a front end waits for a model's first start before it is ready without it."""
-
-Ask = Callable[[ImageBackend], Awaitable[ModelCard]]
+"""How long a front end waits for a model's first start before it is ready without the model."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class ServedModels:
         clock: Callable[[], float] = time.monotonic,
         pool: ModelPool | None = None,
     ) -> None:
-        """`backends` in the order of the settings' models; `pool` loads further ones."""
+        """`backends` are in the order of the settings' models; `pool` loads further models."""
         pairs = zip(image_models(settings), backends, strict=True)
         self._start = tuple(
             ServedModel(model.id, model.settings, backend) for model, backend in pairs
@@ -68,7 +67,7 @@ class ServedModels:
         return (*self._start, *self._loaded)
 
     async def choose(self, asked: str | None) -> ServedModel:
-        """Raises Problem, 404."""
+        """Return the model of this name, or raise Problem 404."""
         if asked is not None and not any(asked in model.names for model in self.all):
             await self.refresh()
         return choose(asked, self.all)
@@ -80,7 +79,7 @@ class ServedModels:
     # -- loading ----------------------------------------------------------------------------
 
     async def load(self, asked: str, id_: str = "", precision: str = "") -> ServedModel:
-        """Load a model below `models_dir`; return the loaded one if it is the same. Raises
+        """Load a model below `models_dir`, or return it if it is loaded already. Raises
         Problem."""
         pool = self._need_pool()
         file = await asyncio.to_thread(find_file, self.settings.models_dir, asked)
@@ -102,7 +101,7 @@ class ServedModels:
             return served
 
     async def unload(self, asked: str) -> ServedModel:
-        """Unload a model: new requests are refused, the others are finished. Raises Problem."""
+        """Unload a model: refuse new requests and finish the others. Raises Problem."""
         pool = self._need_pool()
         async with self._loading:
             model = await self.choose(asked)
@@ -112,7 +111,7 @@ class ServedModels:
             self._leaving.add(model.id)
             self._set_loaded([each for each in self._loaded if each is not model])
             try:
-                # Requests that have chosen it are on their way.
+                # Requests that have chosen the model are on their way.
                 await asyncio.sleep(SETTLE_S)
                 await pool.unload(model)
             finally:
@@ -126,12 +125,12 @@ class ServedModels:
         return self.pool
 
     async def refresh(self) -> None:
-        """Learn what other front ends have loaded and unloaded. Ray's controller may hang: wait for
-        it briefly."""
+        """Learn which models other front ends have loaded and unloaded. Wait only briefly, since
+        Ray's controller may hang."""
         if self.pool is None:
             return
         if self._refresh_task is None and self._clock() - self._refreshed_s >= REFRESH_S:
-            # In this request's context Ray Serve would cancel it with the request.
+            # In a new context: in this request's, Ray Serve would cancel the task with the request.
             self._refresh_task = asyncio.create_task(self._learn(self.pool), context=Context())
             self._refresh_task.add_done_callback(self._end_refresh)
         if self._refresh_task is not None:
@@ -149,33 +148,37 @@ class ServedModels:
         changes = self._changes
         models = [each for each in await pool.loaded() if each.id not in self._leaving]
         if changes != self._changes:
-            # What was listed is older than what this process has done since.
+            # This process has changed its models since the list was made.
             return
         before = {each.id: each for each in self._loaded}
-        known = {id_: each for id_, each in before.items() if _is_among(each, models)}
+        listed = {model.id: model.settings for model in models}
+        known = {id_: m for id_, m in before.items() if listed.get(id_) == m.settings}
         self._loaded = tuple(
             known.get(m.id) or ServedModel(m.id, m.settings, pool.backend(m)) for m in models
         )
         for id_ in before.keys() - known.keys():
             await pool.forget(before[id_])
 
-    # -- what they say ----------------------------------------------------------------------
+    # -- answers of the models --------------------------------------------------------------
 
     async def cards(self) -> list[tuple[ServedModel, ModelCard]]:
-        """A model that does not answer has its last card. Raises Problem if there is no card."""
+        """Return the cards; the last card of a model that does not answer. Raises Problem if there
+        is none."""
         await self.refresh()
         answers = await self._answers(lambda backend: backend.card())
         self._cards |= {model.id: card for model, card in answers if isinstance(card, ModelCard)}
-        found = [(model, self._cards[model.id]) for model in self.all if model.id in self._cards]
-        return found or raise_first(answers)
+        cards = [(model, self._cards[model.id]) for model in self.all if model.id in self._cards]
+        return cards or raise_first(answers)
 
     async def ready(self) -> list[tuple[ServedModel, ModelCard | Problem]]:
-        """Raises Problem, 503, if no model can make a picture, or one may still start."""
+        """Return each model's card or Problem. Raise Problem 503 if no model can make a picture, or
+        one may still start."""
         await self.refresh()
         answers = await self._answers(lambda backend: backend.ready())
-        away = {model.id for model, card in answers if isinstance(card, Problem)}
-        self._were_ready |= {model.id for model, _ in answers} - away
-        if len(away) == len(answers) or (away - self._were_ready and self._clock() < self._until_s):
+        failed = {model.id for model, card in answers if isinstance(card, Problem)}
+        self._were_ready |= {model.id for model, _ in answers} - failed
+        may_start = failed - self._were_ready and self._clock() < self._until_s
+        if len(failed) == len(answers) or may_start:
             raise_first(answers)
         return answers
 
@@ -183,9 +186,11 @@ class ServedModels:
         each = await asyncio.gather(*(model.backend.metrics() for model in self.all))
         return [metric for metrics in each for metric in metrics]
 
-    async def _answers(self, ask: Ask) -> list[tuple[ServedModel, ModelCard | Problem]]:
+    async def _answers(
+        self, query: Callable[[ImageBackend], Awaitable[ModelCard]]
+    ) -> list[tuple[ServedModel, ModelCard | Problem]]:
         models = self.all
-        tasks = [asyncio.ensure_future(ask(model.backend)) for model in models]
+        tasks = [asyncio.ensure_future(query(model.backend)) for model in models]
         try:
             await until_patience_ends(tasks)
             return [(model, answer_of(task)) for model, task in zip(models, tasks, strict=True)]
@@ -194,11 +199,8 @@ class ServedModels:
                 task.cancel()
 
 
-def _is_among(model: ServedModel, models: Sequence[ImageModel]) -> bool:
-    return any((each.id, each.settings) == (model.id, model.settings) for each in models)
-
-
 async def until_patience_ends(tasks: Sequence[asyncio.Future[ModelCard]]) -> None:
+    """Wait for all tasks; once one has succeeded, only PATIENCE_S for each next one."""
     waiting, patience_s = set(tasks), None
     while waiting:
         done, waiting = await asyncio.wait(

@@ -1,5 +1,5 @@
-"""The language model over HTTP: `POST /v1/chat/completions` and `/v1/completions`, from a checked
-request to its answer, whole or in the chunks that OpenAI's clients read.
+"""The language model over HTTP: `POST /v1/chat/completions` and `/v1/completions`, whole or in the
+chunks that OpenAI's clients read.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ async def collect(updates: AsyncGenerator[tuple[int, Update]]) -> list[Choice]:
 
 @dataclass
 class Wire:
-    """One answer on the wire; `is_chat` chooses between the two shapes."""
+    """Formats one answer, as a chat or a completion."""
 
     model: str
     is_chat: bool
@@ -123,7 +123,7 @@ class Wire:
     prompts: int
     created: int = field(default_factory=lambda: int(time.time()))
     ends: dict[int, Ended] = field(default_factory=dict)
-    """of the choices that were streamed"""
+    """ends of streamed choices"""
 
     def __post_init__(self) -> None:
         prefix = "chatcmpl" if self.is_chat else "cmpl"
@@ -179,7 +179,7 @@ class Wire:
 
 
 def usage_of(ends: list[Ended], prompts: int) -> TextUsage:
-    """A prompt counts once, however many choices it has."""
+    """Sum up the tokens; a prompt with several choices counts once."""
     choices = max(len(ends) // max(prompts, 1), 1)
     read = sum(end.prompt_tokens for end in ends[::choices])
     written = sum(end.completion_tokens for end in ends)

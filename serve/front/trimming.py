@@ -1,4 +1,4 @@
-"""Gives the memory of large bodies back to the system: glibc keeps what is freed."""
+"""Returns the memory of large bodies to the system: glibc keeps freed memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sdxl.memory import trim
 
 LARGE_BYTES = 1 << 20
 DELAY_S = 1.0
-"""Other processes and tasks let go of a body shortly after its request ended."""
+"""Other processes and tasks release a body shortly after its request ended."""
 
 
 class Trimming:
@@ -16,7 +16,7 @@ class Trimming:
         self._timer: asyncio.TimerHandle | None = None
 
     def schedule(self, freed: int) -> None:
-        """Once for all large bodies that are freed within the delay."""
+        """Trim once for all large bodies that are freed within the delay."""
         if freed >= LARGE_BYTES and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(DELAY_S, self._trim)
 

@@ -2,9 +2,9 @@
 
 PREFIX = "/sdapi/v1"
 CONTROLNET = "/controlnet"
-"""routes of its extension for ControlNets"""
+"""Prefix of the routes of its extension for ControlNets."""
 WITH_PICTURES = (
     *(f"{PREFIX}/{name}" for name in ("txt2img", "img2img", "png-info")),
     f"{CONTROLNET}/detect",
 )
-"""Routes whose requests hold pictures."""
+"""Routes whose requests contain pictures."""

@@ -1,6 +1,6 @@
 """Requests and options of each client of stable-diffusion-webui's API.
 
-One client's interrupt or options never affect another's. The state lives in this process: with
+A client's interrupt and options do not affect other clients. The state is in this process: with
 several front ends a client's next call may reach another one. It knows no HTTP.
 """
 
@@ -31,7 +31,7 @@ class ClientState:
             run.is_interrupted.set()
 
     def progress(self) -> dict[str, Any]:
-        """In stable-diffusion-webui's form; of several requests the first."""
+        """Return the progress of the first request, in stable-diffusion-webui's form."""
         run = self.runs[0] if self.runs else None
         state = {
             "skipped": False,
@@ -58,7 +58,7 @@ class Clients:
         self._states: OrderedDict[str, ClientState] = OrderedDict()
 
     def of(self, client: str) -> ClientState:
-        """The state; the least recently used ones are dropped beyond the limit."""
+        """Return the client's state. Beyond the limit, the least recently used state is dropped."""
         state = self._states.setdefault(client, ClientState())
         self._states.move_to_end(client)
         while len(self._states) > MOST_CLIENTS:

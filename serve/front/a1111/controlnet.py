@@ -1,7 +1,7 @@
-"""ControlNets and image prompts in the requests of stable-diffusion-webui, as its extension
-sd-webui-controlnet takes them in `alwayson_scripts`, and the extension's lists.
+"""ControlNets and image prompts in requests of stable-diffusion-webui, which its extension
+sd-webui-controlnet reads from `alwayson_scripts`, and the extension's lists.
 
-A field that this service cannot follow is refused by name. It knows no HTTP server.
+An unsupported field is refused by name. It knows no HTTP server.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from serve.orders import ModelCard
 
 PARAM = "alwayson_scripts"
 VERSION = 3
-"""of the extension's API"""
+"""Version of the extension's API."""
 NO_MODEL = "None"
 ALIASES = {
     "input_image": "image",
@@ -31,7 +31,7 @@ ALIASES = {
     "guidance": "guidance_end",
     "guess_mode": "guessmode",
 }
-"""other names of fields"""
+"""Other names of fields."""
 OFF: Mapping[str, tuple[Any, ...]] = {
     "mask": ("",),
     "advanced_weighting": ([],),
@@ -41,7 +41,7 @@ OFF: Mapping[str, tuple[Any, ...]] = {
     "input_mode": ("simple", 0),
     "animatediff_batch": (False,),
 }
-"""Features that are not supported, with their values that mean `off`, as null does."""
+"""Unsupported features, and their values besides null that mean `off`."""
 PICTURES = ("image", "input_image", "mask", "mask_image")
 RESIZE_MODES = RESIZES | {
     "Inner Fit (Scale to Fit)": CROP,
@@ -66,15 +66,15 @@ IP_MODULES = (
     AUTO,
     *(f"{IP_ADAPTER}_clip_{each}" for each in ("h", "g", "sdxl", "sdxl_plus_vith")),
 )
-"""preprocessors of the extension whose encoder a model has with it here"""
+"""Preprocessors of the extension whose encoder comes with the model here."""
 LOW, HIGH = (Control.low, Control.high)
 SLIDER = range(1, 256)
-"""thresholds of canny; the extension replaces others by the defaults"""
+"""Thresholds of canny; the extension replaces others by the defaults."""
 FIELDS = table_of(Control)
 
 
 class Unit(BaseModel):
-    """Other fields do not affect the picture, such as `processor_res`."""
+    """A unit. Other fields, such as `processor_res`, do not affect the picture."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
@@ -100,7 +100,7 @@ class Unit(BaseModel):
 
 
 class Detection(BaseModel):
-    """`controlnet_images` is webuiapi's name of the images."""
+    """A request to preprocess pictures. `controlnet_images` is webuiapi's name for the images."""
 
     controlnet_module: str = NONE
     controlnet_input_images: Annotated[list[str], Field(max_length=MAX_ATTACHMENTS)] = []
@@ -124,8 +124,8 @@ class Detection(BaseModel):
 
 
 def lists_of(asked: TextToImage, card: ModelCard) -> tuple[dict[str, Any], Pictures]:
-    """Return the request's units as /v1's `controls` and `image_prompts`, and their pictures; both
-    are empty without units. Raises Problem."""
+    """Return the request's units as `controls` and `image_prompts` of /v1, and their pictures.
+    Raises Problem."""
     lists, maps = dict[str, list[dict[str, Any]]](), dict[str, bytes]()
     for number, given in enumerate(arguments_of(asked)):
         name = f"{PARAM}: ControlNet unit {number}"
@@ -153,7 +153,7 @@ def arguments_of(asked: TextToImage) -> list[Any]:
 
 
 def unit_of(given: Any, name: str) -> Unit | None:
-    """Return the unit, if it is used."""
+    """Return the unit; None if it is not used."""
     if not given:
         return None
     if not isinstance(given, dict):
@@ -166,7 +166,7 @@ def unit_of(given: Any, name: str) -> Unit | None:
     except ValidationError as error:
         first = error.errors()[0]
         raise invalid(PARAM, f"{name}: {of_schema(str(first['loc'][0])[:60], first)}") from None
-    # The extension has preprocessors that work without a model.
+    # Also of a unit without a model, which the extension may preprocess.
     if (unit.module or "").lower() not in IP_MODULES:
         preprocessor(unit.module, PARAM, f"{name}: module")
     return unit if unit.is_used else None
@@ -233,7 +233,7 @@ def chosen(
     name: str,
     numbers: Sequence[str] = (),
 ) -> Any:
-    """Return what a text stands for, or its number."""
+    """Return the meaning of a text, or of its number."""
     text = usual if value is None else value
     if isinstance(text, int):
         text = numbers[text] if 0 <= text < len(numbers) else str(text)
@@ -256,22 +256,22 @@ def threshold(value: float | None, usual: int) -> int:
 
 
 def model_of(text: str, card: ModelCard) -> tuple[str, str]:
-    """Return the list and the name of a model that is named as the extension's list has it, or
-    without its hash or folder. Raises Problem."""
+    """Return the list and the name of a model. `text` is a label of the extension's list, also
+    without hash or folder. Raises Problem."""
     for field, models in (("controls", card.controlnets), ("image_prompts", card.ip_adapters)):
         shorts = {name.rpartition("/")[2]: name for name in reversed([*models])}
         names = {
             form.lower(): name
-            for own, name in {**shorts, **{name: name for name in models}}.items()
-            for form in (own, label_of(own, models[name]))
+            for short, name in {**shorts, **{name: name for name in models}}.items()
+            for form in (short, label_of(short, models[name]))
         }
-        if found := names.get(text.strip().lower()):
-            return field, found
+        if name := names.get(text.strip().lower()):
+            return field, name
     raise of_params(unknown_name(PARAM, text, models_of(card), "ControlNets"))
 
 
 def map_of(image: Any, name: str) -> bytes | None:
-    """Return a unit's picture: base64, or an object or a list of that and its mask."""
+    """Return a unit's picture from base64, or from an object or list of base64 and a mask."""
     while isinstance(image, list) and len(image) == 1:
         (image,) = image
     if isinstance(image, list) and len(image) == 2:
@@ -288,19 +288,18 @@ def map_of(image: Any, name: str) -> bytes | None:
 
 
 def without_pictures(asked: TextToImage) -> TextToImage:
-    """Return the request without the pictures of its units: the answer does not repeat them."""
+    """Return the request without its units' pictures, which the answer does not repeat."""
     scripts = dict(asked.alwayson_scripts or {})
     for name, script in scripts.items():
         if name.lower() == UNITS and isinstance(script, dict):
-            units = [_without(unit) for unit in script.get("args") or ()]
+            units = [
+                {key: None if key in PICTURES else value for key, value in unit.items()}
+                if isinstance(unit, dict)
+                else unit
+                for unit in script.get("args") or ()
+            ]
             scripts[name] = {**script, "args": units}
     return asked.model_copy(update={"alwayson_scripts": scripts}) if scripts else asked
-
-
-def _without(unit: Any) -> Any:
-    if not isinstance(unit, dict):
-        return unit
-    return {key: None if key in PICTURES else value for key, value in unit.items()}
 
 
 def label_of(name: str, hash: str) -> str:

@@ -1,6 +1,6 @@
-"""`img2img` of stable-diffusion-webui: its image and its mask as an edit of this service.
+"""Translates `img2img` of stable-diffusion-webui into an edit of this service.
 
-A field that this service cannot follow is refused by name. It knows no HTTP server.
+An unsupported field is refused by name. It knows no HTTP server.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from serve.front.a1111.wire import Number, TextToImage, Whole, image_bytes, requ
 from serve.front.openai_images import ImageRequest
 
 FILL, ORIGINAL = 0, 1
-"""Start of a masked part: the colours around it, or itself; 2 and 3 are not supported."""
+"""Start of a masked part: the colours around it, or its pixels; 2 and 3 are not supported."""
 MASK_BLUR = 4
 
 
@@ -34,7 +34,7 @@ class ImageToImage(TextToImage):
 
 
 def edit_of(asked: ImageToImage, chosen: dict[str, Any]) -> tuple[ImageRequest, GivenImage]:
-    """The same request for /v1. Raises Problem, or InvalidParams for the image."""
+    """Return the same request for /v1. Raises Problem, or InvalidParams for the image."""
     for name, allowed in (("resize_mode", (0,)), ("inpainting_fill", (FILL, ORIGINAL))):
         value = getattr(asked, name)
         if value not in (None, *allowed):
@@ -49,14 +49,14 @@ def edit_of(asked: ImageToImage, chosen: dict[str, Any]) -> tuple[ImageRequest, 
         facts["mask_blur"] = MASK_BLUR if asked.mask_blur is None else asked.mask_blur
         if asked.inpaint_full_res is not False:
             facts["mask_padding"] = asked.inpaint_full_res_padding or 0
-    return request.model_copy(update=facts), given_of(asked)
+    return request.model_copy(update=facts), image_of(asked)
 
 
-def given_of(asked: ImageToImage) -> GivenImage:
+def image_of(asked: ImageToImage) -> GivenImage:
     image = image_bytes(asked.init_images[0])
     if asked.mask is None:
         return GivenImage.read(as_png(decode(image, "init_images").convert("RGB")))
-    white = white_of(decode(image_bytes(asked.mask), "mask"))
+    white = redrawn_part(decode(image_bytes(asked.mask), "mask"))
     white = ImageOps.invert(white) if asked.inpainting_mask_invert else white
     if asked.inpainting_fill == ORIGINAL:
         return GivenImage.read(image, as_png(white))
@@ -68,8 +68,9 @@ def given_of(asked: ImageToImage) -> GivenImage:
     return GivenImage.read(as_png(whole))
 
 
-def white_of(mask: Image.Image) -> Image.Image:
-    """White where the image is redrawn. A mask's opacity counts, if it has any."""
+def redrawn_part(mask: Image.Image) -> Image.Image:
+    """Return a mask that is white where the image is redrawn. If a mask has transparency, its
+    opacity counts."""
     if mask.has_transparency_data:
         alpha = mask.convert("RGBA").getchannel("A")
         if alpha.getextrema() != (255, 255):

@@ -1,5 +1,5 @@
-"""`/sdapi/v1/…`: stable-diffusion-webui's API over the same backend, with the same admission, keys
-and limits as `/v1`. The setting `sdapi` adds it.
+"""`/sdapi/v1/…`: stable-diffusion-webui's API, with the same backends, admission, keys and limits
+as `/v1`. The setting `sdapi` turns it on.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class WebuiApi:
         return self.clients.of(client_of(request, self.settings.client_header)[0])
 
     async def card_of(self, request: Request) -> ModelCard:
-        """The card of the client's model."""
+        """Return the card of the client's model."""
         model = await self.model_of(self.state_of(request).options)
         return await model.backend.card()
 
     async def model_of(self, options: dict[str, Any]) -> ServedModel:
-        """The client's model, or while it is unloaded the first."""
+        """Return the client's model, or the first one while it is not loaded."""
         await self.models.refresh()
         try:
             return wire.model_in(options, self.models.all)
@@ -67,11 +67,11 @@ class WebuiApi:
             return self.models.all[0]
 
     async def checked(self, options: dict[str, Any], request: Request) -> dict[str, Any]:
-        """The options as wire.checked_options returns them, their checkpoint loaded."""
+        """Load the options' checkpoint and return the supported options."""
         return wire.checked_options(await self.with_loaded(options, request), self.models.all)
 
     async def with_loaded(self, options: dict[str, Any], request: Request) -> dict[str, Any]:
-        """The options with the loaded model's name. A checkpoint below `models_dir` is loaded."""
+        """Load a checkpoint below `models_dir`; return the options with the loaded model's name."""
         name, models = wire.name_in(options), self.models
         if name is None or models.pool is None:
             return options
@@ -81,7 +81,7 @@ class WebuiApi:
         try:
             file = await asyncio.to_thread(find_file, self.settings.models_dir, name)
         except Problem:
-            # wire.checked_options refuses it, and lists what is loaded.
+            # wire.checked_options refuses the name, and lists the loaded models.
             return options
         model = models.of_file(file)
         if model is None:
@@ -89,23 +89,19 @@ class WebuiApi:
             model = await models.load(file.name)
         return {**options, wire.CHECKPOINT: wire.title_of(model.id)}
 
-    async def chosen(self, asked: wire.TextToImage, request: Request) -> dict[str, Any]:
-        """The client's options, overridden by the request's."""
-        own = self.state_of(request).options
-        given = await self.checked(asked.override_settings or {}, request)
-        return await self.with_loaded({**own, **given}, request)
-
-    async def _settled(
+    async def _resolve(
         self, asked: wire.TextToImage, request: Request
     ) -> tuple[dict[str, Any], ServedModel, ModelCard]:
-        """The options that hold for a request, its model and the model's card."""
-        chosen = await self.chosen(asked, request)
-        model = wire.model_in(chosen, self.models.all)
-        return chosen, model, await model.backend.card()
+        """Return the client's options, overridden by the request's, its model and the card."""
+        overrides = await self.checked(asked.override_settings or {}, request)
+        options = {**self.state_of(request).options, **overrides}
+        options = await self.with_loaded(options, request)
+        model = wire.model_in(options, self.models.all)
+        return options, model, await model.backend.card()
 
     async def make(self, asked: wire.TextToImage, request: Request) -> dict[str, Any]:
-        chosen, model, card = await self._settled(asked, request)
-        wanted = wire.request_of(asked, chosen)
+        options, model, card = await self._resolve(asked, request)
+        wanted = wire.request_of(asked, options)
         lists, maps = controlnet.lists_of(asked, card)
         if lists:
             wanted = wanted.model_copy(update=lists)
@@ -113,13 +109,13 @@ class WebuiApi:
         return await self._answer(asked, request, wanted, model, card, maps=maps)
 
     async def edit(self, asked: editing.ImageToImage, request: Request) -> dict[str, Any]:
-        chosen, model, card = await self._settled(asked, request)
+        options, model, card = await self._resolve(asked, request)
         check_can_edit(card)
         lists, maps = controlnet.lists_of(asked, card)
 
         def source() -> tuple[ImageRequest, SourceImage]:
             try:
-                wanted, given = editing.edit_of(asked, chosen)
+                wanted, given = editing.edit_of(asked, options)
                 wanted = wanted.model_copy(update=lists)
                 return prepare_edit(wanted, given, card, model.settings, maps)
             except InvalidParams as error:
@@ -139,7 +135,7 @@ class WebuiApi:
         card: ModelCard,
         **pictures: Any,
     ) -> dict[str, Any]:
-        """Make the pictures. `asked` is repeated in the answer, `wanted` is the same for /v1."""
+        """Make the pictures. The answer repeats `asked`; `wanted` is the same request for /v1."""
         deadline_s = deadline_of(None, request, self.settings)
         seed, marks = secrets.randbelow(DRAWN_SEEDS), marks_of(request, model)
         orders = [
@@ -153,13 +149,13 @@ class WebuiApi:
             done = await self._run(orders, run, model.backend)
         finally:
             runs.remove(run)
-        texts = [infotext_of(each.image) for each in done]
+        texts = [texts_of(each.image)[0] for each in done]
         return wire.answer_of(controlnet.without_pictures(asked), done, texts, model)
 
     async def _run(
         self, orders: Sequence[ImageOrder], run: WebuiRun, backend: ImageBackend
     ) -> list[Done]:
-        """The pictures; of an interrupted request those that are finished."""
+        """Return the pictures; after an interrupt only the finished ones."""
         making = asyncio.ensure_future(self._follow(orders, run, backend))
         stop = asyncio.ensure_future(run.is_interrupted.wait())
         try:
@@ -225,8 +221,8 @@ def add_option_routes(app: FastAPI, api: WebuiApi) -> None:
     async def show_webui_options(request: Request) -> dict[str, Any]:
         options = api.state_of(request).options
         model = await api.model_of(options)
-        own = {wire.CHECKPOINT: wire.title_of(model.id), "sd_checkpoint_hash": None}
-        return {**wire.OPTIONS, **options, **own}
+        checkpoint = {wire.CHECKPOINT: wire.title_of(model.id), "sd_checkpoint_hash": None}
+        return {**wire.OPTIONS, **options, **checkpoint}
 
     @app.post(f"{PREFIX}/options")
     async def set_webui_options(body: dict[str, Any], request: Request) -> None:
@@ -251,7 +247,7 @@ def add_option_routes(app: FastAPI, api: WebuiApi) -> None:
         return {}
 
     async def refresh() -> None:
-        """Files are found without it."""
+        """Do nothing: new files are found without it."""
 
     for name in ("checkpoints", "loras", "vae"):
         app.post(f"{PREFIX}/refresh-{name}", name=f"webui_refresh_{name}")(refresh)
@@ -268,7 +264,7 @@ def add_list_routes(app: FastAPI, api: WebuiApi) -> None:
             files = await asyncio.to_thread(files_below, folder)
         loaded = {each.settings.model for each in models}
         more = [f.name.removesuffix(SUFFIX) for f in files if f.path(folder) not in loaded]
-        return [wire.described(name) for name in (*(model.id for model in models), *more)]
+        return [wire.describe_model(name) for name in (*(model.id for model in models), *more)]
 
     @app.get(f"{PREFIX}/samplers")
     async def list_webui_samplers() -> list[dict[str, Any]]:
@@ -300,7 +296,7 @@ def add_list_routes(app: FastAPI, api: WebuiApi) -> None:
 
     @app.get(f"{PREFIX}/memory")
     async def tell_webui_memory() -> dict[str, Any]:
-        """Memory of this front end's machine; that of the GPUs is in /metrics."""
+        """Memory of this front end's machine; /metrics has the memory of the GPUs."""
         return memory()
 
     async def nothing() -> list[Any]:
@@ -361,12 +357,8 @@ def picture_info(file: bytes) -> dict[str, Any]:
     return {"info": text, "items": items, "parameters": read_text(text).params if text else {}}
 
 
-def infotext_of(file: bytes) -> str:
-    return texts_of(file)[0]
-
-
 def texts_of(file: bytes) -> tuple[str, dict[str, str]]:
-    """The `parameters` text, and the other texts of a picture's metadata."""
+    """Return the `parameters` text, and the other texts of a picture's metadata."""
     from sdxl.picture_files import BrokenPicture, read_texts
 
     try:

@@ -1,6 +1,6 @@
 """stable-diffusion-webui's requests and answers as data, and their translation to /v1.
 
-A field that this service cannot follow is refused by name, never ignored. It knows no HTTP server.
+An unsupported field is refused by name, never ignored. It knows no HTTP server.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from serve.settings import MAX_N
 
 
 def not_boolean(value: Any) -> Any:
-    """Pydantic reads true as 1."""
+    """Refuse booleans, which pydantic reads as 0 and 1."""
     if isinstance(value, bool):
         raise ValueError("must be a number, got a boolean")
     return value
@@ -56,9 +56,9 @@ Number = Annotated[float, BeforeValidator(not_boolean)]
 FORMATS = {"png": "png", "jpg": "jpeg", "jpeg": "jpeg", "webp": "webp"}
 CHECKPOINT, FORMAT, SKIPPED = "sd_model_checkpoint", "samples_format", "CLIP_stop_at_last_layers"
 SUFFIX = ".safetensors"
-"""the ending of a model's name that clients show"""
+"""Suffix of a model's name that clients show."""
 OPTIONS: dict[str, Any] = {FORMAT: "png", SKIPPED: 2}
-"""Options of a client besides the checkpoint. SDXL always skips CLIP's last layer."""
+"""A client's options besides the checkpoint. SDXL always skips CLIP's last layer."""
 UNSET: dict[str, tuple[Any, ...]] = {
     "restore_faces": (False,),
     "tiling": (False,),
@@ -73,7 +73,7 @@ UNSET: dict[str, tuple[Any, ...]] = {
     "s_noise": (1,),
     "init_images": ([],),
 }
-"""Features that are not supported, with their values that mean `off`, as null does."""
+"""Unsupported features, and their values besides null that mean `off`."""
 UNSET_OF_HIRES: dict[str, tuple[Any, ...]] = {
     "hr_resize_x": (0,),
     "hr_resize_y": (0,),
@@ -83,16 +83,16 @@ UNSET_OF_HIRES: dict[str, tuple[Any, ...]] = {
     "hr_prompt": ("",),
     "hr_negative_prompt": ("",),
 }
-"""The same for a second leg."""
+"""The same for the second leg."""
 UNITS = "controlnet"
-"""the script whose arguments controlnet.py reads"""
+"""The script whose arguments controlnet.py reads."""
 HIRES_UPSCALERS = {each.capitalize(): each for each in UPSCALERS}
 HIRES_UPSCALER, HIRES_STRENGTH = "Latent", 0.75
-"""defaults of a request that names neither"""
+"""Defaults of the second leg."""
 
 
 class TextToImage(BaseModel):
-    """Other fields do not affect the picture, such as where to save files."""
+    """A txt2img request. Other fields, such as where to save files, do not affect the picture."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
@@ -124,7 +124,7 @@ class TextToImage(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _is_unicode(cls, fields: Any) -> Any:
-        """The answer repeats every field, ignored ones too."""
+        """Check all fields, also ignored ones, since the answer repeats them."""
         for name, value in fields.items() if isinstance(fields, dict) else ():
             if has_surrogate(json.dumps([name, value], ensure_ascii=False)):
                 raise invalid(name, f"{name[:100]}: {NEEDED_UNICODE}")
@@ -140,7 +140,7 @@ class PictureInfo(BaseModel):
 
 
 def model_in(options: dict[str, Any], models: Sequence[M]) -> M:
-    """Raises Problem, 404."""
+    """Return the model of the options, or raise Problem 404."""
     return choose(name_in(options), models)
 
 
@@ -150,7 +150,7 @@ def name_in(options: dict[str, Any]) -> str | None:
 
 
 def request_of(asked: TextToImage, chosen: dict[str, Any]) -> ImageRequest:
-    """The same request for /v1. Raises Problem for unsupported features."""
+    """Return the same request for /v1. Raises Problem for unsupported features."""
     check_features(asked)
     if asked.count > MAX_N:
         raise invalid("n_iter", f"batch_size × n_iter: {asked.count} images; at most {MAX_N}")
@@ -186,7 +186,7 @@ def variation_of(asked: TextToImage) -> dict[str, Any]:
 
 
 def size_asked(asked: TextToImage) -> str | None:
-    """None if neither side is given."""
+    """Return the size; None if neither side is given."""
     for name, side, other in (("width", asked.width, "height"), ("height", asked.height, "width")):
         if not side and (asked.width or asked.height):
             raise invalid(name, f"{name} and {other} must be given together")
@@ -194,7 +194,8 @@ def size_asked(asked: TextToImage) -> str | None:
 
 
 def upscale_of(asked: TextToImage) -> dict[str, Any]:
-    """Fields of the second leg. A1111 counts the steps that it takes, /v1 those of the schedule."""
+    """Return the fields of the second leg. A1111 counts the steps taken, /v1 those of the
+    schedule."""
     check_unset(asked, UNSET_OF_HIRES)
     name = asked.hr_upscaler or HIRES_UPSCALER
     if name not in HIRES_UPSCALERS:
@@ -219,7 +220,7 @@ def upscale_of(asked: TextToImage) -> dict[str, Any]:
 
 
 def refiner_of(asked: TextToImage) -> dict[str, Any]:
-    """A client may set the switch without a refiner."""
+    """Return the fields of the refiner; without one its switch is ignored."""
     if asked.refiner_checkpoint in (None, "", "None"):
         return {}
     name = without_hash(asked.refiner_checkpoint).removesuffix(SUFFIX)
@@ -243,17 +244,17 @@ def check_unset(asked: TextToImage, fields: Mapping[str, tuple[Any, ...]]) -> No
 
 
 def is_active(script: object) -> bool:
-    """Clients name scripts that they do not use, with arguments that switch them off."""
+    """Return whether a script is used: clients also send scripts whose arguments turn them off."""
     arguments = script.get("args") if isinstance(script, dict) else script
     if isinstance(arguments, dict):
         return arguments.get("enabled", True) is not False
     if not isinstance(arguments, list):
         return bool(arguments)
-    return any(each for each in arguments if not _is_off(each))
-
-
-def _is_off(argument: object) -> bool:
-    return isinstance(argument, dict) and argument.get("enabled") is False
+    return any(
+        argument
+        for argument in arguments
+        if not (isinstance(argument, dict) and argument.get("enabled") is False)
+    )
 
 
 def scheduler_asked(asked: TextToImage) -> str | None:
@@ -271,7 +272,7 @@ def scheduler_asked(asked: TextToImage) -> str | None:
 
 
 def _samplers_with_schedules() -> str:
-    """Each sampler, with its other schedules in brackets."""
+    """List the samplers, with their other schedules in brackets."""
     by_label: dict[str, list[str]] = {}
     for each in SCHEDULERS.values():
         schedules = by_label.setdefault(each.label, [])
@@ -284,7 +285,7 @@ def _samplers_with_schedules() -> str:
 
 
 def checked_options(options: dict[str, Any], models: Sequence[ImageModel]) -> dict[str, Any]:
-    """The supported options, as they were set."""
+    """Return the supported options, or raise Problem."""
     for name, value in options.items():
         if name == CHECKPOINT:
             try:
@@ -318,7 +319,7 @@ def answer_of(
 def info_of(
     asked: TextToImage, done: Sequence[Done], texts: Sequence[str], model: ImageModel
 ) -> dict[str, Any]:
-    """Some clients read each picture's seed and text here."""
+    """Return facts about the pictures, from which some clients read seeds and texts."""
     all_params = [each.params for each in done]
     prompts = [with_tags(params.prompt, params.loras or ()) for params in all_params]
     facts: dict[str, Any] = {
@@ -354,14 +355,14 @@ def title_of(name: str) -> str:
     return name + SUFFIX
 
 
-def described(name: str) -> dict[str, Any]:
+def describe_model(name: str) -> dict[str, Any]:
     empty = {"hash": None, "sha256": None, "config": None}
     title = title_of(name)
     return {"title": title, "model_name": name, "filename": title, **empty}
 
 
 def loras(card: ModelCard) -> list[dict[str, Any]]:
-    """`path` is the file's name at most: clients show it."""
+    """List the LoRAs. `path` is only a file name, since clients show it."""
     return [
         {"name": name, "alias": name, "path": name + SUFFIX, "metadata": {}} for name in card.loras
     ]
@@ -389,7 +390,7 @@ def schedulers() -> list[dict[str, Any]]:
 
 
 def upscalers() -> list[dict[str, Any]]:
-    """Upscalers of finished pictures."""
+    """List the upscalers of finished pictures."""
     empty = {"model_name": None, "model_path": None, "model_url": None}
     return [{"name": LANCZOS.capitalize(), **empty, "scale": MAX_UPSCALE}]
 
@@ -399,7 +400,7 @@ def latent_upscale_modes() -> list[dict[str, str]]:
 
 
 def image_bytes(text: str, param: str = "image", name: str = "image") -> bytes:
-    """Base64, with or without a data URL before it."""
+    """Decode base64, with or without the prefix of a data URL."""
     _, _, data = text.rpartition(",")
     try:
         return base64.b64decode(data, validate=True)
