@@ -18,7 +18,7 @@ from serve.fleet.router import ROUTING
 from serve.front.api import AddRoutes
 from serve.front.ingress import ImageIngress
 from serve.front.results import folder_of, mark
-from serve.llm.deployment import place
+from serve.llm.deployment import place_llm
 from serve.models import ImageModel, deployment_names, image_models
 from serve.replica_deployment import (
     GPU_AT_START,
@@ -44,7 +44,7 @@ def application(settings: ServeSettings) -> Application:
     gpus = int(ray.cluster_resources().get("GPU", 0))
     is_gpu = uses_gpu(settings, gpus)
     nodes = sum(node["Alive"] for node in ray.nodes())
-    taken, bound_llm = place(settings, gpus)
+    taken, bound_llm = place_llm(settings, gpus)
     models = image_models(settings)
     replicas = bind_replicas(models, is_gpu, gpus - taken)
     front = ray_serve.ingress()(ImageIngress)

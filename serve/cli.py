@@ -124,7 +124,7 @@ def read_settings(argv: Sequence[str]) -> ServeSettings:
     settings_.add_flags(parser)
     options = parser.parse_args(argv)
     file = Path(options.settings) if options.settings else None
-    return settings_.read(file, flags=settings_.given(options))
+    return settings_.read(file, flags=settings_.given_settings(options))
 
 
 def start(settings: ServeSettings, watch: ClusterWatch) -> None:

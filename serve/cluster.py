@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from serve.supervision import descendants, lives, processes
+from serve.supervision import descendants, is_running, processes
 
 VITAL = ("gcs_server", "raylet")
 """Ray's processes without which Ray replaces nothing."""
@@ -51,7 +51,7 @@ class ClusterWatch:
     def _check_silence(self) -> None:
         while not self._is_over.wait(ROUND_S):
             for pid, name in self._vital.items():
-                if not lives(pid):
+                if not is_running(pid):
                     self._end(f"Ray's {name} has died")
             self._rounds += 1
             if self._rounds * ROUND_S > SILENT_S:
@@ -69,12 +69,12 @@ class ClusterWatch:
             if not is_alive:
                 self._end("Ray declared this machine dead")
             self._rounds = 0
-            self._judge(self._controller.answers())
+            self._check_controller(self._controller.answers())
 
-    def _judge(self, answers: bool | None) -> None:
+    def _check_controller(self, answers: bool | None) -> None:
         """Kill a controller that hangs; Ray then starts another one."""
         # Listing all processes is slow, so only if there may be a new controller.
-        if answers and not any(map(lives, self._answered)):
+        if answers and not any(map(is_running, self._answered)):
             self._answered = set(controllers())
         self._missed = self._missed + 1 if answers is False else 0
         for pid in controllers() if self._missed else ():

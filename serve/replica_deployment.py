@@ -9,7 +9,7 @@ from ray import serve as ray_serve
 
 from serve.fleet.autoscaling import ByWork, how_many
 from serve.fleet.router import ROUTING
-from serve.llm.deployment import elsewhere
+from serve.llm.deployment import avoid_llm_nodes
 from serve.settings import ServeSettings
 from serve.worker.replica import ImageReplica
 
@@ -43,7 +43,7 @@ def replicas_of(
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         max_constructor_retry_count=LOAD_ATTEMPTS,
-        ray_actor_options={**actor_options(is_gpu, sharing, gpu), **elsewhere(settings)},
+        ray_actor_options={**actor_options(is_gpu, sharing, gpu), **avoid_llm_nodes(settings)},
         request_router_config=ROUTING,
     )
 

@@ -367,7 +367,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         group.add_argument(flag_of(each.name), **options)
 
 
-def given(options: argparse.Namespace) -> dict[str, Any]:
+def given_settings(options: argparse.Namespace) -> dict[str, Any]:
     """Return the settings that the command line gives."""
     values = {name: getattr(options, name) for name in TYPES if hasattr(options, name)}
     models = values.pop(MODEL_FLAG, [])

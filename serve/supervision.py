@@ -50,7 +50,7 @@ def supervise(
     parent, child = os.getpid(), os.fork()
     if child == 0:
         os.setsid()
-        end_with(parent)
+        end_with_parent(parent)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return service()
     try:
@@ -106,7 +106,7 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def end_with(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
     """Make the kernel send this process SIGTERM when the parent ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
@@ -165,7 +165,7 @@ def processes(*, has_zombies: bool = False) -> Iterator[tuple[int, int]]:
                 yield int(folder.name), int(parent)
 
 
-def lives(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     try:
         return _stat(Path("/proc", str(pid)))[0] != "Z"
     except OSError:

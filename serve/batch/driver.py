@@ -135,13 +135,13 @@ class Driver:
         else:
             self.on_card(result)
             handle.is_ready, handle.since_s, self._dead_loads = True, self.clock(), 0
-        lease = leases.next_for(handle.worker.name) if wants else None
+        lease = leases.lease_to(handle.worker.name) if wants else None
         self._await(handle.worker.turn(dict([lease] if lease else [])), handle)
 
     def _record(self, report: TurnReport, handle: WorkerHandle, leases: Leases) -> None:
         if report.broken is not None:
             raise BatchFailed(f"{report.broken}; rerun the same command to resume")
-        if report.progress != handle.progress or not leases.of(handle.worker.name):
+        if report.progress != handle.progress or not leases.keys_of(handle.worker.name):
             handle.progress, handle.since_s = report.progress, self.clock()
         handle.tallies = report.held
         for key, tally in report.ended.items():
@@ -170,7 +170,7 @@ class Driver:
             is_any_ready = any(each.is_ready for each in self._handles.values())
             if self._dead_loads >= LOADS and not is_any_ready:
                 raise BatchFailed(f"no worker could be started: {error}")
-        for key, piece in leases.lost(name):
+        for key, piece in leases.pieces_of(name):
             left, made = self._left(piece)
             self._add_counts(made)
             self._end(leases, key, left, error)
@@ -187,7 +187,7 @@ class Driver:
         return left, Tally(made=len(entries) - len(dead), dead=dead)
 
     def _end(self, leases: Leases, key: int, left: Sequence[BatchRow], error: str) -> None:
-        shard = leases.ended(key, left, error)
+        shard = leases.end(key, left, error)
         if shard is not None:
             self.on_shard(shard)
 
@@ -195,7 +195,7 @@ class Driver:
         now = self.clock()
         for future, handle in list(self._handles.items()):
             allowed_s = self.stall_s if handle.is_ready else LOAD_S
-            is_busy = not handle.is_ready or bool(leases.of(handle.worker.name))
+            is_busy = not handle.is_ready or bool(leases.keys_of(handle.worker.name))
             if handle.is_ready and handle.silent_s > self.silent_s:
                 error = f"no report for {self.silent_s:g} s"
             elif is_busy and now - handle.since_s > allowed_s:

@@ -68,14 +68,14 @@ def order_of(row: BatchRow, format: str, card: ModelCard) -> ImageOrder:
         message = "image: neither a service nor engines without vae_encoder edit images in a job"
         raise invalid(IMAGE, message)
     try:
-        params, maps = with_maps(row, row.params)
-        params, source = (params, None) if row.image is None else edited(row, params, card)
+        params, maps = read_maps(row, row.params)
+        params, source = (params, None) if row.image is None else read_edit(row, params, card)
     except InvalidParams as error:
         raise of_params(error) from None
     return ImageOrder(params, row.format or format, row.compression, source=source, maps=maps)
 
 
-def edited(
+def read_edit(
     row: BatchRow, params: GenerationParams, card: ModelCard
 ) -> tuple[GenerationParams, SourceImage]:
     assert row.image is not None
@@ -85,7 +85,7 @@ def edited(
     return params, given.source(params)
 
 
-def with_maps(
+def read_maps(
     row: BatchRow, params: GenerationParams
 ) -> tuple[GenerationParams, Mapping[str, bytes]]:
     """Read the pictures of ControlNets and image prompts. A file that a flag names must not have

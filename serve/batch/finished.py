@@ -29,9 +29,9 @@ class FinishedPictures:
         self._lock = threading.Lock()
         """needed since several pieces are checked at a time"""
 
-    def sound(self, entries: Sequence[Entry], on_progress: Callable[[], None]) -> list[Entry]:
+    def find_sound(self, entries: Sequence[Entry], on_progress: Callable[[], None]) -> list[Entry]:
         """Return the entries whose files agree with the ledger, by size and sample."""
-        listed = self._listed(entries)
+        listed = self._with_right_size(entries)
         on_progress()
 
         def check(entry: Entry) -> bool:
@@ -45,15 +45,15 @@ class FinishedPictures:
         chosen: dict[str, bool] = {}
         with self._lock:
             reads_all = self.reads_all
-            sample = [e for e in listed if chosen.setdefault(file_of(e), self._is_chosen())]
+            sample = [e for e in listed if chosen.setdefault(file_of(e), self._is_sampled())]
         checks = zip(sample, in_threads(check, sample, THREADS), strict=True)
         bad = {entry.ordinal for entry, is_sound in checks if not is_sound}
         if bad and not reads_all:
             self.reads_all = True
-            return self.sound(entries, on_progress)
+            return self.find_sound(entries, on_progress)
         return [entry for entry in listed if entry.ordinal not in bad]
 
-    def _listed(self, entries: Sequence[Entry]) -> list[Entry]:
+    def _with_right_size(self, entries: Sequence[Entry]) -> list[Entry]:
         """Return the entries whose file has the right size. A tar must be at least as large as its
         pictures."""
         sizes, least = dict[str, int](), Counter[str]()
@@ -68,7 +68,7 @@ class FinishedPictures:
         good |= {f for f in files if sizes.get(f) == least[f]}
         return [entry for entry in entries if file_of(entry) in good]
 
-    def _is_chosen(self) -> bool:
+    def _is_sampled(self) -> bool:
         is_first, self._has_read = not self._has_read, True
         return self.reads_all or is_first or self._random.random() < SAMPLED
 

@@ -19,7 +19,7 @@ from sdxl.params import PARAMETERS, PICTURED, GenerationParams, InvalidParams, S
 from sdxl.presets import UNMEASURED, Presets
 from serve.batch.editing import IMAGE, MASK, places
 from serve.batch.reading import COLUMNS, ID, Record
-from serve.batch.row_controls import CONTROLS, controls_in, placed
+from serve.batch.row_controls import CONTROLS, controls_in, locate_pictures
 from serve.batch.rows import BatchRow, Maps, ShardPiece, checked_id, content_id, seed_of
 from serve.errors import Problem, invalid, of_params, schema_words
 from serve.front.attached_pictures import take_pictures
@@ -109,7 +109,7 @@ class Intake:
         if record.error is not None:
             raise Unreadable(record.error)
         is_line = "custom_id" in record.values or "body" in record.values
-        read = self._of_batch_line if is_line else self._of_columns
+        read = self._read_batch_line if is_line else self._read_columns
         given, content, values, n, maps = read(record)
         pictures = places(record.values, record.folder)
         id_ = content_id(content) if given is None else checked_id(given)
@@ -137,7 +137,7 @@ class Intake:
             return id_, params.picture(0, seed_of(id_))
         return id_, params.picture(index, params.seed)
 
-    def _of_columns(self, record: Record) -> RecordParts:
+    def _read_columns(self, record: Record) -> RecordParts:
         values = record.values
         for name in values:
             if name not in COLUMNS:
@@ -146,16 +146,18 @@ class Intake:
         if controls := controls_in(values, self.defaults.get(CONTROLS)):
             given[CONTROLS] = controls
         usual = {"cache_interval": self.usual_interval} if self.usual_interval else {}
-        merged = {**usual, **self._beside(given, IMAGE in values, MASK in values)}
+        merged = {**usual, **self._merge_flags(given, IMAGE in values, MASK in values)}
         # An edit has its image's size unless it sets another.
-        params = checked_prompt(merged) if IMAGE in values else self._sized(merged)
+        params = checked_prompt(merged) if IMAGE in values else self._with_size(merged)
         maps: Maps = {}
         for name in PICTURED:
-            entries, files = placed(name, params.get(name), record.folder, self.maps)
+            entries, files = locate_pictures(name, params.get(name), record.folder, self.maps)
             params, maps = {**params, name: entries or None}, {**maps, **files}
         return values.get(ID), values, params, self.n, maps
 
-    def _beside(self, given: Mapping[str, Any], is_edit: bool, has_mask: bool) -> dict[str, Any]:
+    def _merge_flags(
+        self, given: Mapping[str, Any], is_edit: bool, has_mask: bool
+    ) -> dict[str, Any]:
         """Merge flags and a row's values. Deep steps of a preset are dropped if the row changes the
         schedule for which they were tuned."""
         flags = {**self.defaults, **given}
@@ -167,7 +169,7 @@ class Intake:
         others = {name: value for name, value in flags.items() if name != "deep_steps"}
         return tuned[0].beside(others, edit_strength=strength)
 
-    def _of_batch_line(self, record: Record) -> RecordParts:
+    def _read_batch_line(self, record: Record) -> RecordParts:
         """Read a line of OpenAI's Batch API as the service reads its body."""
         values = record.values
         for name in values:
@@ -195,9 +197,9 @@ class Intake:
         if self.sizes is None and request.size in (None, "auto"):
             params |= {"width": None, "height": None}
         body = {k: v for k, v in values["body"].items() if k not in IGNORED}
-        return values.get("custom_id"), body, self._sized(params), request.n or self.n, maps
+        return values.get("custom_id"), body, self._with_size(params), request.n or self.n, maps
 
-    def _sized(self, values: dict[str, Any]) -> dict[str, Any]:
+    def _with_size(self, values: dict[str, Any]) -> dict[str, Any]:
         """Fill in the size if the model's sizes are known."""
         checked_prompt(values)
         if self.sizes is None:

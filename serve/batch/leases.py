@@ -42,10 +42,10 @@ class Leases:
         waiting = self._returned or self._suspects or self.held
         return self._is_read and not waiting
 
-    def of(self, holder: str) -> list[int]:
+    def keys_of(self, holder: str) -> list[int]:
         return [key for key, lease in self.held.items() if lease.holder == holder]
 
-    def next_for(self, holder: str) -> tuple[int, ShardPiece] | None:
+    def lease_to(self, holder: str) -> tuple[int, ShardPiece] | None:
         """Lease one more piece to this worker, or return None."""
         piece = self._choose(holder)
         if piece is None:
@@ -54,7 +54,7 @@ class Leases:
         self.held[key] = Lease(piece, holder)
         return key, piece
 
-    def ended(self, key: int, failed: Sequence[BatchRow], error: str) -> int | None:
+    def end(self, key: int, failed: Sequence[BatchRow], error: str) -> int | None:
         """End a lease and queue its failed rows again. Return the shard if it is complete."""
         piece = self.held.pop(key).piece
         self._retry(piece, failed, error)
@@ -64,14 +64,14 @@ class Leases:
         del self._open[piece.shard]
         return piece.shard
 
-    def lost(self, holder: str) -> list[tuple[int, ShardPiece]]:
-        """Return the pieces of a dead worker. The caller passes each one's open rows to `ended`."""
+    def pieces_of(self, holder: str) -> list[tuple[int, ShardPiece]]:
+        """Return the pieces of a dead worker. The caller passes each one's open rows to `end`."""
         if self._reserved == holder:
             self._reserved = None
-        return [(key, self.held[key].piece) for key in self.of(holder)]
+        return [(key, self.held[key].piece) for key in self.keys_of(holder)]
 
     def _choose(self, holder: str) -> ShardPiece | None:
-        mine = [self.held[key].piece for key in self.of(holder)]
+        mine = [self.held[key].piece for key in self.keys_of(holder)]
         if any(piece.is_suspect for piece in mine):
             return None
         if self._suspects and self._reserved in (None, holder):

@@ -35,12 +35,12 @@ def controls_in(values: Mapping[str, Any], flags: object) -> object:
     return [replace(one, **fields)]
 
 
-def placed(
+def locate_pictures(
     field: str, entries: object, folder: str, files: Mapping[str, str]
 ) -> tuple[tuple[Pictured, ...], Maps]:
     """Return the entries of a list, and their pictures by `image`: a path or a digest. `files`: the
     files of flags by digest."""
-    placed_entries, maps = [], dict[str, bytes | Path]()
+    located, maps = [], dict[str, bytes | Path]()
     for each in _read(field, entries):
         image: object = each.image
         if isinstance(image, str) and image in files:
@@ -54,8 +54,8 @@ def placed(
             else:
                 maps[key] = Path(key)
             each = replace(each, image=key)
-        placed_entries.append(each)
-    return tuple(placed_entries), maps
+        located.append(each)
+    return tuple(located), maps
 
 
 def _read(field: str, entries: object) -> tuple[Any, ...]:

@@ -184,7 +184,7 @@ class ShardWorker:
         known = await self._in_thread(ledger.read, self.task.store, name)
         entries = [e for row in piece.rows if (e := known.get(row.ordinal)) and e.id == row.id]
         pictures = [entry for entry in entries if entry.error is None]
-        sound = await self._in_thread(self._finished.sound, pictures, self._count_progress)
+        sound = await self._in_thread(self._finished.find_sound, pictures, self._count_progress)
         tally.damaged = len(pictures) - len(sound)
         done = {entry.ordinal for entry in sound}
         dead = [entry for entry in entries if entry.error is not None]

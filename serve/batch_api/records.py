@@ -219,7 +219,7 @@ class Records:
     def drop_data(self, id_: str) -> None:
         self.store.remove(f"{DATA}/{id_}")
 
-    def unnamed_data(self) -> set[str]:
+    def orphaned_data(self) -> set[str]:
         """Return the names of data whose record is missing or is not JSON: not yet written, or
         lost. A record of another version keeps its data."""
         data = {name: name.partition(".")[0] for name in self.store.names(DATA)}

@@ -121,7 +121,7 @@ class BatchRunner:
     """each batch's consecutive equal errors, with the number of pictures then"""
     _leave: threading.Event = field(default_factory=threading.Event)
     _swept_s: float = 0.0
-    _unnamed: set[str] = field(default_factory=set)
+    _orphaned: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         keys = Keyring.read(Path(self.settings.keys)).keys if self.settings.keys else ()
@@ -174,18 +174,18 @@ class BatchRunner:
         for batch in open_batches:
             if time.monotonic() >= self._retry_s.get(batch.id, 0.0):
                 try:
-                    self._consider(batch, open_batches)
+                    self._update(batch, open_batches)
                 except Exception as error:
                     # Other batches continue, and the sweep may free the space that this one needs.
                     self._retry_later(batch, error)
         if self.clock() - self._swept_s > SWEEP_S:
             self._swept_s = self.clock()
             sweep(self.records, int(self.clock()))
-            self._unnamed = sweep_data(self.records, self._unnamed)
+            self._orphaned = sweep_data(self.records, self._orphaned)
 
     # -- one batch --------------------------------------------------------------------------
 
-    def _consider(self, batch: BatchRecord, others: Sequence[BatchRecord]) -> None:
+    def _update(self, batch: BatchRecord, others: Sequence[BatchRecord]) -> None:
         turn, end = self._turns.get(batch.id), self._due_end(batch)
         if turn is not None:
             if end is not None and turn.ends_as is None:
@@ -432,7 +432,7 @@ def sweep(records: Records, now: int) -> None:
 def sweep_data(records: Records, before: set[str]) -> set[str]:
     """Remove data that has no record now and had none at the last sweep; a new upload has one by
     then. `before`: the last sweep's answer. Return the data without a record."""
-    unnamed = records.unnamed_data()
+    unnamed = records.orphaned_data()
     for id_ in unnamed & before:
         records.drop_data(id_)
     return unnamed - before

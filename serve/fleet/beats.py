@@ -1,4 +1,4 @@
-"""Detects that the sender of a stream of updates hangs.
+"""Ends a stream of updates whose sender hangs, or at a deadline.
 
 A replica checks itself between its updates. The receiver uses liveness.py to detect a stopped
 process, a blocked event loop or a dead connection: heartbeats in every stream would cost a message
@@ -12,6 +12,8 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
+
+from serve import errors
 
 T = TypeVar("T")
 CHECK_S = 1.0
@@ -58,6 +60,21 @@ async def while_alive(
                 yield update
             elif left_s() <= 0 and may_leave():
                 raise Silent
+
+
+async def within(updates: AsyncGenerator[T], deadline_s: float) -> AsyncGenerator[T]:
+    """Yield `updates`; if they do not end before the deadline, close them and raise Problem."""
+    until_s = asyncio.get_running_loop().time() + deadline_s
+    async with aclosing(updates):
+        while True:
+            try:
+                async with asyncio.timeout_at(until_s):
+                    update = await anext(updates)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                raise errors.late() from None
+            yield update
 
 
 NOTHING: Any = object()

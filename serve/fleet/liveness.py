@@ -36,7 +36,7 @@ class Liveness:
             self._heard_s[name] = self._clock()
             self._lost.discard(name)
 
-    def lost(self, name: str) -> None:
+    def note_lost(self, name: str) -> None:
         """Record that the replica or Ray reported the replica's end."""
         with self._lock:
             self._lost.add(name)
@@ -88,14 +88,14 @@ class Liveness:
 
     # -- the replica of each request --------------------------------------------------------
 
-    def took(self, request: str, name: str) -> None:
+    def note_holder(self, request: str, name: str) -> None:
         with self._lock:
             self._holders[request] = name
             self._holders.move_to_end(request)
             while len(self._holders) > MOST_HELD:
                 self._holders.popitem(last=False)
 
-    def left(self, request: str) -> None:
+    def forget(self, request: str) -> None:
         """Forget the replica of this request."""
         with self._lock:
             self._holders.pop(request, None)

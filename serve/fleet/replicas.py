@@ -141,7 +141,7 @@ class Replicas:
         # A second attempt repeats updates that were already sent.
         sent: set[Hashable] = set()
         try:
-            async with aclosing(persevere(begin, order.deadline_s)) as updates:
+            async with aclosing(retry(begin, order.deadline_s)) as updates:
                 async for _, update in updates:
                     key = key_of_update(update)
                     if key is None or key not in sent:
@@ -186,7 +186,7 @@ async def ask_any(method: Any, *arguments: object) -> Any:
     raise errors.starting()
 
 
-async def persevere(
+async def retry(
     begin: Callable[[float], AsyncGenerator[T]], deadline_s: float
 ) -> AsyncGenerator[tuple[int, T]]:
     """Yield updates with the number of their attempt. After a lost replica the next attempt gets
@@ -246,7 +246,7 @@ async def attempt(
                 is_over = isinstance(update, last)
                 yield update
     finally:
-        known.left(name)
+        known.forget(name)
         if not is_over:
             call.cancel()
 

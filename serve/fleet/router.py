@@ -107,8 +107,8 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
         self._table = LoadTable(())
         self._rng = np.random.default_rng()
         self._liveness = liveness.of_deployment(self._deployment_id.name)
-        self._asked: dict[ReplicaID, asyncio.Task[None]] = {}
-        self._asking: asyncio.Task[None] | None = None
+        self._queries: dict[ReplicaID, asyncio.Task[None]] = {}
+        self._query_task: asyncio.Task[None] | None = None
         self._known: dict[ReplicaID, RunningReplica] = {}
         """the queried replicas: running ones, and leaving ones that still have orders"""
         self._node = ray.get_runtime_context().get_node_id()
@@ -118,15 +118,15 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        if pending_request and (self._asking is None or self._asking.done()):
+        if pending_request and (self._query_task is None or self._query_task.done()):
             # In a new context: these queries are not part of this request.
-            asking = self._keep_asking(pending_request.metadata)
-            self._asking = asyncio.create_task(asking, context=Context())
-        table, now = self._current(candidate_replicas), time.monotonic()
+            asking = self._query_periodically(pending_request.metadata)
+            self._query_task = asyncio.create_task(asking, context=Context())
+        table, now = self._update_table(candidate_replicas), time.monotonic()
         places, file = table.answered, None
         if pending_request is not None and pending_request.metadata.is_http_request:
             # A front end on this node is as good as any; for replicas, load matters more.
-            places = self._near(table)
+            places = self._places_on_node(table)
         elif pending_request is not None:
             file = kept_file(pending_request.args)
         ranked = table.ranked(places, now, file, self._rng)
@@ -138,12 +138,12 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
             ranked = table.ranked(others, now, None, self._rng)
         return [[replica] for replica in sorted(ranked, key=self._is_silent)]
 
-    def _current(self, replicas: Sequence[RunningReplica]) -> LoadTable:
+    def _update_table(self, replicas: Sequence[RunningReplica]) -> LoadTable:
         if replicas is not self._table.replicas:
             self._table = LoadTable(replicas, self._table)
         return self._table
 
-    def _near(self, table: LoadTable) -> Any:
+    def _places_on_node(self, table: LoadTable) -> Any:
         near = [
             place
             for place, each in enumerate(table.replicas)
@@ -162,16 +162,16 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
             self._table.note_sent(replica_id)
         name = asked.request_id if asked.is_http_request else asked.internal_request_id
         if asked.is_http_request or asked.call_method in METHODS:
-            self._liveness.took(name, replica_id.unique_id)
+            self._liveness.note_holder(name, replica_id.unique_id)
 
     # -- queries ----------------------------------------------------------------------------
 
-    async def _keep_asking(self, like: RequestMetadata) -> None:
+    async def _query_periodically(self, like: RequestMetadata) -> None:
         """Query replicas periodically, over the orders' connections, which reveals dead ones."""
         while True:
             replicas, holders = dict(self.curr_replicas), self._liveness.holders
             names = {id_.unique_id for id_ in replicas}
-            drawn = self._drawn(replicas, holders)
+            drawn = self._choose_queried(replicas, holders)
             leaving = {
                 id_: replica
                 for id_, replica in self._known.items()
@@ -183,17 +183,17 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
             if not self._known:
                 # The next request starts the queries again; a deleted deployment gets none.
                 return
-            self._asked = {id_: task for id_, task in self._asked.items() if not task.done()}
+            self._queries = {id_: task for id_, task in self._queries.items() if not task.done()}
             began_s = time.monotonic()
             for id_, replica in self._known.items():
                 # A hanging replica is not queried again before it has answered.
-                if id_ not in self._asked:
-                    self._asked[id_] = asyncio.create_task(self._ask(replica, like))
+                if id_ not in self._queries:
+                    self._queries[id_] = asyncio.create_task(self._query(replica, like))
             await asyncio.sleep(liveness.ASK_PERIOD_S)
             if len(replicas) > ASKED:
                 self._table.take_answers(began_s)
 
-    def _drawn(
+    def _choose_queried(
         self, replicas: Mapping[ReplicaID, RunningReplica], holders: set[str]
     ) -> dict[ReplicaID, RunningReplica]:
         """Choose the replicas to query in this period: all, or a random few and those with orders
@@ -204,7 +204,7 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
         drawn = {each[i][0]: each[i][1] for i in replicas_to_ask(len(each), 1, self._rng)[0]}
         return drawn | {id_: r for id_, r in each if id_.unique_id in holders}
 
-    async def _ask(self, replica: RunningReplica, like: RequestMetadata) -> None:
+    async def _query(self, replica: RunningReplica, like: RequestMetadata) -> None:
         id_, name = replica.replica_id, replica.replica_id.unique_id
         # Orders sent before this query arrive before it, so the report includes them.
         included, now = self._table.sent(id_), time.monotonic()
@@ -214,7 +214,7 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
             log.debug("%s does not answer: %s", name, type(error).__name__)
             if id_ in self.curr_replicas:
                 # Whatever the cause, an order would fail there too.
-                self._liveness.lost(name)
+                self._liveness.note_lost(name)
             else:
                 # A leaving replica has ended, or answers no more queries.
                 self._known.pop(id_, None)

@@ -15,9 +15,8 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 from serve import errors
-from serve.deadlines import within
 from serve.errors import Problem
-from serve.fleet.beats import NOTHING, patient
+from serve.fleet.beats import NOTHING, patient, within
 from serve.front.keys import ApiKey, RateLimiter
 from serve.orders import Done
 from serve.settings import ServeSettings
@@ -88,10 +87,10 @@ def fan_out(
     """Yield the updates of all orders with the order's index. An order ends with an update of the
     type `last`. The first failure is raised and cancels the other orders; closing cancels all. The
     backend enforces the deadline; if it hangs, this ends the wait."""
-    return within(merged(backend, orders, last), deadline_s + GRACE_S)
+    return within(merge_updates(backend, orders, last), deadline_s + GRACE_S)
 
 
-async def merged(
+async def merge_updates(
     backend: Maker[O, U], orders: Sequence[O], last: type
 ) -> AsyncGenerator[tuple[int, U]]:
     news: asyncio.Queue[tuple[int, U | Exception]] = asyncio.Queue()

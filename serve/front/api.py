@@ -26,7 +26,7 @@ from serve.front.access import Access, check_operator
 from serve.front.answering import EVENTS_IN_OPENAPI
 from serve.front.body_limit import BodyLimit
 from serve.front.edits import EDITS_PATH, describe_edit_body, read_edit
-from serve.front.error_envelope import REFUSED, ErrorEnvelope, Front, reason_of, response
+from serve.front.error_envelope import ErrorEnvelope, Front, refusal
 from serve.front.form_routes import MAPS_PATH, add_form_routes
 from serve.front.generations import Generations
 from serve.front.hosts import Hosts
@@ -261,12 +261,7 @@ def model_of(model: ServedModel, card: ModelCard) -> Model:
 
 async def answer_problem(request: Request, problem: Exception) -> Response:
     assert isinstance(problem, Problem)
-    return refused(request, problem)
-
-
-def refused(request: Request, problem: Problem) -> Response:
-    setattr(request.state, REFUSED, reason_of(problem))
-    return response(problem)
+    return refusal(request.scope["state"], problem)
 
 
 async def answer_invalid(request: Request, error: Exception) -> Response:
@@ -285,7 +280,8 @@ async def answer_invalid(request: Request, error: Exception) -> Response:
         code = "invalid_value"
     else:
         message, code = errors.of_schema(param[:100], first), "invalid_value"
-    return refused(request, errors.invalid(param and param[:100], message, code))
+    problem = errors.invalid(param and param[:100], message, code)
+    return refusal(request.scope["state"], problem)
 
 
 async def answer_status(request: Request, error: Exception) -> Response:
@@ -294,7 +290,7 @@ async def answer_status(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         method, path = request.method, request.url.path
         problem = errors.no_such_path(method, path, hint_for(path, request.app.routes))
-    answer = refused(request, problem)
+    answer = refusal(request.scope["state"], problem)
     answer.headers.update(error.headers or {})
     if error.status_code == 405:
         answer.headers["allow"] = ", ".join(sorted(methods_of_path(request)))

@@ -132,6 +132,7 @@ def log_request(scope: Scope, status: int, seconds: float) -> None:
 
 
 def refusal(state: MutableMapping[str, Any], error: Exception) -> Response:
+    """Return an error's answer, and keep its reason for the log."""
     problem = error if isinstance(error, Problem) else errors.unexpected()
     state[REFUSED] = reason_of(problem)
     return response(problem)

@@ -69,7 +69,7 @@ class Generations:
             asked = await self._expand(asked, seed)
             orders = orders_from(asked, deadline_s - (time.monotonic() - began_s))
         if asked.stream:
-            return await streamed(asked, orders, model.backend)
+            return await stream_pictures(asked, orders, model.backend)
         done = await collect(model.backend, orders)
         if is_bare:
             return Response(done[0].image, media_type=MEDIA[asked.format])
@@ -148,7 +148,7 @@ def text_of(reply: ImagesResponse) -> bytes:
     return reply.model_dump_json(exclude_none=True).encode()
 
 
-async def streamed(
+async def stream_pictures(
     asked: ImageRequest, orders: Sequence[ImageOrder], backend: ImageBackend
 ) -> Response:
     previews = Counter[int]()

@@ -78,7 +78,7 @@ class Handover:
         self._open[name] -= 1
         if not self._open[name]:
             del self._open[name]
-            self._fronts.left(name)
+            self._fronts.forget(name)
 
     async def _attempt(self, scope: Scope, name: str, attempt: Attempt) -> None:
         """Return when the front end has answered, is gone, or hangs."""

@@ -69,7 +69,7 @@ class RequestModel(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _suggests_names(cls, fields: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _add_hints(cls, fields: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         """Put unknown fields first, each with the nearest known one."""
         try:
             return handler(cls.with_our_names(fields) if isinstance(fields, dict) else fields)

@@ -103,7 +103,10 @@ def add_probe_routes(
         """A real picture was made, and more can be. Every model has started or failed."""
         cards = await models.ready()
         llm = {"llm": await readiness.state()} if readiness else {}
-        states = {model.id: state_of(card) for model, card in cards}
+        states = {
+            model.id: "unavailable" if isinstance(card, Problem) else "ready"
+            for model, card in cards
+        }
         return {"status": "ready", **first_of(cards), "models": states, **slower_of(cards), **llm}
 
     @app.get(
@@ -143,10 +146,6 @@ def add_probe_routes(
         data = text.encode()
         digest = hashlib.sha256(data).hexdigest()
         return License(name=LICENSE, sha=digest, size=len(data), content=text)
-
-
-def state_of(card: ModelCard | Problem) -> str:
-    return "unavailable" if isinstance(card, Problem) else "ready"
 
 
 def first_of(cards: Sequence[tuple[ServedModel, ModelCard | Problem]]) -> dict[str, str]:

@@ -26,7 +26,7 @@ MOST_RUNNING = 2048
 """The most answers that one replica may have in flight; TensorRT-LLM's default."""
 
 
-def place(settings: ServeSettings, gpus: int) -> tuple[int, Any]:
+def place_llm(settings: ServeSettings, gpus: int) -> tuple[int, Any]:
     """Return how many of the cluster's GPUs the language model may take, and its bound deployment;
     None without a language model."""
     if settings.llm == "none":
@@ -48,7 +48,7 @@ def gpus_apart() -> int:
     return int(sum(node["Resources"].get("GPU", 0) for node in apart))
 
 
-def elsewhere(settings: ServeSettings) -> dict[str, Any]:
+def avoid_llm_nodes(settings: ServeSettings) -> dict[str, Any]:
     """Return an image replica's options that keep it off the language model's nodes."""
     return {"label_selector": {NODE: f"!{LLM}"}} if settings.llm_apart else {}
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from serve.errors import Problem
 from serve.fleet import liveness
-from serve.fleet.replicas import CachedCard, ask_any, attempt, gather, persevere
+from serve.fleet.replicas import CachedCard, ask_any, attempt, gather, retry
 from serve.llm.text_orders import Accepted, Delta, Ended, LlmCard, TextOrder, Update
 
 
@@ -40,7 +40,7 @@ class LlmReplicas:
             return attempt(self._stream.generate, (timed,), Ended, self._liveness)
 
         resumed, number = _Resumed(), 0
-        async with aclosing(persevere(begin, order.deadline_s)) as updates:
+        async with aclosing(retry(begin, order.deadline_s)) as updates:
             async for attempt_number, update in updates:
                 if attempt_number != number:
                     number = attempt_number

@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import Any
 
 from serve import errors
-from serve.deadlines import within
 from serve.errors import Problem
+from serve.fleet.beats import within
 from serve.llm.engine import LlmEngine, Occupancy
 from serve.llm.meters import LlmMeters, OrderMeter
 from serve.llm.prompts import Prompts, room

@@ -105,7 +105,7 @@ class TransformersEngine:
 
     def close(self) -> None:
         """End remaining generations with a Problem."""
-        self._thread.send(partial(self.died, errors.draining()))
+        self._thread.send(partial(self.fail_all, errors.draining()))
         self._thread.stop(timeout_s=5.0)
 
     # -- on the thread ----------------------------------------------------------------------
@@ -120,7 +120,7 @@ class TransformersEngine:
         running, waiting = len(self.decoding.running), len(self.decoding.waiting)
         self._occupancy = Occupancy(running, waiting, self.decoding.kv_share)
 
-    def died(self, cause: Exception) -> None:
+    def fail_all(self, cause: Exception) -> None:
         for listener in list(self._listeners.values()):
             listener.send(cause)
             self._end(listener)
@@ -140,10 +140,10 @@ class TransformersEngine:
         try:
             with self._calls.watch(kind):
                 made = self.decoding.step()
-            self._thread.judge(has_failed=False)
+            self._thread.record_calls(has_failed=False)
         except Exception:
             log.exception("the language model failed")
-            self._thread.judge(has_failed=True)
+            self._thread.record_calls(has_failed=True)
             for generation in victims:
                 if generation not in self.decoding.waiting:
                     self._listeners[generation].send(failed())

@@ -32,17 +32,14 @@ def llm_names() -> frozenset[str]:
     return frozenset(arguments) - {UNCOMMITTED} | frozenset(arguments[UNCOMMITTED])
 
 
-def kv_cache_names() -> frozenset[str]:
-    return frozenset(record()["tensorrt_llm.llmapi"]["KvCacheConfig"])
-
-
 def tables() -> dict[str, tuple[str, frozenset[str]]]:
     """Return LLM's arguments that are tables in an options file: the name of the argument's class
     and its fields."""
-    found = {"kv_cache_config": ("KvCacheConfig", kv_cache_names())}
+    cache_fields = record()["tensorrt_llm.llmapi"]["KvCacheConfig"]
+    tables = {"kv_cache_config": ("KvCacheConfig", frozenset(cache_fields))}
     for name, facts in record()["additions"]["tables"]["fields"].items():
-        found[name] = facts["class"], frozenset(facts["fields"])
-    return found
+        tables[name] = facts["class"], frozenset(facts["fields"])
+    return tables
 
 
 def speculative_names(decoding_type: str) -> frozenset[str]:

@@ -50,7 +50,7 @@ class PictureArea:
         """Draw a picture. The cursor must be at the start of a line, and returns there."""
         from PIL import Image
 
-        from serve.render.terminal_pictures import shown
+        from serve.render.terminal_pictures import draw_picture
 
         if self.has_moved or self._screen != self.terminal.screen:
             # The old picture has moved and stays where it is.
@@ -60,7 +60,9 @@ class PictureArea:
         if self.frame is None:
             return
         terminal = self.terminal
-        picture = shown(Image.fromarray(pixels), terminal.protocol, self.frame, terminal.colours)
+        picture = draw_picture(
+            Image.fromarray(pixels), terminal.protocol, self.frame, terminal.colours
+        )
         terminal.write(SAVE + up(self.frame.rows) + LINE_START + picture + RESTORE)
 
     def leave(self) -> None:
@@ -76,7 +78,7 @@ class PictureArea:
             self.terminal.write(LINE_START + up(self.frame.rows) + erased + ERASE_BELOW)
         self.leave()
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Make the terminal show text again, below the picture, after an interrupt that may have
         cut the picture off: at Ctrl-C the kernel drops output that the terminal has not read."""
         from serve.render.terminal_pictures import END
@@ -135,7 +137,7 @@ class RenderDisplay:
             if self._area is not None:
                 signal.signal(signal.SIGCONT, self._handler)
                 # First of all: the terminal may take other output for a part of a cut-off picture.
-                self._area.mend()
+                self._area.repair()
             self._bar.close()
             if self._area is not None:
                 self._area.clear()
@@ -185,7 +187,7 @@ class RenderDisplay:
 
         self._has_stopped = True
         with suppress(OSError), tqdm.external_write_mode(file=sys.stderr):
-            area.mend()
+            area.repair()
             area.clear()
         tqdm.write(f"sdxl render: no more previews: {error}", file=sys.stderr)
 

@@ -56,7 +56,9 @@ def frame_for(
     return Frame(min(across, columns), min(down, rows), cell, number)
 
 
-def shown(picture: Image.Image, protocol: str, frame: Frame, colours: int = MAX_COLOURS) -> bytes:
+def draw_picture(
+    picture: Image.Image, protocol: str, frame: Frame, colours: int = MAX_COLOURS
+) -> bytes:
     """Return the bytes that draw a picture at the cursor. Where the cursor ends depends on the
     protocol."""
     if protocol == SIXEL:

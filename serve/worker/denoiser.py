@@ -92,16 +92,16 @@ class Denoiser:
         self._coming.pop(promised.id, None)
 
     def submit(self, request: Request, promised: Flight, watcher: Watcher) -> None:
-        self._thread.send(partial(self._take, request, promised, watcher))
+        self._thread.send(partial(self._submit, request, promised, watcher))
 
     def cancel(self, watcher: Watcher) -> None:
         """Cancel within one tick. An unknown or finished image is ignored."""
-        self._thread.send(partial(self._drop, watcher))
+        self._thread.send(partial(self._cancel, watcher))
 
     def call(self, function: Callable[[], T]) -> T:
         """Run a function on the loop's thread between ticks and wait for its result."""
         answer: Future[T] = Future()
-        self._thread.send(partial(self._answer, function, answer))
+        self._thread.send(partial(self._run_function, function, answer))
         return answer.result()
 
     def admission(self) -> Admission:
@@ -110,7 +110,7 @@ class Denoiser:
         # A copy, since the loop updates its costs meanwhile.
         others = {name: getattr(known, name) for name in (*MEASURED, "pasting_s")}
         costs = Costs(dict(known.ticks), **others)
-        return Admission(self.here, self.loop.limits, costs, now, self.encoding_s + costs.encode_s)
+        return Admission(self.admitted, self.loop.limits, costs, now, self.encoding_s + costs.encode_s)
 
     @property
     def encoding_s(self) -> float:
@@ -120,7 +120,7 @@ class Denoiser:
         return self.loop.costs.encode_s * sum(id_ not in self._watched for id_ in coming)
 
     @property
-    def here(self) -> tuple[Flight, ...]:
+    def admitted(self) -> tuple[Flight, ...]:
         """All admitted, unfinished images in order of arrival."""
         # Read `_coming` first: an image may move from it to `flights` between the two reads.
         coming = list(self._coming.values())
@@ -134,16 +134,16 @@ class Denoiser:
     @property
     def waiting(self) -> list[Flight]:
         """Waiting images in queue order."""
-        return line(self.here, self.loop.limits)
+        return line(self.admitted, self.loop.limits)
 
     def check(self) -> None:
         """Raise Unhealthy unless the loop has advanced lately and its engines work."""
         self._thread.check()
-        still_s, allowed_s = self._still()
+        still_s, allowed_s = self._time_without_progress()
         if still_s > allowed_s:
             raise Unhealthy(f"the loop has not advanced for {still_s:.1f} s")
 
-    def _still(self) -> tuple[float, float]:
+    def _time_without_progress(self) -> tuple[float, float]:
         """Return for how long there was no progress, and how long the current work may take."""
         call = self.loop.call
         if call is None:
@@ -162,7 +162,7 @@ class Denoiser:
 
     # -- on the loop's thread ---------------------------------------------------------------
 
-    def tell_call(self, group: Group, seconds: float) -> None:
+    def report_call(self, group: Group, seconds: float) -> None:
         """Notify the images of an engine call that ended now."""
         ended_s = self.loop.clock()
         for id_ in group.ids:
@@ -173,7 +173,7 @@ class Denoiser:
     def is_idle(self) -> bool:
         return self.loop.is_idle
 
-    def died(self, cause: Exception) -> None:
+    def fail_all(self, cause: Exception) -> None:
         for watched in self._watched.values():
             watched.watcher.failed(cause)
 
@@ -182,15 +182,15 @@ class Denoiser:
             return
         before, began_s = self.loop.steps_taken, self.loop.clock()
         events = self.loop.tick()
-        self._judge(events, self.loop.steps_taken > before)
+        self._record_failures(events, self.loop.steps_taken > before)
         self.flights = self.loop.flights
         running = (f.id for f in self.flights if f.state is not State.QUEUED)
-        self._tell_starts([*(e.id for e in events), *running], began_s)
-        self._tell_steps()
+        self._report_starts([*(e.id for e in events), *running], began_s)
+        self._report_steps()
         for event in events:
-            self._tell_end(event)
+            self._report_end(event)
 
-    def _answer(self, function: Callable[[], T], answer: Future[T]) -> None:
+    def _run_function(self, function: Callable[[], T], answer: Future[T]) -> None:
         try:
             with self.loop.engines.on_stream():
                 result = function()
@@ -202,7 +202,7 @@ class Denoiser:
             self._thread.beat_s = self.loop.clock()
             answer.set_result(result)
 
-    def _take(self, request: Request, promised: Flight, watcher: Watcher) -> None:
+    def _submit(self, request: Request, promised: Flight, watcher: Watcher) -> None:
         try:
             # The image's `cancel` may have come before this message.
             if not watcher.is_cancelled:
@@ -215,10 +215,10 @@ class Denoiser:
         finally:
             self.forget(promised)
             if promised.id in self._watched and promised.later is not None:
-                # `here` lists the next leg once this leg has left the loop.
+                # `admitted` lists the next leg once this leg has left the loop.
                 self._coming[promised.id] = promised.next_leg
 
-    def _drop(self, watcher: Watcher) -> None:
+    def _cancel(self, watcher: Watcher) -> None:
         id_ = self._ids.pop(id(watcher), None)
         if id_ is not None:
             self.loop.cancel(id_)
@@ -226,7 +226,7 @@ class Denoiser:
             self._coming.pop(id_, None)
             self.flights = self.loop.flights
 
-    def _tell_end(self, event: Event) -> None:
+    def _report_end(self, event: Event) -> None:
         watched = self._watched.pop(event.id, None)
         if watched is None:
             return
@@ -237,19 +237,19 @@ class Denoiser:
         else:
             watched.watcher.finished(event.latents)
 
-    def _judge(self, events: list[Event], has_advanced: bool) -> None:
+    def _record_failures(self, events: list[Event], has_advanced: bool) -> None:
         has_failed = any(isinstance(e, Failed) and not _is_late(e) for e in events)
         if has_advanced or has_failed:
-            self._thread.judge(has_failed=not has_advanced)
+            self._thread.record_calls(has_failed=not has_advanced)
 
-    def _tell_starts(self, ids: list[int], at_s: float) -> None:
+    def _report_starts(self, ids: list[int], at_s: float) -> None:
         for id_ in ids:
             watched = self._watched.get(id_)
             if watched is not None and not watched.has_started:
                 watched.has_started = True
                 watched.watcher.started(at_s)
 
-    def _tell_steps(self) -> None:
+    def _report_steps(self) -> None:
         positions = {f.id: n for n, f in enumerate(line(self.flights, self.loop.limits), 1)}
         for flight in self.flights:
             watched = self._watched.get(flight.id)
@@ -273,7 +273,7 @@ class Denoiser:
         now = self.loop.clock()
         if now >= self._ready_until_s or id_ not in self._ready_s:
             begin_s = now + self.encoding_s
-            self._ready_s = project(self.here, self.loop.limits, self.loop.costs, begin_s)
+            self._ready_s = project(self.admitted, self.loop.limits, self.loop.costs, begin_s)
             took_s = self.loop.clock() - now
             self._ready_until_s = now + max(ETA_PERIOD_S, took_s / ETA_SHARE)
         return self._ready_s[id_]

@@ -72,7 +72,7 @@ class ImageJob:
             if isinstance(news, Done):
                 return
 
-    def tell(self, news: News) -> None:
+    def send(self, news: News) -> None:
         try:
             self._tasks_loop.call_soon_threadsafe(self._news.put_nowait, news)
         except RuntimeError:
@@ -136,12 +136,12 @@ class ImageJob:
     def stepped(self, flight: Flight, position: int, ready_s: float) -> None:
         self._ready_s = ready_s
         # A later leg is not in the queue, even while it waits.
-        self._tell_step(flight.steps_left, 0 if self._number else position)
+        self._send_progress(flight.steps_left, 0 if self._number else position)
 
-    def _tell_step(self, left: int, position: int) -> None:
+    def _send_progress(self, left: int, position: int) -> None:
         steps, ready_s = self.flight.steps_left, self._ready_s or 0.0
         eta_s = max(ready_s - self.clock(), 0.0)
-        self.tell(ImageProgress(steps - left, steps, position, eta_s))
+        self.send(ImageProgress(steps - left, steps, position, eta_s))
 
     def previewed(self, step: int, latents: Tensor) -> None:
         self.on_preview(self, self.steps_before + step, latents)
@@ -154,11 +154,11 @@ class ImageJob:
         self._number += 1
         if self._ready_s is not None:
             # The loop's next report comes only after the next leg's start.
-            self._tell_step(self.leg_flight.steps_left, 0)
+            self._send_progress(self.leg_flight.steps_left, 0)
         if 0 in self.preview_steps:
             # The loop does not report a leg's last step.
             self.previewed(0, latents)
         self.on_leg(self, latents)
 
     def failed(self, cause: Exception) -> None:
-        self.tell(cause)
+        self.send(cause)

@@ -28,7 +28,7 @@ class Loop(Protocol):
         """Do one pass; do nothing if idle."""
         ...
 
-    def died(self, cause: Exception) -> None:
+    def fail_all(self, cause: Exception) -> None:
         """Fail everything that waits, because `advance` or a message raised."""
         ...
 
@@ -51,7 +51,7 @@ class LoopThread:
     def send(self, message: Callable[[], None]) -> None:
         self._inbox.put(message)
 
-    def judge(self, *, has_failed: bool) -> None:
+    def record_calls(self, *, has_failed: bool) -> None:
         """Record whether a pass had only failed engine calls."""
         self._failures = self._failures + 1 if has_failed else 0
 
@@ -78,7 +78,7 @@ class LoopThread:
         except Exception as death:
             log.exception("the %s's loop died", self.name)
             self._death = death
-            self._loop.died(Unhealthy(f"the {self.name}'s loop died"))
+            self._loop.fail_all(Unhealthy(f"the {self.name}'s loop died"))
 
     def _read_inbox(self) -> None:
         try:

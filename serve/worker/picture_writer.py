@@ -101,9 +101,11 @@ class PictureWriter:
     def _make(self, job: ImageJob, make: Callable[[], Update]) -> None:
         """Write the files of a job at the same time and report them in order."""
         threads = self._pastes if job.flight.pasted else self._files
-        job.last_file = threads.submit(self._tell, job, make, job.last_file)
+        job.last_file = threads.submit(self._write_file, job, make, job.last_file)
 
-    def _tell(self, job: ImageJob, make: Callable[[], Update], before: Future[None] | None) -> None:
+    def _write_file(
+        self, job: ImageJob, make: Callable[[], Update], before: Future[None] | None
+    ) -> None:
         if job.is_cancelled:
             return
         try:
@@ -113,7 +115,7 @@ class PictureWriter:
         if before is not None:
             # This cannot deadlock: the earlier work already has a thread.
             wait([before])
-        job.tell(made)
+        job.send(made)
 
     def _decode_next(self) -> None:
         """Decode the most urgent job; among equals, the first."""

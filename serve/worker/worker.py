@@ -178,7 +178,7 @@ class Worker:
         try:
             job = self._accept(order, threads)
             self._jobs.add(job)
-            job.tell(Queued(threads.denoiser.position(job.flight)))
+            job.send(Queued(threads.denoiser.position(job.flight)))
             threads.encoder.submit(job)
             async with aclosing(job.updates()) as updates:
                 async for update in updates:
@@ -193,12 +193,12 @@ class Worker:
             raise problem from None
         finally:
             if job is not None:
-                self._leave(job, threads)
-                self._trace(job, outcome)
+                self._forget(job, threads)
+                self._record_trace(job, outcome)
             self.meters.ended(outcome, job.timings if job else {})
 
     async def metrics(self) -> Sequence[Any]:
-        metrics = self.meters.collect(self._started().denoiser.here, self.pipeline.engines)
+        metrics = self.meters.collect(self._started().denoiser.admitted, self.pipeline.engines)
         return labelled(metrics, model=self.pipeline.checkpoint.name)
 
     # -- state ------------------------------------------------------------------------------
@@ -242,8 +242,8 @@ class Worker:
         if self._threads is None:
             return
         for job in list(self._jobs):
-            job.tell(errors.draining())
-            self._leave(job, self._threads)
+            job.send(errors.draining())
+            self._forget(job, self._threads)
         self._threads.close()
 
     # -- one order --------------------------------------------------------------------------
@@ -282,21 +282,21 @@ class Worker:
 
     def _image_s(self, params: GenerationParams, threads: _Threads) -> float:
         """Predict the time to encode the order's image."""
-        return threads.denoiser.loop.costs.image_s * self._share(params)
+        return threads.denoiser.loop.costs.image_s * self._relative_pixels(params)
 
-    def _share(self, params: GenerationParams) -> float:
+    def _relative_pixels(self, params: GenerationParams) -> float:
         """Return the picture's pixels relative to the default size."""
         assert params.height and params.width
         return params.height * params.width / self.pipeline.sizes.default**2
 
-    def _later(self, params: GenerationParams, threads: _Threads, chunks: int) -> Leg | None:
+    def _later_leg(self, params: GenerationParams, threads: _Threads, chunks: int) -> Leg | None:
         """Return the legs of an upscaled picture after the first."""
         if not params.is_upscaled:
             return None
         then, delay_s = params.legs[-1], 0.0
         assert then.height and then.width
         if params.upscaler != LATENT:
-            decode_s = threads.denoiser.loop.costs.decode_s * self._share(params)
+            decode_s = threads.denoiser.loop.costs.decode_s * self._relative_pixels(params)
             delay_s = decode_s + self._image_s(then, threads)
         axes = self.pipeline.axes(then.height, then.width, chunks)
         return Leg(axes, self.pipeline.plan(then), delay_s)
@@ -316,15 +316,15 @@ class Worker:
             request_id=order.request_id,
             windows=windows_of(params.controls or ()),
             image_windows=image_windows_of(params.image_prompts or ()),
-            later=self._later(params, threads, chunks),
+            later=self._later_leg(params, threads, chunks),
             pasted=order.pasted_pixels / self.pipeline.sizes.default**2,
         )
 
     def _note_call(self, denoiser: Denoiser, group: Group, seconds: float) -> None:
         self.meters.observe(group, seconds)
-        denoiser.tell_call(group, seconds)
+        denoiser.report_call(group, seconds)
 
-    def _trace(self, job: ImageJob, outcome: str) -> None:
+    def _record_trace(self, job: ImageJob, outcome: str) -> None:
         if self.tracer is None or not job.order.trace:
             return
         clock = self.pipeline.clock
@@ -333,7 +333,7 @@ class Worker:
         order, parts = job.order, list(job.parts)
         tracing.record(self.tracer, order.trace, order.request_id, whole, parts, clock)
 
-    def _leave(self, job: ImageJob, threads: _Threads) -> None:
+    def _forget(self, job: ImageJob, threads: _Threads) -> None:
         job.is_cancelled = True
         threads.encoder.cancel(job)
         threads.denoiser.forget(job.flight)

@@ -60,7 +60,7 @@ class Probe:
         while not (answers and answers[-1] and is_so()):
             assert time.monotonic() < until_s, f"{answers}, {self.said}"
             answers.append(self.watch._controller.answers())
-            self.watch._judge(answers[-1])
+            self.watch._check_controller(answers[-1])
             time.sleep(0.2)
         return answers
 

@@ -273,7 +273,7 @@ def test_data_of_a_torn_record_are_removed_and_those_of_another_version_stay(
         assert set(records.store.names("data")) == {other.id, good.id}
         read = list[str]()
         monkeypatch.setattr(records.store, "get", read.append)
-        assert records.unnamed_data() == set() and not read, "records are read once"
+        assert records.orphaned_data() == set() and not read, "records are read once"
 
 
 @pytest.mark.parametrize("seconds", ["000003600999999999999", "3599", "9" * 4301, "1_0000", "x"])

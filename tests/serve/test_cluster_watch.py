@@ -19,7 +19,7 @@ class Watched:
         self.killed: list[int] = []
         self.watch = ClusterWatch(lambda text: None)
         monkeypatch.setattr(cluster, "controllers", lambda: list(self.running))
-        monkeypatch.setattr(cluster, "lives", lambda pid: pid in self.running)
+        monkeypatch.setattr(cluster, "is_running", lambda pid: pid in self.running)
         monkeypatch.setattr(os, "kill", self._kill)
 
     def _kill(self, pid: int, number: int) -> None:
@@ -29,7 +29,7 @@ class Watched:
 
     def killed_after(self, *answers: bool | None) -> list[int]:
         for answer in answers:
-            self.watch._judge(answer)
+            self.watch._check_controller(answer)
         return self.killed
 
 

@@ -38,7 +38,7 @@ class Fronts:
             has_more = message.get("more_body", False)
         name = dict(scope["headers"])[b"x-request-id"]
         self.asked.append((name, body))
-        self.known.took(name.decode(), front.__name__)
+        self.known.note_holder(name.decode(), front.__name__)
         await front(body, scope, receive, send)
 
 
@@ -87,7 +87,7 @@ def test_a_dead_front_s_whole_request_goes_to_another(lost: tuple[Front, ...]) -
 def test_a_front_that_hangs_is_left_if_another_answers() -> None:
     fronts = Fronts(hangs, answers)
     fronts.known.keep({"hangs", "answers"})
-    fronts.known.lost("hangs")
+    fronts.known.note_lost("hangs")
     assert asked(fronts).content == b"you said a ring"
     assert len(fronts.asked) == 2
 
@@ -102,7 +102,7 @@ def test_a_hanging_replica_is_awaited_if_no_other_answers() -> None:
 
     fronts = Fronts(slow)
     fronts.known.keep({"slow"})
-    fronts.known.lost("slow")
+    fronts.known.note_lost("slow")
     assert asked(fronts).content == b"you said a ring" and len(fronts.asked) == 1
 
 
@@ -114,7 +114,7 @@ def test_a_request_that_ends_takes_no_other_of_its_id_away(monkeypatch: pytest.M
 
     async def takes_its_time(scope: Scope, receive: Receive, send: Send) -> None:
         paths.append(scope["path"])
-        known.took("same", "works")
+        known.note_holder("same", "works")
         for _ in range(1 if scope["path"] == "/short" else 20):
             await asyncio.sleep(0.2)
             known.note_answer("works")
@@ -180,7 +180,7 @@ def test_a_body_sent_with_its_request_is_sent_again() -> None:
 
     class Carried(Fronts):
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-            self.known.took(dict(scope["headers"])[b"x-request-id"].decode(), "reads")
+            self.known.note_holder(dict(scope["headers"])[b"x-request-id"].decode(), "reads")
             await reads(b"", scope, receive, send)
 
     assert asked(Carried(reads), Proxied).content == b"you said a ring"

@@ -22,7 +22,7 @@ def test_a_replica_that_does_not_answer_is_silent_until_it_does() -> None:
 def test_a_lost_replica_is_silent_at_once() -> None:
     known = Liveness(FakeClock())
     known.note_answer("a")
-    known.lost("a")
+    known.note_lost("a")
     assert known.is_silent("a") and not known.has_any
 
 
@@ -42,7 +42,7 @@ def test_one_failure_makes_a_replica_silent_and_keeps_when_it_last_answered() ->
     known = Liveness(clock)
     known.note_answer("a")
     clock.now += 0.3
-    known.lost("a")
+    known.note_lost("a")
     assert known.is_silent("a") and round(known.unheard_s("a"), 6) == 0.3
     known.note_answer("a")
     assert not known.is_silent("a")
@@ -51,12 +51,12 @@ def test_one_failure_makes_a_replica_silent_and_keeps_when_it_last_answered() ->
 def test_a_leaving_replica_keeps_its_orders_and_gets_no_others() -> None:
     clock = FakeClock()
     known = Liveness(clock)
-    known.took("order", "leaving")
+    known.note_holder("order", "leaving")
     assert known.holders == {"leaving"}
     known.keep({"hangs"}, {"leaving"})
     clock.now += 100
     known.note_answer("leaving")
     assert known.unheard_s("leaving") == 0 and known.unheard_s("hangs") == 100
     assert not known.has_any and known.count == 1
-    known.left("order")
+    known.forget("order")
     assert known.holders == set()

@@ -253,7 +253,7 @@ class Held(Answer):
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         known = liveness.of_deployment(self.script[0])
-        known.took(self._request_metadata.internal_request_id, self.script[1])
+        known.note_holder(self._request_metadata.internal_request_id, self.script[1])
         await asyncio.sleep(1.0)
         for update in self.script[2:]:
             yield update

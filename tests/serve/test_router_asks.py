@@ -33,7 +33,7 @@ class Router(EarliestFinishRouter):
 
     def __init__(self, *replicas: Asked) -> None:
         self.running = {each.replica_id.unique_id: each for each in replicas}
-        self._asked, self._known = {}, {}
+        self._queries, self._known = {}, {}
         self._liveness, self._rng = Liveness(), np.random.default_rng(0)
         self._table = LoadTable(tuple(self.curr_replicas.values()))
 
@@ -49,7 +49,7 @@ class Router(EarliestFinishRouter):
 
 
 async def passes(router: Router, count: int) -> None:
-    asking = asyncio.create_task(router._keep_asking(None))  # type: ignore[arg-type]
+    asking = asyncio.create_task(router._query_periodically(None))  # type: ignore[arg-type]
     await asyncio.sleep(count * liveness.ASK_PERIOD_S * 1.2)
     assert not asking.done(), asking.exception()
     asking.cancel()
@@ -62,14 +62,14 @@ def router(monkeypatch: pytest.MonkeyPatch) -> Router:
 
 
 async def test_a_leaving_replica_is_asked_until_it_has_finished(router: Router) -> None:
-    router._liveness.took("order", "a")
+    router._liveness.note_holder("order", "a")
     await passes(router, 3)
     leaving = router.running.pop("a")
     before = leaving.count
     await passes(router, 5)
     assert leaving.count > before, "nobody asks it any more"
     assert router._liveness.count == 1
-    router._liveness.left("order")
+    router._liveness.forget("order")
     await passes(router, 1)
     before = leaving.count
     await passes(router, 5)
@@ -77,7 +77,7 @@ async def test_a_leaving_replica_is_asked_until_it_has_finished(router: Router) 
 
 
 async def test_a_replica_that_has_left_is_forgotten(router: Router) -> None:
-    router._liveness.took("order", "a")
+    router._liveness.note_holder("order", "a")
     await passes(router, 3)
     leaving = router.running.pop("a")
     leaving.fails = True
@@ -91,7 +91,7 @@ async def test_of_many_replicas_a_few_are_asked_and_those_that_have_orders(
 ) -> None:
     monkeypatch.setattr(liveness, "ASK_PERIOD_S", 0.05)
     router = Router(*(Asked(str(i)) for i in range(20 * ASKED)))
-    router._liveness.took("order", "7")
+    router._liveness.note_holder("order", "7")
     await passes(router, 1)
     each = list(router.running.values())
     assert router.running["7"].count > 0
@@ -110,4 +110,4 @@ async def test_a_deployment_without_replicas_is_asked_no_more(router: Router) ->
     """Its model may be unloaded. The next request starts the questions again."""
     router.running = {}
     async with asyncio.timeout(5):
-        await router._keep_asking(None)  # type: ignore[arg-type]
+        await router._query_periodically(None)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from serve.render.terminal_pictures import Frame, fitted, frame_for, kitty_erased, shown
+from serve.render.terminal_pictures import Frame, draw_picture, fitted, frame_for, kitty_erased
 from tests.serve.terminals import Display
 
 CELL = (10, 20)
@@ -53,7 +53,7 @@ def test_unknown_cell_sizes_take_the_usual_one() -> None:
 @pytest.mark.parametrize("protocol", ["kitty", "iterm"])
 def test_a_picture_in_the_terminal_s_protocol_decodes_to_itself(protocol: str) -> None:
     frame = Frame(18, 6, CELL, number=4711)
-    (drawn,) = Display().take(shown(scene(), protocol, frame)).drawn
+    (drawn,) = Display().take(draw_picture(scene(), protocol, frame)).drawn
     assert (drawn.protocol, drawn.cells) == (protocol, (18, 6))
     assert drawn.number == (4711 if protocol == "kitty" else 0)
     assert difference(drawn.picture, fitted(scene(), frame.size)) == 0
@@ -61,7 +61,7 @@ def test_a_picture_in_the_terminal_s_protocol_decodes_to_itself(protocol: str) -
 
 def test_a_large_picture_is_sent_small_where_the_terminal_scales() -> None:
     frame = Frame(60, 30, (20, 40))
-    (drawn,) = Display().take(shown(scene(1024, 1024), "kitty", frame)).drawn
+    (drawn,) = Display().take(draw_picture(scene(1024, 1024), "kitty", frame)).drawn
     assert (drawn.number, drawn.cells) == (1, (60, 30)) and max(drawn.picture.size) == 384
 
 
@@ -69,7 +69,7 @@ def test_a_large_picture_is_sent_small_where_the_terminal_scales() -> None:
 @pytest.mark.parametrize("size", [(18, 6), (7, 3), (1, 1)])
 def test_few_colours_show_the_picture(colours: int, most: float, size: tuple[int, int]) -> None:
     frame = Frame(*size, CELL)
-    (drawn,) = Display().take(shown(scene(), "sixel", frame, colours)).drawn
+    (drawn,) = Display().take(draw_picture(scene(), "sixel", frame, colours)).drawn
     expected = fitted(scene(), frame.size)
     assert drawn.picture.size == expected.size
     assert len(drawn.picture.getcolors(65536) or ()) <= colours
@@ -79,11 +79,11 @@ def test_few_colours_show_the_picture(colours: int, most: float, size: tuple[int
 def test_sixels_show_one_colour_and_noise() -> None:
     frame = Frame(12, 6, CELL)
     flat = Image.new("RGB", frame.size, (51, 102, 204))
-    data = shown(flat, "sixel", frame)
+    data = draw_picture(flat, "sixel", frame)
     (drawn,) = Display().take(data).drawn
     assert difference(drawn.picture, flat) == 0 and len(data) < 200
     noise = np.random.default_rng(0).integers(0, 256, (*frame.size[::-1], 3), np.uint8)
-    (drawn,) = Display().take(shown(Image.fromarray(noise), "sixel", frame)).drawn
+    (drawn,) = Display().take(draw_picture(Image.fromarray(noise), "sixel", frame)).drawn
     assert difference(drawn.picture, Image.fromarray(noise)) < 25
 
 

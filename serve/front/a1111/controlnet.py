@@ -189,8 +189,8 @@ def check_features(unit: Unit, asked: TextToImage, name: str) -> None:
 
 def control_of(unit: Unit, maps: dict[str, bytes], name: str) -> dict[str, Any]:
     types = UNION_TYPES, "Unknown"
-    mode = chosen(unit.control_mode, MODES, BALANCED, f"{name}: control_mode", [*MODES])
-    resize = chosen(
+    mode = meaning_of(unit.control_mode, MODES, BALANCED, f"{name}: control_mode", [*MODES])
+    resize = meaning_of(
         unit.resize_mode, RESIZE_MODES, RESIZE_NUMBERS[1], f"{name}: resize_mode", RESIZE_NUMBERS
     )
     return {
@@ -200,7 +200,7 @@ def control_of(unit: Unit, maps: dict[str, bytes], name: str) -> dict[str, Any]:
         "low": threshold(unit.threshold_a, LOW),
         "high": threshold(unit.threshold_b, HIGH),
         "resize": resize,
-        "type": chosen(unit.union_control_type, *types, f"{name}: union_control_type"),
+        "type": meaning_of(unit.union_control_type, *types, f"{name}: union_control_type"),
     }
 
 
@@ -208,7 +208,7 @@ def image_prompt_of(unit: Unit, maps: dict[str, bytes], name: str) -> dict[str, 
     if (module := (unit.module or NONE).lower()) not in (NONE, *IP_MODULES):
         needed = f"must be {NONE} or one of {', '.join(IP_MODULES)}, got {module[:60]!r}"
         raise invalid(PARAM, f"{name}: module {needed}")
-    mode = chosen(unit.control_mode, MODES, BALANCED, f"{name}: control_mode", [*MODES])
+    mode = meaning_of(unit.control_mode, MODES, BALANCED, f"{name}: control_mode", [*MODES])
     if mode != MODES[BALANCED] or unit.guessmode:
         needed = f"control_mode must be {BALANCED!r}, without guessmode, for an IP-Adapter"
         raise invalid(PARAM, f"{name}: {needed}")
@@ -226,7 +226,7 @@ def picture_of(unit: Unit, maps: dict[str, bytes], name: str) -> dict[str, Any]:
     }
 
 
-def chosen(
+def meaning_of(
     value: int | str | None,
     known: Mapping[str, Any],
     usual: str,

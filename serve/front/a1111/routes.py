@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 import secrets
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
@@ -16,7 +17,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 
 from sdxl.parameter import MAX_ATTACHMENTS
-from sdxl.params import DRAWN_SEEDS, InvalidParams
+from sdxl.params import DRAWN_SEEDS, LATENT, InvalidParams
 from sdxl.source import SourceImage
 from serve.errors import Problem, invalid, of_params
 from serve.front.a1111 import CONTROLNET, PREFIX, controlnet, editing, wire
@@ -280,7 +281,7 @@ def add_list_routes(app: FastAPI, api: WebuiApi) -> None:
 
     @app.get(f"{PREFIX}/latent-upscale-modes")
     async def list_webui_latent_modes() -> list[dict[str, str]]:
-        return wire.latent_upscale_modes()
+        return [{"name": LATENT.capitalize()}]
 
     @app.get(f"{PREFIX}/scripts")
     async def list_webui_scripts() -> dict[str, list[str]]:
@@ -297,7 +298,13 @@ def add_list_routes(app: FastAPI, api: WebuiApi) -> None:
     @app.get(f"{PREFIX}/memory")
     async def tell_webui_memory() -> dict[str, Any]:
         """Memory of this front end's machine; /metrics has the memory of the GPUs."""
-        return memory()
+        page = os.sysconf("SC_PAGE_SIZE")
+        total = page * os.sysconf("SC_PHYS_PAGES")
+        free = page * os.sysconf("SC_AVPHYS_PAGES")
+        return {
+            "ram": {"free": free, "used": total - free, "total": total},
+            "cuda": {"error": "unavailable"},
+        }
 
     async def nothing() -> list[Any]:
         """An empty list: this service has none."""
@@ -336,18 +343,6 @@ def add_controlnet_routes(app: FastAPI, api: WebuiApi) -> None:
         each = [partial(preview_of, file, **body.fields) for file in files]
         made = [base64.b64encode(await api.decoding.run(draw)).decode() for draw in each]
         return {"images": made, "info": "Success"}
-
-
-def memory() -> dict[str, Any]:
-    import os
-
-    page = os.sysconf("SC_PAGE_SIZE")
-    total = page * os.sysconf("SC_PHYS_PAGES")
-    free = page * os.sysconf("SC_AVPHYS_PAGES")
-    return {
-        "ram": {"free": free, "used": total - free, "total": total},
-        "cuda": {"error": "unavailable"},
-    }
 
 
 def picture_info(file: bytes) -> dict[str, Any]:

@@ -28,7 +28,6 @@ from sdxl.infotext import schedule_steps, scheduler_of, without_hash
 from sdxl.params import (
     DRAWN_SEEDS,
     LANCZOS,
-    LATENT,
     MAX_UPSCALE,
     PARAMETERS,
     UPSCALERS,
@@ -393,10 +392,6 @@ def upscalers() -> list[dict[str, Any]]:
     """List the upscalers of finished pictures."""
     empty = {"model_name": None, "model_path": None, "model_url": None}
     return [{"name": LANCZOS.capitalize(), **empty, "scale": MAX_UPSCALE}]
-
-
-def latent_upscale_modes() -> list[dict[str, str]]:
-    return [{"name": LATENT.capitalize()}]
 
 
 def image_bytes(text: str, param: str = "image", name: str = "image") -> bytes:

@@ -94,9 +94,9 @@ def test_each_of_two_pieces_checked_at_once_is_read_whole_after_its_damaged_samp
         calls.append(1)
         if len(calls) == 2:
             finished._has_read = False
-            assert finished.sound(second, lambda: None) == []
+            assert finished.find_sound(second, lambda: None) == []
 
-    assert finished.sound(first, on_progress) == []
+    assert finished.find_sound(first, on_progress) == []
 
 
 @pytest.mark.parametrize("flags", [(), ("--tar",)])

@@ -62,7 +62,7 @@ def nodes_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_group_has_the_gpus_of_one_node(nodes_of_four: None, tmp_path: Path) -> None:
     asked = settings(tmp_path, "tensor_parallel_size = 2\npipeline_parallel_size = 2\n")
-    taken, _ = deployment.place(asked, 8)
+    taken, _ = deployment.place_llm(asked, 8)
     options = deployment.on_gpus(4, replace(asked, llm_python="/opt/trtllm/bin/python"))
     assert taken == 4 and options["placement_group_strategy"] == "STRICT_PACK"
     assert options["placement_group_bundles"] == [{"CPU": 1, "GPU": 4}]
@@ -83,27 +83,27 @@ def test_models_that_do_not_fit_the_gpus_are_refused(
 ) -> None:
     counts = {"llm_replicas": replicas, "llm_max_replicas": most}
     with pytest.raises(InvalidParams, match=named):
-        deployment.place(settings(tmp_path, text, **counts), 8)
+        deployment.place_llm(settings(tmp_path, text, **counts), 8)
 
 
 def test_images_get_the_gpus_that_the_llm_leaves(nodes_of_four: None, tmp_path: Path) -> None:
     growing = settings(tmp_path, "tensor_parallel_size = 2\n", llm_max_replicas=3)
-    taken, bound = deployment.place(growing, 8)
+    taken, bound = deployment.place_llm(growing, 8)
     scaling = bound._bound_deployment._deployment_config.autoscaling_config
     assert taken == 6 and (scaling.min_replicas, scaling.max_replicas) == (1, 3)
 
 
 def test_images_on_the_cpu_leave_every_gpu_to_the_llm(nodes_of_four: None, tmp_path: Path) -> None:
     text = "tensor_parallel_size = 4\n"
-    taken, _ = deployment.place(settings(tmp_path, text, llm_replicas=2, device="cpu"), 8)
+    taken, _ = deployment.place_llm(settings(tmp_path, text, llm_replicas=2, device="cpu"), 8)
     assert taken == 8
     with pytest.raises(InvalidParams, match="at most 8 of the cluster's 8 GPUs"):
-        deployment.place(settings(tmp_path, text, llm_replicas=3, device="cpu"), 8)
+        deployment.place_llm(settings(tmp_path, text, llm_replicas=3, device="cpu"), 8)
 
 
 def test_a_llm_apart_takes_the_labelled_nodes(nodes_of_four: None, tmp_path: Path) -> None:
     asked = settings(tmp_path, "tensor_parallel_size = 4\n", llm_replicas=2, llm_apart=True)
-    taken, _ = deployment.place(asked, 8)
+    taken, _ = deployment.place_llm(asked, 8)
     assert taken == 4, "a second node may come later"
     options = deployment.on_gpus(4, asked)
     assert options["placement_group_bundle_label_selector"] == [{"sdxl": "llm"}]
@@ -115,11 +115,11 @@ def test_a_growing_cluster_may_have_no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_
     head = {"Alive": True, "Resources": {"CPU": 2.0}, "Labels": {}}
     monkeypatch.setattr(ray, "nodes", lambda: [head])
     given = {"llm_backend": "tensorrt-llm", "llm_replicas": 2}
-    assert deployment.place(settings(tmp_path, "", device="gpu", **given), 0)[0] == 2
+    assert deployment.place_llm(settings(tmp_path, "", device="gpu", **given), 0)[0] == 2
     with pytest.raises(InvalidParams, match="must fit on one node, got '"):
-        deployment.place(settings(tmp_path, "", **given), 0)
+        deployment.place_llm(settings(tmp_path, "", **given), 0)
 
 
 def test_the_embedded_model_and_none_take_no_gpu() -> None:
-    assert deployment.place(ServeSettings(), 8)[0] == 0
-    assert deployment.place(ServeSettings(llm="none"), 8) == (0, None)
+    assert deployment.place_llm(ServeSettings(), 8)[0] == 0
+    assert deployment.place_llm(ServeSettings(llm="none"), 8) == (0, None)
