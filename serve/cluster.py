@@ -32,7 +32,8 @@ class ClusterWatch:
         self._rounds = 0
         """rounds of the second thread since Ray last answered the first thread; a clock would also
         count the time while this process is stopped"""
-        self._controller = Controller()
+        self._controller: Any = None
+        """a handle; it stays valid when the process is replaced"""
         self._missed = 0
         """consecutive pings that the controller did not answer"""
         self._answered: set[int] = set()
@@ -69,7 +70,24 @@ class ClusterWatch:
             if not is_alive:
                 self._end("Ray declared this machine dead")
             self._rounds = 0
-            self._check_controller(self._controller.answers())
+            self._check_controller(self._ping_controller())
+
+    def _ping_controller(self) -> bool | None:
+        """Return whether the controller answers; None if Ray knows that it does not run."""
+        import ray
+        from ray.exceptions import GetTimeoutError, RayError
+
+        try:
+            if self._controller is None:
+                self._controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+            ray.get(self._controller.check_alive.remote(), timeout=PING_S)
+        except GetTimeoutError:
+            return False
+        except (ValueError, RayError):
+            # It does not run yet, or Ray is replacing it.
+            self._controller = None
+            return None
+        return True
 
     def _check_controller(self, answers: bool | None) -> None:
         """Kill a controller that hangs; Ray then starts another one."""
@@ -108,28 +126,3 @@ def command_of(pid: int) -> str:
 
 def controllers() -> list[int]:
     return [pid for pid in descendants() if CONTROLLER in command_of(pid)]
-
-
-class Controller:
-    """Pings Ray Serve's controller."""
-
-    def __init__(self) -> None:
-        self._actor: Any = None
-        """a handle; it stays valid when the process is replaced"""
-
-    def answers(self) -> bool | None:
-        """Return whether the controller answers; None if Ray knows that it does not run."""
-        import ray
-        from ray.exceptions import GetTimeoutError, RayError
-
-        try:
-            if self._actor is None:
-                self._actor = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
-            ray.get(self._actor.check_alive.remote(), timeout=PING_S)
-        except GetTimeoutError:
-            return False
-        except (ValueError, RayError):
-            # It does not run yet, or Ray is replacing it.
-            self._actor = None
-            return None
-        return True

@@ -73,13 +73,10 @@ class HeldBody:
 
 class BodyLimit:
     def __init__(
-        self,
-        app: ASGIApp,
-        settings: ServeSettings,
-        larger: Mapping[str, tuple[int, float]] | None = None,
+        self, app: ASGIApp, settings: ServeSettings, larger: Mapping[str, tuple[int, float]]
     ) -> None:
         """`larger`: limits in bytes and seconds for paths whose bodies contain files."""
-        self.app, self.settings, self.larger = app, settings, larger or {}
+        self.app, self.settings, self.larger = app, settings, larger
         self.budget, self.trimming = BodyBudget(settings.bodies_bytes), Trimming()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

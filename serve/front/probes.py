@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -61,21 +61,16 @@ class License(Reply):
 class Readiness:
     """The language model's state. The service is ready when the model has started or failed."""
 
-    def __init__(
-        self,
-        text: TextBackend,
-        start_s: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._text, self._clock = text, clock
-        self._until_s, self._has_started = clock() + start_s, False
+    def __init__(self, text: TextBackend, start_s: float) -> None:
+        self._text = text
+        self._until_s, self._has_started = time.monotonic() + start_s, False
 
     async def state(self) -> str:
         """Return `ready` or `unavailable`, or raise Problem 503 while it may still start."""
         try:
             await self._text.card()
         except Problem as problem:
-            is_first = not self._has_started and self._clock() < self._until_s
+            is_first = not self._has_started and time.monotonic() < self._until_s
             if is_first and problem.code == STARTING:
                 raise
             self._has_started = True

@@ -59,7 +59,7 @@ class Probe:
         answers, until_s = list[bool | None](), time.monotonic() + PATIENCE_S
         while not (answers and answers[-1] and is_so()):
             assert time.monotonic() < until_s, f"{answers}, {self.said}"
-            answers.append(self.watch._controller.answers())
+            answers.append(self.watch._ping_controller())
             self.watch._check_controller(answers[-1])
             time.sleep(0.2)
         return answers

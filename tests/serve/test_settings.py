@@ -12,14 +12,14 @@ from sdxl.arguments import Parser
 from sdxl.params import InvalidParams
 from serve.cli import ServeFailed, check_port, start
 from serve.cluster import ClusterWatch
-from serve.settings import ServeSettings, add_flags, given, read
+from serve.settings import ServeSettings, add_flags, given_settings, read
 from tests.serve.services import free_port
 
 
 def flags(*argv: str) -> dict[str, Any]:
     parser = Parser(prog="test")
     add_flags(parser)
-    return given(parser.parse_args(argv))
+    return given_settings(parser.parse_args(argv))
 
 
 def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
