@@ -39,7 +39,7 @@ RAY_ENVIRONMENT = {
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "2",
     # On a busy machine a proxy needs more than 5 s to start.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
-    # The controller waits so long for a proxy, even if the proxy hangs.
+    # The controller waits this long for a proxy to end, even if the proxy hangs.
     "RAY_SERVE_PROXY_GRACEFUL_SHUTDOWN_TIMEOUT_S": "2",
     # A replica that does not answer is killed: the next one may need its GPU.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
@@ -47,7 +47,7 @@ RAY_ENVIRONMENT = {
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
     # A replica itself logs the slow parts of its start.
     "RAY_SERVE_SLOW_STARTUP_WARNING_PERIOD_S": "600",
-    # Every process exports its metrics so often, also when idle; Ray's default is 100. Ray
+    # Period in which processes export metrics, also when idle; Ray's default is 100 ms. Ray
     # publishes them every 10 s.
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
     # 1 GiB, more than any answer: ten incompressible pictures of 2048² are 170 MB as base64. Ray's

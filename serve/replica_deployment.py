@@ -19,8 +19,8 @@ MAX_ORDERS = 10_000
 """Per replica; so high that no order waits in Ray's queue, which is first come, first served."""
 LOAD_ATTEMPTS = 2
 GPU_AT_START, GPU_EACH = 0.6, 0.05
-"""The parts of a GPU that Ray reserves if `models_dir` is set: for a replica at the start, so that
-no two of them share a GPU, and for a model loaded later, whose memory is checked instead."""
+"""The parts of a GPU that Ray reserves if `models_dir` is set: for a replica of the start, of which
+no two fit on one GPU, and for a model loaded later, for which the free memory is checked."""
 
 
 def replicas_of(

@@ -80,7 +80,9 @@ class ServeSettings:
     model: str = setting("mini", f"{MODEL}; repeat it for several models")
     models: Tables = setting((), "in a file: a table of settings for each")  # noqa: RUF009
     models_dir: str = setting("", "folder of models that may be loaded while the service runs")
-    models_idle_s: float = setting(0.0, "unload them after so long without a request; 0: never", 0)
+    models_idle_s: float = setting(
+        0.0, "seconds without a request after which they are unloaded; 0: never", 0
+    )
     vae: str = setting("", VAE)
     backend: str = setting("auto", ", ".join(BACKENDS))
     precision: str = setting("", PRECISION)

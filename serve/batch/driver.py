@@ -29,7 +29,7 @@ SILENT_S = 5.0
 LOAD_S = 1800.0
 LOADS = 3
 """The job stops after this many consecutive workers died before they were ready, if no other worker
-is ready: the worker of a lost host may wait for a GPU for ever."""
+is ready: after the loss of a host, a new worker may wait for a GPU for ever."""
 DAMAGED = "finished pictures were missing or damaged; --read-back reads all"
 
 

@@ -65,7 +65,7 @@ class Intake:
     """whether the records' ids are unique; the second picture of "a" may still be "a-1", too"""
 
     def rows(self, records: Iterable[Record]) -> Iterator[BatchRow]:
-        """Yield the numbered rows. A row whose id an earlier row has is an error."""
+        """Yield the numbered rows. A row with the id of an earlier row becomes an error."""
         ordinals = itertools.count()
         with closing(UsedIds()) as used:
             for record in records:

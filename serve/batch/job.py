@@ -90,7 +90,7 @@ class BatchJob:
         return self.intake().shards(read([Path(name) for name in self.inputs]), self.shard_size)
 
     def check(self) -> None:
-        """Check the values of a job that was read, whose types are right."""
+        """Check the values of a job that was read; its types are already checked."""
         GenerationParams.from_dict(self.parameters)
         for name in self.inputs:
             if "\0" in name or Path(name).suffix.lower() not in SUFFIXES:

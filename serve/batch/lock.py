@@ -79,7 +79,7 @@ def _locked_folder(out: str) -> Iterator[Callable[[], None]]:
 
 
 def is_free(store: Store) -> bool:
-    """Return whether no process of this machine holds the lock; others may not be seen."""
+    """Return whether no process of this machine holds the lock; other machines are not checked."""
     if isinstance(store, ObjectStore):
         turn = BucketLock(store).last()[1]
         if turn is None or turn.is_over:

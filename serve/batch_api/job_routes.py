@@ -153,8 +153,8 @@ class ImageJobApi:
 def add_job_routes(app: FastAPI, api: ImageJobApi) -> None:
     @app.post(JOBS_PATH, status_code=202, openapi_extra=BODY)
     async def create_job(request: Request) -> ImageJobObject:
-        """Make pictures later; the answer names the job. The body is that of
-        `/v1/images/generations`, or with `images` the JSON of `/v1/images/edits`."""
+        """Make pictures later; the answer names the job. The body is as for
+        `/v1/images/generations`, or with `images` as the JSON for `/v1/images/edits`."""
         return await api.make(await request.body(), request)
 
     @app.get(JOBS_PATH)

@@ -80,7 +80,7 @@ class WorkRecord:
     in_progress_at: int | None = None
     ended_at: int | None = None
     position: int | None = None
-    """number of those before it in the queue; 0: running"""
+    """number of records before it in the queue; 0: running"""
     eta_s: float | None = None
 
     @property

@@ -265,7 +265,7 @@ def add_routes_of_batches(app: FastAPI, api: BatchApi) -> None:
 
     @app.post(BATCHES_PATH + "/{batch_id}/cancel")
     async def cancel_batch(batch_id: str, request: Request) -> BatchObject:
-        """What is made until then stays, in the output file."""
+        """Cancel a batch. Pictures that are already made stay in the output file."""
         return await asyncio.to_thread(api.cancel, owner_in(request), batch_id)
 
     @app.get("/v1/results/{secret}/{ordinal}.{format}", response_class=Response, responses=PICTURE)

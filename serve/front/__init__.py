@@ -1,1 +1,1 @@
-"""The HTTP front: REST in OpenAI's words, the web page, and what stands around every request."""
+"""The HTTP front ends: OpenAI's REST APIs, the web page, and the middleware around requests."""

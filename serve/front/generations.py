@@ -181,7 +181,7 @@ def marks_of(request: Request, model: ImageModel) -> dict[str, Any]:
 
 
 def most_bytes(orders: Sequence[ImageOrder]) -> int:
-    """Return an upper bound of the files' sizes: that of their pixels, as metadata is small."""
+    """Return about the largest possible size of all files: 3 bytes a pixel; metadata is small."""
     return sum(3 * order.result_pixels for order in orders)
 
 

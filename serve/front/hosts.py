@@ -1,7 +1,7 @@
 """Refuses requests from web pages of other sites, by the names under which the service answers.
 
 A web page may resolve its own host name to this machine (DNS rebinding) and then read every answer.
-That is impossible with a numeric address, so any is accepted as `Host`. A page whose `Origin` is
+That is impossible with a numeric address, so `Host` may be any address. A page whose `Origin` is
 another address belongs to another site. It knows no routes.
 """
 

@@ -1,1 +1,1 @@
-"""Language models beside the image model: served over the same front, expanding its prompts."""
+"""Language models: served by the same front ends, and used to expand prompts of pictures."""

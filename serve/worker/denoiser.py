@@ -107,10 +107,10 @@ class Denoiser:
     def admission(self) -> Admission:
         """Return the admission for a request that arrives now."""
         known, now = self.loop.costs, self.loop.clock()
-        # A copy, since the loop updates its costs meanwhile.
+        # A copy: the loop learns new costs meanwhile.
         others = {name: getattr(known, name) for name in (*MEASURED, "pasting_s")}
         costs = Costs(dict(known.ticks), **others)
-        return Admission(self.admitted, self.loop.limits, costs, now, self.encoding_s + costs.encode_s)
+        return Admission(self.here, self.loop.limits, costs, now, self.encoding_s + costs.encode_s)
 
     @property
     def encoding_s(self) -> float:
@@ -120,7 +120,7 @@ class Denoiser:
         return self.loop.costs.encode_s * sum(id_ not in self._watched for id_ in coming)
 
     @property
-    def admitted(self) -> tuple[Flight, ...]:
+    def here(self) -> tuple[Flight, ...]:
         """All admitted, unfinished images in order of arrival."""
         # Read `_coming` first: an image may move from it to `flights` between the two reads.
         coming = list(self._coming.values())
@@ -134,7 +134,7 @@ class Denoiser:
     @property
     def waiting(self) -> list[Flight]:
         """Waiting images in queue order."""
-        return line(self.admitted, self.loop.limits)
+        return line(self.here, self.loop.limits)
 
     def check(self) -> None:
         """Raise Unhealthy unless the loop has advanced lately and its engines work."""
@@ -215,7 +215,7 @@ class Denoiser:
         finally:
             self.forget(promised)
             if promised.id in self._watched and promised.later is not None:
-                # `admitted` lists the next leg once this leg has left the loop.
+                # `here` lists the next leg once this leg has left the loop.
                 self._coming[promised.id] = promised.next_leg
 
     def _cancel(self, watcher: Watcher) -> None:
@@ -273,7 +273,7 @@ class Denoiser:
         now = self.loop.clock()
         if now >= self._ready_until_s or id_ not in self._ready_s:
             begin_s = now + self.encoding_s
-            self._ready_s = project(self.admitted, self.loop.limits, self.loop.costs, begin_s)
+            self._ready_s = project(self.here, self.loop.limits, self.loop.costs, begin_s)
             took_s = self.loop.clock() - now
             self._ready_until_s = now + max(ETA_PERIOD_S, took_s / ETA_SHARE)
         return self._ready_s[id_]

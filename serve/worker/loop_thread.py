@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 BEAT_S = 0.5
 """Period of an idle loop's passes, which show that the thread works."""
 SICK_AFTER = 3
-"""The engines count as broken after so many consecutive passes with only failed calls."""
+"""The engines count as broken after this many consecutive passes with only failed calls."""
 
 
 class Loop(Protocol):

@@ -198,7 +198,7 @@ class Worker:
             self.meters.ended(outcome, job.timings if job else {})
 
     async def metrics(self) -> Sequence[Any]:
-        metrics = self.meters.collect(self._started().denoiser.admitted, self.pipeline.engines)
+        metrics = self.meters.collect(self._started().denoiser.here, self.pipeline.engines)
         return labelled(metrics, model=self.pipeline.checkpoint.name)
 
     # -- state ------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class Worker:
             self._threads.check()
 
     def outlook(self) -> Outlook:
-        """Predict when a typical picture that arrives now would be ready."""
+        """Predict for a typical picture that arrives now."""
         return Outlook.of(self._started().denoiser.admission(), warmup.standard(self.pipeline))
 
     def demand(self) -> dict[str, float]:

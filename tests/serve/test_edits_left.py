@@ -70,7 +70,7 @@ def test_no_call_follows_the_one_that_runs_when_the_client_leaves(
         wait_until(lambda: worker.is_idle, SOON_S, 0.005)
         before = len(unet_calls(worker))
         call.may_end.set()
-        wait_until(lambda: not denoiser.admitted and not denoiser.loop._images, SOON_S, 0.005)
+        wait_until(lambda: not denoiser.here and not denoiser.loop._images, SOON_S, 0.005)
         assert len(unet_calls(worker)) == before
     assert "Exception" not in capfd.readouterr().err
 

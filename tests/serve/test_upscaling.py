@@ -93,7 +93,7 @@ async def test_a_picture_is_counted_between_its_legs_and_not_after_its_end(ends:
         encoder.fault = RuntimeError("no encoder") if ends == "fails" else None
         task = asyncio.create_task(updates_of(worker, upscaled()))
         assert await asyncio.to_thread(at_encoder.wait, 20)
-        (between,) = denoiser.admitted
+        (between,) = denoiser.here
         assert not denoiser.flights and dict(between.axes)["latent_h"] == 24
         assert between.work_s > 0 and between.steps_left == 2
         if ends == "leaves":
@@ -103,7 +103,7 @@ async def test_a_picture_is_counted_between_its_legs_and_not_after_its_end(ends:
         expected = {"done": list, "leaves": asyncio.CancelledError, "fails": Problem}
         assert isinstance(outcome, expected[ends]), outcome
         await picture_of(worker, order())
-        assert denoiser.admitted == () and worker.is_idle
+        assert denoiser.here == () and worker.is_idle
         assert not denoiser._coming and not denoiser.loop._images
 
 
