@@ -28,18 +28,14 @@ def filled(text: bytes, files: Sequence[bytes]) -> Iterator[bytes]:
         yield b'%s"%s"%s' % (field, b2a_base64(file, newline=False), tail)
 
 
-def length(text: bytes, files: Sequence[bytes]) -> int:
-    return len(text) + sum(4 * ((len(file) + 2) // 3) for file in files)
-
-
 class PicturesResponse(Response):
     """Sends a large answer part by part, so that no second copy of the whole exists."""
 
     def __init__(self, text: bytes, files: Sequence[bytes]) -> None:
         self.text, self.files = text, files
-        bytes_ = length(text, files)
-        self.is_small = bytes_ <= SMALL_BYTES
-        super().__init__(headers={"content-length": str(bytes_)}, media_type="application/json")
+        length = len(text) + sum(4 * ((len(file) + 2) // 3) for file in files)
+        self.is_small = length <= SMALL_BYTES
+        super().__init__(headers={"content-length": str(length)}, media_type="application/json")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}

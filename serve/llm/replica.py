@@ -21,6 +21,11 @@ from serve.errors import Problem
 from serve.fleet import autoscaling
 from serve.fleet.beats import with_checks
 from serve.fleet.identity import labelled, replica_name
+from serve.llm import options as options_
+from serve.llm import trtllm_engine
+from serve.llm.engine import LlmEngine
+from serve.llm.names import MINI, id_of
+from serve.llm.prompts import Prompts
 from serve.llm.speaker import Speaker
 from serve.llm.text_orders import LlmCard, TextOrder, Update
 from serve.settings import ServeSettings
@@ -31,6 +36,22 @@ LOADING_S = 1e6
 """Longer than any wait, so that loaded replicas come first."""
 LOAD_ATTEMPTS, PAUSE_S = 2, 5.0
 FAILED = "llm_failed"
+
+
+def load(settings: ServeSettings) -> Speaker:
+    """Load the model. `llm_backend` must not be `auto`."""
+    folder = str(MINI) if settings.llm == "mini" else settings.llm
+    options = options_.read(settings.llm_options, settings.llm_backend)
+    prompts = Prompts(folder)
+    if settings.llm_backend == "transformers":
+        # Imported here, so that deploying a replica does not load PyTorch.
+        from serve.llm import transformers_engine
+
+        rows, context = options.get("max_batch_size"), options.get("max_seq_len")
+        engine: LlmEngine = transformers_engine.load(folder, prompts.tokenizer, rows, context)
+    else:
+        engine = trtllm_engine.load(folder, options, settings.llm_start_s)
+    return Speaker(id_of(settings.llm), prompts, engine, settings.queue)
 
 
 class LlmReplica:
@@ -47,13 +68,10 @@ class LlmReplica:
         threading.Thread(target=self._load, args=(loop,), name="load", daemon=True).start()
 
     def _load(self, loop: asyncio.AbstractEventLoop) -> None:
-        # Imported here, so that deploying a replica does not load PyTorch.
-        from serve.llm import loading, trtllm_engine
-
         for attempt in range(LOAD_ATTEMPTS):
             time.sleep(attempt * PAUSE_S)
             try:
-                speaker = loading.load(self.settings)
+                speaker = load(self.settings)
                 # TensorRT-LLM stays with the event loop of its first request.
                 asyncio.run_coroutine_threadsafe(speaker.warm_up(), loop).result()
                 self.speaker = speaker

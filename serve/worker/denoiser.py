@@ -238,7 +238,8 @@ class Denoiser:
             watched.watcher.finished(event.latents)
 
     def _record_failures(self, events: list[Event], has_advanced: bool) -> None:
-        has_failed = any(isinstance(e, Failed) and not _is_late(e) for e in events)
+        causes = [event.cause for event in events if isinstance(event, Failed)]
+        has_failed = any(not isinstance(cause, DeadlineExceeded) for cause in causes)
         if has_advanced or has_failed:
             self._thread.record_calls(has_failed=not has_advanced)
 
@@ -277,7 +278,3 @@ class Denoiser:
             took_s = self.loop.clock() - now
             self._ready_until_s = now + max(ETA_PERIOD_S, took_s / ETA_SHARE)
         return self._ready_s[id_]
-
-
-def _is_late(event: Failed) -> bool:
-    return isinstance(event.cause, DeadlineExceeded)

@@ -101,7 +101,7 @@ class ImageJob:
         return deep_count(self.flight.plan) + (deep_count(later.plan) if later else 0)
 
     @property
-    def asked(self) -> WithPictures:
+    def with_pictures(self) -> WithPictures:
         return WithPictures(self.params, self.order.source, self.order.maps)
 
     @property

@@ -87,11 +87,7 @@ class PictureWriter:
 
     def call(self, function: Callable[[], T]) -> T:
         """Run a function on the decoding thread and wait for its result."""
-        return self._decoder.submit(self._beside, function).result()
-
-    def _beside(self, function: Callable[[], T]) -> T:
-        with self._stream.beside():
-            return function()
+        return self._decoder.submit(self._stream.run, function).result()
 
     def close(self) -> None:
         self._decoder.shutdown(cancel_futures=True)

@@ -62,16 +62,12 @@ class PromptEncoder:
 
     def call(self, function: Callable[[], T]) -> T:
         """Run a function on the encoding thread and wait for its result."""
-        return self._thread.submit(self._beside, function).result()
+        return self._thread.submit(self._stream.run, function).result()
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
 
     # -- on its thread ----------------------------------------------------------------------
-
-    def _beside(self, function: Callable[[], T]) -> T:
-        with self._stream.beside():
-            return function()
 
     def _encode_waiting(self) -> None:
         with self._lock:
@@ -106,7 +102,7 @@ class PromptEncoder:
         if job.is_cancelled:
             return None
         try:
-            return self._beside(partial(self.pipeline.adapters, job.uses))
+            return self._stream.run(partial(self.pipeline.adapters, job.uses))
         except NoRoom:
             with self._lock:
                 self._waiting.append(job)
@@ -127,7 +123,7 @@ class PromptEncoder:
         params, rows = [job.params for job in jobs], [job.rows for job in jobs]
         is_long = any(job.prompt_tokens > CHUNK for job in jobs)
         with self.calls.watch(is_long):
-            conditionings = self._beside(partial(self.pipeline.encode, params, rows, adapters))
+            conditionings = self._stream.run(partial(self.pipeline.encode, params, rows, adapters))
         for made in conditionings:
             self._stream.give(*made.tensors)
         costs = self.denoiser.loop.costs
@@ -137,7 +133,7 @@ class PromptEncoder:
     def _encode_image(self, job: ImageJob, source: SourceImage) -> SourceLatents:
         began = self.pipeline.clock()
         with self.calls.watch(source.size):
-            latents = self._beside(partial(self.pipeline.encode_image, job.leg, source))
+            latents = self._stream.run(partial(self.pipeline.encode_image, job.leg, source))
         costs = self.denoiser.loop.costs
         size = source.size[0] * source.size[1] / self.pipeline.sizes.default**2
         costs.image_s = smoothed(costs.image_s or None, (self.pipeline.clock() - began) / size)
@@ -149,10 +145,10 @@ class PromptEncoder:
         try:
             source = job.order.source
             if job.params.image_prompts:
-                prompted = partial(self.pipeline.prompted, conditioning, job.asked)
-                conditioning = self._beside(prompted)
+                prompted = partial(self.pipeline.prompted, conditioning, job.with_pictures)
+                conditioning = self._stream.run(prompted)
                 self._stream.give(*conditioning.tensors)
-            controls = self.pipeline.controls(job.leg, conditioning, job.asked)
+            controls = self.pipeline.controls(job.leg, conditioning, job.with_pictures)
             latents = self._encode_image(job, source) if source is not None else None
             request = self._request(job, conditioning, latents, controls)
         except Exception as error:
@@ -171,7 +167,7 @@ class PromptEncoder:
     ) -> Request:
         # An inpainting checkpoint encodes an empty picture at each new size.
         request = partial(self.pipeline.request, job.leg, conditioning, latents, controls)
-        return self._beside(request)
+        return self._stream.run(request)
 
     def _submit_later_leg(self, job: ImageJob, source: SourceImage | SourceLatents) -> None:
         if job.is_cancelled:
@@ -180,9 +176,9 @@ class PromptEncoder:
             assert job.conditioning is not None
             latents = self._encode_image(job, source) if isinstance(source, SourceImage) else source
             sized = partial(self.pipeline.conditioned, job.leg, job.conditioning)
-            conditioning = self._beside(sized)
+            conditioning = self._stream.run(sized)
             self._stream.give(*conditioning.tensors)
-            controls = self.pipeline.controls(job.leg, conditioning, job.asked)
+            controls = self.pipeline.controls(job.leg, conditioning, job.with_pictures)
             request = self._request(job, conditioning, latents, controls)
         except Exception as error:
             job.failed(error)

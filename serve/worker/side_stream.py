@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from sdxl.engine import Engines
 
+T = TypeVar("T")
 Mark = torch.cuda.Event | None
 """A point in the loop's stream."""
 
@@ -42,6 +44,11 @@ class SideStream:
         with torch.cuda.stream(self._stream):
             yield
         self._stream.synchronize()
+
+    def run(self, function: Callable[[], T]) -> T:
+        """Run a function beside the loop and return its result."""
+        with self.beside():
+            return function()
 
     def give(self, *made: Tensor) -> None:
         """Hand over tensors that the loop will read."""

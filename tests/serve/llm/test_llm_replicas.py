@@ -129,7 +129,7 @@ async def test_it_warms_up_in_the_loop_that_answers(monkeypatch: pytest.MonkeyPa
         async def warm_up(self) -> None:
             loops.append(asyncio.get_running_loop())
 
-    monkeypatch.setattr("serve.llm.loading.load", lambda settings: Warming())
+    monkeypatch.setattr("serve.llm.replica.load", lambda settings: Warming())
     replica = LlmReplica(ServeSettings())
     async with asyncio.timeout(10):
         while replica.speaker is None:

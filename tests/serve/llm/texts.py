@@ -12,9 +12,9 @@ import httpx
 
 from serve.front.api import create_app
 from serve.llm.engine import Occupancy, TextPiece
-from serve.llm.loading import load
 from serve.llm.names import MINI, MINI_ID
 from serve.llm.prompts import Prompts
+from serve.llm.replica import load
 from serve.llm.speaker import Speaker
 from serve.llm.text_orders import Delta, Ended, Message, Sampling, TextOrder, Update
 from serve.settings import ServeSettings
