@@ -78,7 +78,7 @@ class ServeSettings:
     device: str = setting("auto", "gpu or cpu; auto: gpu if the cluster has one at start")
     ingresses: int = setting(1, "HTTP front ends; two or more survive the loss of one", 1)
     model: str = setting("mini", f"{MODEL}; repeat it for several models")
-    models: Tables = setting((), "in a file: a table of settings for each")  # noqa: RUF009
+    models: Tables = setting((), "only in a file: a table of settings for each model")  # noqa: RUF009
     models_dir: str = setting("", "folder of models that may be loaded while the service runs")
     models_idle_s: float = setting(
         0.0, "seconds without a request after which they are unloaded; 0: never", 0
@@ -93,7 +93,7 @@ class ServeSettings:
     ip_adapters: str = setting("", IP_ADAPTERS)
     refiner: str = setting("", REFINER)
     torch_options: str = setting("", "options of --backend torch, such as attention=cudnn,compile")
-    deterministic: bool = setting(False, "the same bytes for the same request, whatever the load")
+    deterministic: bool = setting(False, "the same request gives the same bytes under any load")
     llm: str = setting("mini", "language model: a folder or a hub id; none: without one")
     llm_backend: str = setting("auto", "auto, transformers or tensorrt-llm")
     llm_replicas: int = setting(1, "replicas of the language model", 1)
@@ -109,7 +109,7 @@ class ServeSettings:
     keys: str = setting("", "file of API keys; `sdxl key` makes one")
     insecure: bool = setting(False, "listen on a public address without keys")
     client_header: str = setting(
-        "", "header with the client's address, from your proxy; empty: the address of the peer"
+        "", "header with the client's address, set by your proxy; empty: the peer's address"
     )
     provenance: str = setting(METADATA, HELP)
     certificate: str = setting("", CERTIFICATE)
@@ -152,8 +152,8 @@ class ServeSettings:
     max_json_depth: int = setting(32, "the deepest nesting of a JSON body", 1)
     max_prompt_chars: int = setting(MAX_PROMPT_CHARS, "the longest prompt", 1, MAX_PROMPT_CHARS)
     max_prompt_tokens: int = setting(225, "the longest prompt in tokens; 75 fit one pass", 1)
-    max_n: int = setting(10, "images a request", 1, MAX_N)
-    max_steps: int = setting(100, "denoising steps an image", 1)
+    max_n: int = setting(10, "the most images of a request", 1, MAX_N)
+    max_steps: int = setting(100, "the most denoising steps of an image", 1)
     max_side: int = setting(0, "the longest side in pixels; 0: the model's limit", 0)
 
     results_dir: str = setting("", "folder of `url` results; several nodes must share it")
@@ -165,7 +165,7 @@ class ServeSettings:
     )
     batches_ttl_s: float = setting(2_592_000.0, "how long files live by default", 3600)
     max_file_bytes: int = setting(64 << 20, "the largest file of requests", 1)
-    max_batch_requests: int = setting(50_000, "requests in a file", 1)
+    max_batch_requests: int = setting(50_000, "the most requests in a file", 1)
     webhooks: str = setting(
         "", "file of URLs to call when a batch or job ends, a line each: URL whsec_SECRET"
     )

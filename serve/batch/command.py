@@ -99,7 +99,7 @@ def build_parser() -> Parser:
     add("--read-back", False, text, dest="reads_back")
     group = parser.add_argument_group("workers")
     add = partial(add_option, group)
-    add_engine_flags(group, "(mini); with --through one of the service's (its first)")
+    add_engine_flags(group, "(default mini); with --through, one of the service's models")
     add("--workers", 0, "number of workers; 0: one for each GPU, or one")
     add("--mixed-gpus", False, "allow GPUs of several kinds", dest="is_mixed")
     add("--address", None, "a running Ray cluster (default: start one)", "HOST:PORT")

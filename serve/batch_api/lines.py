@@ -57,7 +57,7 @@ def check(path: Path, endpoint: str, most: int, models: Sequence[ImageModel]) ->
         checked.pictures += pictures_of(body)
         checked.shares = checked.shares or body.get("response_format") == "url"
     if not checked.total:
-        checked.errors.append(error_of("empty_file", "the file holds no request"))
+        checked.errors.append(error_of("empty_file", "the file contains no request"))
     checked.model = checked.model or models[0].id
     return checked
 
@@ -91,7 +91,7 @@ def check_line(record: Record, endpoint: str, seen: set[str]) -> None:
     id_, method, url, body = (record.values[name] for name in FIELDS)
     # Other invalid ids fail only their request.
     if isinstance(id_, str) and id_ in seen:
-        raise WrongLine("duplicate_custom_id", f"{id_[:100]!r} is there already", "custom_id")
+        raise WrongLine("duplicate_custom_id", f"{id_[:100]!r} is in an earlier line", "custom_id")
     seen.add(str(id_))
     if method != "POST":
         raise WrongLine(

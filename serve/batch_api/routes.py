@@ -84,7 +84,7 @@ class BatchApi:
             if not isinstance(sent, UploadFile):
                 raise invalid("file", "file must be a file", "missing_required_parameter")
             if purpose != PURPOSE:
-                raise invalid("purpose", f"purpose: {str(purpose)[:40]!r}; here is only 'batch'")
+                raise invalid("purpose", f"purpose must be {PURPOSE!r}, got {str(purpose)[:40]!r}")
             name = checked_name(sent.filename or "requests.jsonl")
             data = await sent.read()
             life_s = life_of(form.get("expires_after[anchor]"), form.get("expires_after[seconds]"))

@@ -202,7 +202,7 @@ def fields_of(form: FormData) -> dict[str, Any]:
             is_numbers = LISTS[name].kind is tuple
             fields[name] = numbers(name, values) if is_numbers else attachments(name, values)
         elif len(values) > 1:
-            raise invalid(name[:100], f"{name[:100]}: is there twice")
+            raise invalid(name[:100], f"{name[:100]} is given twice")
         else:
             (fields[name],) = values
     return fields

@@ -170,7 +170,7 @@ def params_of(sampling: Sampling) -> Any:
 
 def reason_of(found: str | None) -> Reason:
     if found not in REASONS:
-        raise Problem(503, f"The language model gave up: {found}.", None, "unavailable", 5.0)
+        raise Problem(503, f"The language model stopped: {found}.", None, "unavailable", 5.0)
     return REASONS[found]
 
 
@@ -230,5 +230,5 @@ def run_within(timeout_s: float, work: Callable[[], Any]) -> Any:
 
     threading.Thread(target=run, name="tensorrt-llm", daemon=True).start()
     if not wait([outcome], timeout_s).done:
-        raise StartTimeout(f"TensorRT-LLM was not up after {timeout_s:.0f} s")
+        raise StartTimeout(f"TensorRT-LLM did not start within {timeout_s:.0f} s")
     return outcome.result()

@@ -203,9 +203,7 @@ def upscale_of(asked: TextToImage) -> dict[str, Any]:
     given, taken = asked.denoising_strength, asked.hr_second_pass_steps or asked.steps
     strength = HIRES_STRENGTH if given is None else given
     if not strength:
-        raise invalid(
-            "denoising_strength", "denoising_strength must be more than 0, or no step is taken"
-        )
+        raise invalid("denoising_strength", "denoising_strength must be more than 0")
     scale = 2.0 if asked.hr_scale is None else asked.hr_scale
     if not 1 < scale <= MAX_UPSCALE:
         needed = f"must be more than 1, at most {MAX_UPSCALE:g}"
