@@ -112,9 +112,7 @@ def describe(verdict: Verdict) -> str:
     if verdict.generator:
         lines.append(f"  with         {verdict.generator}")
     if verdict.signer:
-        trust = (
-            "trusted" if verdict.is_trusted else "not among the trusted; --trust names more"
-        )
+        trust = "trusted" if verdict.is_trusted else "not among the trusted; --trust names more"
         lines.append(f"  signed by    {verdict.signer} ({trust})")
     if verdict.format:
         lines.append(f"  watermark    {_describe_watermark(verdict)}")
