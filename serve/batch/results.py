@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from sdxl.parameter import Attachment, table_of
-from sdxl.params import PARAMETERS
+from sdxl.params import PARAMETERS, GenerationParams
 from sdxl.picture_files import BrokenPicture, file_of, opened
 from serve.batch import ledger
 from serve.batch.ledger import Entry, as_json
@@ -111,7 +111,9 @@ class ManifestWriter:
         self._rows = []
 
     def _row(self, entry: Entry) -> dict[str, Any]:
-        facts = {**entry.params, **vars(entry), "seconds": entry.timings.get("total_s")}
+        # A ledger that another program wrote may name LoRAs as text.
+        params = GenerationParams.from_dict(entry.params).as_dict()
+        facts = {**params, **vars(entry), "seconds": entry.timings.get("total_s")}
         return {name: facts.get(name) for name in self._schema.names}
 
 

@@ -10,7 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from sdxl import cli
 from sdxl.params import InvalidParams
@@ -59,6 +61,19 @@ def test_a_wrong_ledger_line_costs_one_picture_only(
     assert make(copied / "prompts.txt", out, *SMALL, load=partial(Drawer, str(log))) == 0
     assert len(lines_of(log)) == 1 and pictures(out) == before
     assert cli.main(["batch", "--verify", str(out)]) == 0
+
+
+def test_a_ledger_line_may_name_loras_as_requests_do(copied: Path) -> None:
+    ledger_file = copied / "out" / LEDGER
+    first, *rest = ledger_file.read_text().splitlines(keepends=True)
+    entry = json.loads(first)
+    entry["params"]["loras"] = ["paper"]
+    ledger_file.write_text("".join([json.dumps(entry) + "\n", *rest]))
+    store = open_store(str(copied / "out"), "run")
+    store.join()
+    write_lists(store)
+    table = parquet.read_table(copied / "out/manifest.parquet")
+    assert [each["name"] for each in table["loras"][0].as_py()] == ["paper"]
 
 
 def test_a_folder_in_place_of_a_picture_is_a_problem_of_the_audit(
@@ -126,11 +141,12 @@ def read_job(folder: Path, chance: random.Random) -> None:
     else:
         (out / name).write_bytes(change_json(text, chance))
     store = open_store(str(out), "run")
+    store.join()
     job = need_job(store, str(out))
     describe(read_status(store, job))
     list(job.shards())
     write_lists(store)
-    write_sheet(store, 4)
+    write_sheet(store, 1000)
     job.check_same(load_job(store) or job)
 
 
@@ -149,9 +165,6 @@ def read_input(folder: Path, chance: random.Random) -> None:
 
 @pytest.fixture
 def originals(copied: Path) -> Path:
-    import pyarrow
-    import pyarrow.parquet as parquet
-
     (copied / "original/ledger").mkdir(parents=True)
     for name in ("job.json", "status.json", LEDGER):
         shutil.copy(copied / "out" / name, copied / "original" / name)
