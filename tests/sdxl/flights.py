@@ -92,7 +92,7 @@ def latents_of(events: list[Event]) -> dict[int, Tensor]:
 def assert_same(found: Tensor, expected: Tensor) -> None:
     difference = float((found - expected).abs().max())
     scale = float(expected.abs().max())
-    assert difference <= 1e-4 * max(scale, 1.0), f"differs by {difference:.2e} of {scale:.2e}"
+    assert difference <= 1e-5 * max(scale, 1.0), f"differs by {difference:.2e} of {scale:.2e}"
 
 
 @contextmanager
