@@ -65,8 +65,8 @@ def find_uv() -> str | None:
 
 
 def can_choose_torch(install: Sequence[str]) -> bool:
-    """Whether PyTorch's own index can be reached, asked once and briefly. Where PyTorch is
-    installed, uv would say yes without looking."""
+    """Return whether PyTorch's own index can be reached, with one short try. `--reinstall`: uv
+    would not contact the index if PyTorch is installed."""
     command = (*install, *CHOOSE_TORCH, "--dry-run", "--no-deps", "--reinstall", "torch")
     return does_run(*command, UV_HTTP_RETRIES="0", UV_HTTP_TIMEOUT="5")
 

@@ -268,8 +268,8 @@ def read_config(name: str, text: str | bytes) -> dict[str, Any]:
 
 
 def _alpha(layer: str, configs: Mapping[str, Mapping[str, Any]]) -> float | None:
-    """Return a layer's alpha from PEFT's configuration. None without one: alpha is then the
-    rank."""
+    """Return a layer's alpha from PEFT's configuration; None, which means the rank, if there is
+    no configuration."""
     part, _, name = layer.replace(".text_model.", ".").partition(".")
     if part not in configs:
         return None

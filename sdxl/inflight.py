@@ -281,8 +281,8 @@ class InFlight:
         return events
 
     def _launch(self, group: Group, whole: Group, events: list[Event]) -> None:
-        """Launch a group's call, or the call of one of the group's ControlNets. `whole` is the
-        group of the UNet's call."""
+        """Launch the UNet's call of `group`, or a call of one of its ControlNets; `whole` is then
+        the group of the UNet's call."""
         group = self._left(group)
         if not group.ids:
             return

@@ -215,7 +215,7 @@ class EightBitQuarters(EightBit):
 
 
 def quartered(layer: EightBit) -> EightBitQuarters:
-    """Return the quarters of a 3×3 convolution. Sums of its weights are rounded once more."""
+    """Return the quarters of a 3×3 convolution. Sums of its weights are rounded again."""
     weight = layer.weight.float()
     sums = [summed(summed(weight, 1, down), 2, right) for down in SIDES for right in SIDES]
     stored, factor = rounded_lines(torch.cat(sums).flatten(1), layer.number)

@@ -52,7 +52,7 @@ def alike(layers: Sequence[Any]) -> Sequence[Any]:
 
 
 def _in_steps(layer: EightBit, steps: Tensor) -> EightBit:
-    """Convert a linear layer to other steps of its input. Its weights are rounded once more."""
+    """Convert a linear layer to other steps of its input. Its weights are rounded again."""
     stored, factor = rounded_lines(layer.weight.float() * (layer.steps / steps), layer.number)
     converted = EightBit(stored, layer.scale * factor, steps, layer.bias, layer.flags)
     return _with_names(converted, [layer])

@@ -63,7 +63,7 @@ class Flow:
         """when each loaded file was used last"""
 
     def run(self, seconds: float, warm_s: float = 0.0) -> Outcome:
-        """The outcome of `seconds`; the caches of files fill in `warm_s` before."""
+        """Return the outcome of `seconds`, after `warm_s` in which the caches of files fill."""
         for each_s in (warm_s, seconds):
             self.out = Outcome(gpu_s=each_s * self.shape.all_replicas)
             for _ in range(round(each_s / STEP_S)):

@@ -138,7 +138,7 @@ class TickFleet:
         """a heap of the next tick's begin and the replica's number"""
 
     def run(self, seconds: float, warm_s: float = 0.0) -> Outcome:
-        """The outcome of `seconds`; the caches of files fill in `warm_s` before."""
+        """Return the outcome of `seconds`, after `warm_s` in which the caches of files fill."""
         for step in range(round((warm_s + seconds) / STEP_S)):
             now = step * STEP_S
             if step == round(warm_s / STEP_S):

@@ -94,7 +94,7 @@ def free_sizes(bench: Bench) -> Figures:
 
 
 def traces(bench: Bench, sizes: Sequence[Size]) -> Figures:
-    """The same trace twice. In the first run its sizes are new."""
+    """Run the same trace twice. In the first run its sizes are new."""
     peer = None if len(sizes) == 1 else rate_of_one_size(bench)
     for name in ("first", "second"):
         figures = trace(bench, sizes)

@@ -64,7 +64,7 @@ class Scores:
     images_per_s: Spread | None
     """over chunks; None for stored pictures"""
     reference_fid: float
-    """FID of as many pictures of the reference's distribution, which is bias alone"""
+    """FID of an equal number of reference pictures: the bias of a finite sample"""
     resamples: Mapping[str, Tensor]
     """the scores of resamples by figure, for intervals"""
 

@@ -219,7 +219,7 @@ def work_of(network: nn.Module, call: Callable[[], object]) -> tuple[KernelWork,
 def named_work_of(
     network: nn.Module, call: Callable[[], object]
 ) -> Iterator[tuple[str, KernelWork]]:
-    """Kernels' work, with the names of our kernels; ours and others each in order of launch."""
+    """Yield kernels' names and work: others with an empty name, then ours, in order of launch."""
     named = (*network.named_parameters(), *network.named_buffers())
     weights = {id(t): (t, f".{name}") for name, t in named if name.endswith("weight")}
     with torch.inference_mode(), noted() as launches, Recorder(weights) as recorder:

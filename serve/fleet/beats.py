@@ -1,4 +1,4 @@
-"""Ends a stream of updates whose sender hangs, or at a deadline.
+"""Ends a stream of updates if its sender hangs, or at a deadline.
 
 A replica checks itself between its updates. The receiver uses liveness.py to detect a stopped
 process, a blocked event loop or a dead connection: heartbeats in every stream would cost a message

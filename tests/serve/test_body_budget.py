@@ -24,7 +24,7 @@ TWO_BODIES = LIMITS | {"max_bodies_bytes": 2 * SIZE}
 
 @asynccontextmanager
 async def uploads(http: httpx.AsyncClient, *keys: str, **headers: str) -> AsyncIterator[None]:
-    """Begin uploads, which end with the block."""
+    """Begin uploads; finish them at the end of the block."""
     begun = [asyncio.Event() for _ in keys]
     may_end = asyncio.Event()
 

@@ -117,8 +117,8 @@ class RefinerText(nn.Module):
 
 
 def train_text(pipe: Any, plan: TrainingPlan, work: Path) -> RefinerText:
-    """Train the encoder to express what both of the model's encoders express. Errors count as far
-    as they change the cross-attentions' keys and values."""
+    """Train the encoder to express what both of the model's encoders express. The loss is
+    the error of the cross-attentions' keys and values."""
     rng = np.random.default_rng(132)
     texts = [caption(sample_scene(rng), rng) for _ in range(plan.refiner_captions)]
     parts = [

@@ -310,7 +310,7 @@ def turned_products() -> Iterator[str]:
 
 @check
 def gated_products() -> Iterator[str]:
-    """Into both 8-bit types, at odd sizes. Our GELU moves few values, each to a neighbour."""
+    """Into both 8-bit types, at odd sizes. Our GELU rounds few values to another number."""
     inside, out = 80, 41
     scale, bias = torch.rand(2 * out) / 1000, torch.randn(2 * out)
     steps = torch.cat([torch.rand(out) * 20 + 1, torch.ones(out)])

@@ -16,7 +16,7 @@ class Refused(Exception):
 
 
 def nvml(millijoules: Sequence[int | None]) -> ModuleType:
-    """A stand-in for a driver with one GPU per figure. None is a GPU that does not count."""
+    """A stand-in for a driver with one GPU per figure. None: its GPU does not count energy."""
     module = ModuleType("pynvml")
 
     def read(index: int) -> int:
