@@ -82,7 +82,7 @@ def does_run(*command: str, **variables: str) -> bool:
 
 
 def environment(settings: dict[str, str]) -> dict[str, str]:
-    """Certificates that pip was told of hold for uv as well."""
+    """Return the environment, in which uv uses pip's certificates."""
     found = dict(os.environ)
     if cert := settings.get("cert"):
         found.setdefault("SSL_CERT_FILE", cert)

@@ -26,7 +26,6 @@ class MiniClip(nn.Module):
     def __init__(self, vision: ResNetForImageClassification, text: Any) -> None:
         super().__init__()
         self.vision, self.text = vision, text
-        self.config = text.config
 
     @classmethod
     def load(cls, folder: Path) -> MiniClip:

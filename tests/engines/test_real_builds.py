@@ -53,8 +53,10 @@ def test_all_networks_build_for_an_l40s(export: ExportFolder, tmp_path: Path) ->
     for name, plan in engines.plans.items():
         content = engines.plan_bytes(name)
         assert content[:4] == PLAN_MAGIC and plan.seconds > 0 and plan.peak_bytes > 1 << 20
-        told = shares[name]
-        assert told == sorted(told) and len(told) > 2 and told[-1] == 1.0, f"{name}: {told}"
+        reported = shares[name]
+        assert reported == sorted(reported) and len(reported) > 2 and reported[-1] == 1.0, (
+            f"{name}: {reported}"
+        )
 
 
 @pytest.mark.slow

@@ -45,9 +45,9 @@ class Asked:
 
 class Probe:
     def __init__(self, folder: Path) -> None:
-        self.log, self.said = folder / "asked", list[str]()
-        self.watch = ClusterWatch(self.said.append)
-        self.told: dict[str, Any] = {}
+        self.log, self.messages = folder / "asked", list[str]()
+        self.watch = ClusterWatch(self.messages.append)
+        self.results: dict[str, Any] = {}
 
     def asked_in(self, seconds: float) -> int:
         began_s = time.time()
@@ -58,7 +58,7 @@ class Probe:
         """Return the controller's answers until the condition holds."""
         answers, until_s = list[bool | None](), time.monotonic() + PATIENCE_S
         while not (answers and answers[-1] and is_so()):
-            assert time.monotonic() < until_s, f"{answers}, {self.said}"
+            assert time.monotonic() < until_s, f"{answers}, {self.messages}"
             answers.append(self.watch._ping_controller())
             self.watch._check_controller(answers[-1])
             time.sleep(0.2)
@@ -71,9 +71,9 @@ class Probe:
         handle = ray_serve.run(deployment.bind(str(self.log)))
         # It reports first at its start.
         time.sleep(1)
-        self.told["asked_alone"] = self.asked_in(LISTEN_S)
+        self.results["asked_alone"] = self.asked_in(LISTEN_S)
         handle.generate.remote().result(timeout_s=30)
-        self.told["asked_by_router"] = self.asked_in(LISTEN_S)
+        self.results["asked_by_router"] = self.asked_in(LISTEN_S)
         self.watched_until(lambda: bool(self.watch._answered))
         for name, number in (("killed", signal.SIGKILL), ("stopped", signal.SIGSTOP)):
             (before,) = controllers()
@@ -81,7 +81,11 @@ class Probe:
             asked = self.asked_in(LISTEN_S)
             handle.generate.remote().result(timeout_s=30)
             answers = self.watched_until(partial(is_another, before))
-            self.told[name] = {"answers": answers, "asked": asked, "said": list(self.said)}
+            self.results[name] = {
+                "answers": answers,
+                "asked": asked,
+                "messages": list(self.messages),
+            }
 
 
 def is_another(before: int) -> bool:
@@ -95,7 +99,7 @@ def main(folder: str) -> None:
     probe = Probe(Path(folder))
     try:
         probe.run()
-        print(json.dumps(probe.told))
+        print(json.dumps(probe.results))
     finally:
         ray_serve.shutdown()
         ray.shutdown()

@@ -27,5 +27,5 @@ def test_replicas_are_asked_while_a_controller_restarts(tmp_path: Path) -> None:
     killed, stopped = report["killed"], report["stopped"]
     for each in (killed, stopped):
         assert each["answers"][-1] is True and each["asked"] >= 4, each
-    assert killed["said"] == [], "the next one was killed while it started"
-    assert stopped["said"] == [REPLACED]
+    assert killed["messages"] == [], "the next one was killed while it started"
+    assert stopped["messages"] == [REPLACED]

@@ -291,7 +291,7 @@ def test_stdout_gets_the_file_s_bytes(
     out, err = capsysbinary.readouterr()
     assert cli.main(["render", "a ring", "--seed", "7", "--out", "a.png"]) == 0
     assert out == Path("a.png").read_bytes() and out.startswith(b"\x89PNG")
-    assert err.startswith(b"-  seed 7"), "what is told of it goes elsewhere"
+    assert err.startswith(b"-  seed 7"), "messages went to stdout"
 
 
 def test_help_shows_the_defaults(capsys: Capture) -> None:

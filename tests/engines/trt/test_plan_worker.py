@@ -30,8 +30,8 @@ def interpreter(folder: Path, script: str) -> str:
 
 
 def test_nested_phases_are_one_share_that_only_rises() -> None:
-    told: list[float] = []
-    progress = BuildProgress(told.append)
+    reported: list[float] = []
+    progress = BuildProgress(reported.append)
     progress.start("build", 4)
     for step in range(4):
         for inner in ("tune", "compile"):
@@ -40,8 +40,8 @@ def test_nested_phases_are_one_share_that_only_rises() -> None:
                 progress.step(inner, i)
             progress.finish(inner)
         progress.step("build", step)
-    assert told == sorted(set(told)) and told[-1] == 1.0
-    assert len(told) > 10
+    assert reported == sorted(set(reported)) and reported[-1] == 1.0
+    assert len(reported) > 10
 
 
 @pytest.mark.parametrize(
