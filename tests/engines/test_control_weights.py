@@ -384,21 +384,24 @@ DAMAGED: Mapping[str, Callable[[], Tensors]] = {
 }
 
 
+@pytest.mark.parametrize("count", [20, pytest.param(100, marks=pytest.mark.long)])
 @pytest.mark.parametrize("layout", DAMAGED)
-def test_damaged_files_are_refused_in_one_line_or_read_whole(layout: str, tmp_path: Path) -> None:
+def test_damaged_files_are_refused_in_one_line_or_read_whole(
+    layout: str, count: int, tmp_path: Path
+) -> None:
     halves = {name: each.half() for name, each in DAMAGED[layout]().items()}
     path = write(tmp_path / "net.safetensors", halves)
     whole, rng, refused = path.read_bytes(), random.Random(layout), 0
-    for count in range(100):
+    for number in range(count):
         path.write_bytes(whole)
         rng.choice([flipped, cut, rearranged])(path, rng)
         try:
             found: ControlFile = read_control(path, find("mini"))
             for name, each in found.network().state_dict().items():
-                assert tuple(each.shape) == found.shapes[name], (count, name)
+                assert tuple(each.shape) == found.shapes[name], (number, name)
         except LoraError as error:
             refused += 1
             line = str(error)
-            assert "\n" not in line and 10 < len(line) < 400, (count, line)
+            assert "\n" not in line and 10 < len(line) < 400, (number, line)
             assert str(tmp_path) not in line, "a server's path is no client's business"
-    assert 60 <= refused < 100, refused
+    assert 0.6 * count <= refused < count, refused

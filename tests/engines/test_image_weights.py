@@ -31,6 +31,12 @@ def folder(tmp_path: Path) -> Path:
     return write_adapters(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def kept_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For tests that only add a file."""
+    return write_adapters(tmp_path_factory.mktemp("adapters"))
+
+
 @pytest.mark.parametrize("name", [PLAIN, PLUS])
 def test_headers_are_read(folder: Path, name: str) -> None:
     file = read_image_adapter(folder / f"{name}.safetensors", find("mini"))
@@ -116,18 +122,18 @@ def whole() -> torch.Tensor:
         (lambda: changed(PLUS, image_proj__more=torch.zeros(1)), "has 'more', which is not"),
     ],
 )
-def test_other_files_are_refused_in_one_line(folder: Path, tensors: Any, message: str) -> None:
-    path = folder / "other.safetensors"
+def test_other_files_are_refused_in_one_line(kept_folder: Path, tensors: Any, message: str) -> None:
+    path = kept_folder / "other.safetensors"
     save_file(tensors(), path)
     with pytest.raises(LoraError) as refused:
         read_image_adapter(path, find("mini"))
     assert message in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_numbers_that_are_not_finite_are_refused(folder: Path) -> None:
+def test_numbers_that_are_not_finite_are_refused(kept_folder: Path) -> None:
     tensors = plain_tensors(1)
     tensors["image_proj.proj.bias"][0] = float("nan")
-    save_file(tensors, path := folder / "broken.safetensors")
+    save_file(tensors, path := kept_folder / "broken.safetensors")
     file = read_image_adapter(path, find("mini"))
     with pytest.raises(LoraError, match="has numbers in image_proj.proj.bias that are not finite"):
         file.network(file.vision())

@@ -33,8 +33,8 @@ from tests.sdxl.control_nets import architecture_of, random_control
 pytest.importorskip("tensorrt_rtx")
 pytest.importorskip("polygraphy")
 PLAN_MAGIC = b"vtrt"
-WITHIN_OTHERS = ("clip_l", "unet_shallow")
-"""networks whose layers are all in `clip_g` and `unet_deep`"""
+LIKE_OTHERS = ("clip_l", "unet_deep")
+"""networks whose kinds of layers are all in `clip_g` and `unet_shallow`, which build faster"""
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_all_networks_build_for_an_l40s(export: ExportFolder, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(variant, marks=pytest.mark.long if plain in WITHIN_OTHERS else ())
+        pytest.param(variant, marks=pytest.mark.long if plain in LIKE_OTHERS else ())
         for plain, variant in VARIANTS["locon"].items()
     ],
 )
@@ -77,7 +77,7 @@ def test_the_embedded_models_networks_with_loras_build(name: str, tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["unet_deep+control", pytest.param("unet_shallow+control", marks=pytest.mark.long)],
+    ["unet_shallow+control", pytest.param("unet_deep+control", marks=pytest.mark.long)],
 )
 def test_the_embedded_models_networks_with_residuals_build(name: str, tmp_path: Path) -> None:
     order = order_of(open_mini(), tmp_path, has_controlnets=True)

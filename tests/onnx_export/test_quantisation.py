@@ -386,6 +386,7 @@ def test_a_calibration_prints_its_progress_but_not_model_optimizers(
     assert capsys.readouterr() == ("calibrating\n", "")
 
 
+@pytest.mark.long
 def test_a_calibrated_unet_is_freed() -> None:
     """This runs in a separate process, because the library's first import kept the UNet alive."""
     subprocess.run([sys.executable, "-c", FREED], check=True, timeout=120)

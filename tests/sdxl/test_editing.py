@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -21,11 +20,11 @@ from tests.conftest import assert_as_alone, assert_picture
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.substitution import substituted
 from tests.sdxl.test_pipeline import assert_alike, set_scheduler
-from tests.sdxl.their_schedulers import EACH_KIND, FEW, PICTURED, QUICK, asked_of, each_at
+from tests.sdxl.their_schedulers import EACH_KIND, FEW, QUICK, asked_of, each_at
 
 PROMPT = "a small yellow star above a green square on a white background"
 SIZES = [(128, 128), (96, 160), (136, 120)]
-STRENGTHS = (0.1, 0.5, 0.8, 1.0)
+STRENGTHS_AND_GUIDANCE = ((0.1, 5.0), (0.5, 1.0), (0.8, 5.0), (1.0, 1.0))
 HOLE = (16, 24, 72, 88)
 """the hole's edges are those of latents, so averaging pixels equals diffusers' choice of pixels"""
 
@@ -104,7 +103,7 @@ def params_of(scheduler: str, size: tuple[int, int], strength: float, **rest: An
 
 
 @pytest.mark.parametrize(
-    "is_masked", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["image", "mask"]
+    "is_masked", [False, pytest.param(True, marks=pytest.mark.long)], ids=["image", "mask"]
 )
 @pytest.mark.parametrize(("scheduler", "size"), each_at(SIZES))
 def test_edits_of_every_strength_equal_diffusers(
@@ -113,7 +112,7 @@ def test_edits_of_every_strength_equal_diffusers(
     """Edits with and without guidance are in flight together."""
     asked = [
         edit(params_of(scheduler, size, strength, guidance=guidance), is_masked=is_masked)
-        for strength, guidance in itertools.product(STRENGTHS, (5.0, 1.0))
+        for strength, guidance in STRENGTHS_AND_GUIDANCE
     ]
     compare(mini, pipes, asked)
 
@@ -121,8 +120,11 @@ def test_edits_of_every_strength_equal_diffusers(
 @pytest.mark.parametrize(
     ("scheduler", "is_masked"),
     [(name, True) for name in QUICK]
-    + [pytest.param(name, False, marks=pytest.mark.slow) for name in PICTURED if name not in QUICK]
-    + [pytest.param(name, True, marks=pytest.mark.slow) for name in ("ddim", "dpmpp_2m_sde", *FEW)],
+    + [
+        pytest.param(name, is_masked, marks=pytest.mark.long)
+        for name in ("ddim", "dpmpp_2m_sde", *FEW)
+        for is_masked in (False, True)
+    ],
 )
 def test_edits_equal_diffusers(mini: Pipeline, pipes: Any, scheduler: str, is_masked: bool) -> None:
     """The test above covers the other schedulers."""

@@ -3,7 +3,6 @@ diffusers' own pipeline on the same folder."""
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from tests.conftest import assert_as_alone, assert_picture, psnr
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.inpainting import write_inpainting
 from tests.sdxl.substitution import substituted
-from tests.sdxl.test_editing import SIZES, STRENGTHS, drawing, params_of
+from tests.sdxl.test_editing import SIZES, STRENGTHS_AND_GUIDANCE, drawing, params_of
 from tests.sdxl.test_pipeline import assert_alike, set_scheduler
 from tests.sdxl.their_schedulers import EACH_KIND, FEW, asked_of, each_at
 
@@ -104,10 +103,10 @@ def compare(model: Pipeline, pipe: Any, *asked: Edit | GenerationParams) -> None
 def test_inpainting_equals_diffusers(
     model: Pipeline, pipe: Any, scheduler: str, size: tuple[int, int]
 ) -> None:
-    """Every strength, with guidance and without, is in flight together."""
+    """All strengths, with and without guidance, are in flight together."""
     params = (
         params_of(scheduler, size, strength, guidance=guidance)
-        for strength, guidance in itertools.product(STRENGTHS, (5.0, 1.0))
+        for strength, guidance in STRENGTHS_AND_GUIDANCE
     )
     compare(model, pipe, *(edit(each, hole(size)) for each in params))
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdxl.cost import MOST_TICKS, SHALLOW_SHARE, CostKey, Costs, project, smoothed
+from sdxl.cost import SHALLOW_SHARE, CostKey, Costs, project, smoothed
 from sdxl.deepcache import Step, plan
 from sdxl.flight import PLAIN, CallKey, Flight, Leg, Priority, State, Variant
 from sdxl.policy import PATIENCE, Group, Limits, plan_tick
@@ -168,13 +168,17 @@ def test_unmeasured_costs_scale_from_the_nearest() -> None:
     )
 
 
-def test_costs_of_many_sizes_are_forgotten_but_for_the_warm_ups() -> None:
+def test_costs_of_many_sizes_are_forgotten_but_for_the_warm_ups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    most = 50
+    monkeypatch.setattr("sdxl.cost.MOST_TICKS", most)
     known = costs({1: 0.5, 2: 0.7})
     known.lasting = frozenset(known.ticks)
-    sides = range(1, 2 * MOST_TICKS)
+    sides = range(1, 2 * most)
     for side in sides:
         known.observe(Group(CallKey("unet_deep", axes(side, 8)), (0,), 4), 1.0)
-    assert len(known.ticks) == MOST_TICKS and known.lasting <= known.ticks.keys()
+    assert len(known.ticks) == most and known.lasting <= known.ticks.keys()
     newest = CostKey(CallKey("unet_deep", axes(sides[-1], 8)), 4)
     assert newest in known.ticks, "the newest stay"
 

@@ -34,32 +34,23 @@ OPTIONS: Mapping[str, dict[str, Any]] = {
     "trailing": {"timestep_spacing": "trailing", "use_karras_sigmas": False},
     "aligned": {"use_karras_sigmas": False},
 }
-PICTURED = (
-    *("euler", "euler_karras", "euler_ays", "euler_a", "ddim", "dpmpp_2m", "dpmpp_2m_karras"),
-    *("dpmpp_2m_sde", "lcm", "tcd"),
-)
-"""Every solver, and every scheduler that differs by more than its levels."""
 QUICK = ("euler", "euler_a", "dpmpp_2m")
+"""a plain one, one that draws noise in each step, and one that keeps the last result"""
 
 
 FEW = ("lcm", "tcd")
 """for models distilled to few steps; with many steps of LCM the smallest difference grows"""
-KINDS = ("euler_a", "dpmpp_2m", "lcm")
-"""schedulers that draw noise in each step, that keep the last result, and that are for few steps"""
 
 
-def each(quick: Sequence[str], slow: Sequence[str]) -> list[Any]:
-    """Return all schedulers: `quick` in all runs, `slow` in slow runs, the others in long runs."""
+def each(quick: Sequence[str]) -> list[Any]:
+    """Return all schedulers: `quick` in all runs, the others in long runs."""
     return [
-        name
-        if name in quick
-        else pytest.param(name, marks=pytest.mark.slow if name in slow else pytest.mark.long)
-        for name in SCHEDULERS
+        name if name in quick else pytest.param(name, marks=pytest.mark.long) for name in SCHEDULERS
     ]
 
 
-EACH = each(QUICK, PICTURED)
-EACH_KIND = each(QUICK[:1], KINDS)
+EACH = each(QUICK)
+EACH_KIND = each(QUICK[:1])
 """for tests of pictures, when other tests cover every scheduler"""
 TEN_ALIGNED = (14.615, 6.315, 3.771, 2.181, 1.342, 0.862, 0.555, 0.380, 0.234, 0.113)
 

@@ -199,6 +199,7 @@ def test_a_signal_restores_the_modes_first(number: signal.Signals, tmp_path: Pat
         script = (
             "import signal\nfrom serve.render import terminal\n"
             "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+            "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
             "terminal.find('auto', False)\nimport time; time.sleep(20)"
         )
         process = run_in(there, "-c", script)

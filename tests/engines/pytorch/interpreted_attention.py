@@ -81,7 +81,7 @@ def attentions_of_any_number_of_tokens() -> Iterator[str]:
     channels, rows = 64, 2
     weight = torch.eye(channels).to(torch.float8_e4m3fn)
     scale, bias = torch.ones(channels), torch.zeros(channels)
-    for tokens in (31, 40, 988):
+    for tokens in (31, 40, 284):
         query, key, value = torch.randn(3, rows, tokens, channels).to(torch.float8_e4m3fn)
         turned = transposed_product(value, weight, scale, bias, torch.float8_e4m3fn)
         if turned.stride(1) % ALIGNED or turned.shape[1:] != (rows, tokens):

@@ -73,7 +73,8 @@ def test_a_ledger_line_may_name_loras_as_requests_do(copied: Path) -> None:
     store.join()
     write_lists(store)
     table = parquet.read_table(copied / "out/manifest.parquet")
-    assert [each["name"] for each in table["loras"][0].as_py()] == ["paper"]
+    (row,) = [row for row in table.to_pylist() if row["id"] == entry["id"]]
+    assert [each["name"] for each in row["loras"]] == ["paper"]
 
 
 def test_a_folder_in_place_of_a_picture_is_a_problem_of_the_audit(
