@@ -10,7 +10,7 @@ import pytest
 
 from tests.serve.probe_runs import report_by
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 REPLACED = "Ray Serve's controller does not answer; it is replaced"
 
 

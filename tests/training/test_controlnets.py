@@ -60,7 +60,7 @@ def test_a_shipped_net_loads_in_diffusers_and_in_engines(name: str) -> None:
     assert {key: tuple(each.shape) for key, each in net.state_dict().items()} == read.shapes
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", MAPS)
 def test_pictures_follow_maps_that_training_never_saw(name: str) -> None:
     layouts = unseen_layouts(8)

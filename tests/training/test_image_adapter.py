@@ -40,7 +40,7 @@ def test_the_shipped_adapter_is_small_and_read_by_engines() -> None:
     assert read_image_adapter(IP_ADAPTERS / FILE, find("mini")).tokens == TOKENS
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pictures_show_what_references_show_that_training_never_saw() -> None:
     scenes, pictures = unseen_references(20)
     pipeline = load(backend="torch")

@@ -119,7 +119,7 @@ def test_its_first_step_is_that_of_the_usual_switch() -> None:
     assert refined_from(asked, find("mini").scheduler) == refiner.FIRST
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_refined_pictures_of_unseen_scenes_are_as_good_as_the_models_own() -> None:
     scenes, pipe = held_out_scenes(12), load_painter()
     alone = paint_with(pipe, scenes)

@@ -121,7 +121,7 @@ def test_the_scorer_ranks_originals_first(scorer: Scorer) -> None:
     assert first >= 0.95, f"{first:.1%} of originals rank first, at least 95%"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_generated_pictures_show_their_captions(scorer: Scorer) -> None:
     check_pictures(scorer, count=40)
 

@@ -139,11 +139,20 @@ def test_metrics_of_every_process_answer_the_dashboard_and_the_alerts(http: http
     assert 'replica="' in page and 'ingress="' in page
 
 
-@pytest.mark.parametrize("examples", [3, pytest.param(30, marks=pytest.mark.long)])
-def test_schemathesis_finds_nothing(running: Service, examples: int) -> None:
+@pytest.mark.parametrize(
+    ("phases", "examples"),
+    [
+        ("examples,fuzzing,stateful", 10),
+        pytest.param("examples,coverage,fuzzing,stateful", 30, marks=pytest.mark.long),
+    ],
+    ids=["some", "all"],
+)
+def test_schemathesis_finds_nothing(running: Service, phases: str, examples: int) -> None:
+    """The phase of coverage sends thousands of requests."""
     command = [
         str(Path(sys.executable).with_name("schemathesis")),
-        *("run", f"{running.url}/openapi.json", "--max-examples", str(examples), "--no-color"),
+        *("run", f"{running.url}/openapi.json", "--no-color"),
+        *("--phases", phases, "--max-examples", str(examples)),
         *("--exclude-checks", "positive_data_acceptance"),
         *("--request-timeout", "60", "--suppress-health-check", "all", "--seed", "1"),
     ]

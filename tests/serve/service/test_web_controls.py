@@ -41,7 +41,6 @@ def add(web: Visit, name: str) -> None:
     expect(web.page.get_by_role("button", name=f"Remove {name}")).to_be_visible()
 
 
-@pytest.mark.phone
 def test_picked_maps_are_in_the_picture_and_come_back_with_it(
     listed: Visit, tmp_path: Path
 ) -> None:

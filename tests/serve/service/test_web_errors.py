@@ -35,7 +35,6 @@ def test_a_400_is_shown_at_the_field(browser: Browser, view: View) -> None:
         expect(web.page.locator("[aria-invalid]")).to_have_count(0)
 
 
-@pytest.mark.phone
 def test_a_429_says_when_to_try_again(browser: Browser, view: View, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(f"{sha256('right')} ann 1\n")
     with listening(keys=str(tmp_path / "keys")) as (url, _), visit(browser, url, view) as web:

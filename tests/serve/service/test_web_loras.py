@@ -27,7 +27,6 @@ def add(web: Visit, name: str) -> None:
     web.page.get_by_role("button", name="Add", exact=True).click()
 
 
-@pytest.mark.phone
 def test_picked_loras_are_in_the_picture_and_come_back_with_it(listed: Visit) -> None:
     page = listed.page
     add(listed, "hollow")

@@ -78,7 +78,6 @@ def is_idle(worker: Worker) -> bool:
     return worker.is_idle
 
 
-@pytest.mark.phone
 def test_cancel_frees_the_slots(slow: tuple[Visit, Worker]) -> None:
     web, worker = slow
     web.generate(PROMPT, pictures=4, steps="100")

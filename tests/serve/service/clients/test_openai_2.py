@@ -42,6 +42,7 @@ def test_these_tests_use_another_major_version() -> None:
     assert not openai.__version__.startswith("2.")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_openai_2_passes_the_same_tests(tmp_path: Path) -> None:
     packages = install_python(tmp_path, "--no-deps", *ALONE)
