@@ -114,22 +114,22 @@ SCALES = {
 }
 
 
-@pytest.mark.parametrize("guidance", [5.0, 1.0])
 @pytest.mark.parametrize(
-    ("prompts", "pictures", "scale"),
+    ("prompts", "pictures", "scale", "guidance"),
     [
-        ([ONE], ["a"], 1.0),
-        ([replace(ONE, strength=0.4)], ["a"], 0.4),
-        ([replace(OTHER, strength=0.8)], ["b"], 0.8),
-        ([ONE, replace(ONE, image="b")], [["a", "b"]], 1.0),
+        ([ONE], ["a"], 1.0, 1.0),
+        ([replace(ONE, strength=0.4)], ["a"], 0.4, 5.0),
+        ([replace(OTHER, strength=0.8)], ["b"], 0.8, 5.0),
+        ([ONE, replace(ONE, image="b")], [["a", "b"]], 1.0, 5.0),
         (
             [replace(OTHER, strength=0.5), replace(OTHER, image="a", strength=0.5)],
             [["b", "a"]],
             0.5,
+            1.0,
         ),
-        ([replace(ONE, strength=0.5), replace(OTHER, strength=0.8)], ["a", "b"], [0.5, 0.8]),
-        ([replace(ONE, strength=0.7, mode="style")], ["a"], SCALES["style"]),
-        ([replace(OTHER, strength=2.0, mode="composition")], ["b"], SCALES["composition"]),
+        ([replace(ONE, strength=0.5), replace(OTHER, strength=0.8)], ["a", "b"], [0.5, 0.8], 5.0),
+        ([replace(ONE, strength=0.7, mode="style")], ["a"], SCALES["style"], 5.0),
+        ([replace(OTHER, strength=2.0, mode="composition")], ["b"], SCALES["composition"], 1.0),
     ],
     ids=["plain", "weak", "plus", "two pictures", "two of plus", "two", "style", "composition"],
 )
