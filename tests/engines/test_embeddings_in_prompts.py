@@ -81,6 +81,7 @@ def test_an_embedding_is_as_the_words_whose_vectors_it_has(backend: str, folder:
         assert measured >= LEAST_DB, f"{params.prompt}: {measured:.1f} dB, at least {LEAST_DB}"
 
 
+@pytest.mark.slow
 def test_a_deterministic_picture_has_the_bytes_that_it_has_alone(folder: Path) -> None:
     made = pipeline("onnxruntime", folder, is_deterministic=True)
     asked = [replace(PICTURE, prompt=prompt) for prompt in (*ALIKE, "a red circle")]

@@ -91,6 +91,7 @@ def images_of(made: Pipeline, requests: Sequence[GenerationParams]) -> list[Tens
     return [each.image for each in results if each.image is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
 def test_each_picture_of_a_mixed_batch_is_that_of_its_fused_model(backend: str) -> None:
     for params, image in zip(MIXED, images_of(pipeline(backend), MIXED), strict=True):
@@ -151,6 +152,7 @@ def test_pictures_are_those_of_diffusers(
     assert measured >= LEAST_DB, f"{measured:.1f} dB, at least {LEAST_DB}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
 def test_a_deterministic_picture_has_the_bytes_that_it_has_alone(backend: str) -> None:
     """This holds also if it joins and leaves while others are in flight."""
@@ -223,6 +225,7 @@ def distance(found: Any, expected: Any) -> float:
     return float((found.latents - expected.latents).norm() / expected.latents.norm())
 
 
+@pytest.mark.slow
 def test_the_rearranged_unet_adds_the_same() -> None:
     """Integers make the comparison exact, for joined layers and separate norms."""
     plain = pipeline("torch")
@@ -240,6 +243,7 @@ MOST_DISTANCE = {"int8": 0.1, "fp8": 0.12}
 """the distance of latents with a LoRA in 8 bits; measured 0.06 and 0.07, without 0.02 and 0.04"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", list(RECIPES))
 def test_8_bit_layers_add_loras_to_what_they_rounded(
     number: str, eight_bit: Callable[[str], Pipeline]

@@ -140,6 +140,7 @@ def test_weights_outside_the_folder_or_missing_fail_the_build(
         build(order_of(ExportFolder.read(export.folder), tmp_path / "l40s"))
 
 
+@pytest.mark.slow
 def test_a_plan_that_does_not_fit_on_the_disk_is_a_full_disk(
     export: ExportFolder, tmp_path: Path
 ) -> None:

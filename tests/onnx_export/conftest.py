@@ -1,4 +1,5 @@
-"""Exports that many tests share. Each is made once in a run."""
+"""Exports that many tests share. Each is made once in a run. The tests that use them are slow,
+because the first of them traces networks for up to a minute."""
 
 from __future__ import annotations
 
@@ -20,8 +21,18 @@ from sdxl.checkpoint import Checkpoint, find
 from tests.onnx_export.exports import CachedTrace, Exports, export_tiny, write_tiny
 
 PROMPTS = ("a red circle on a blue background", "two green stars", "a ring")
+TRACED = {"tiny", "tiny_export", "tiny_exports", "exports"}
+"""fixtures of tests that trace networks"""
+FOLDER = Path(__file__).parent
 MINI_PROMPTS = 8
 """prompts that calibrate the 8-bit exports of tests: enough for the numerics, not for quality"""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        is_here = item.path.is_relative_to(FOLDER) and not item.get_closest_marker("long")
+        if is_here and TRACED.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)

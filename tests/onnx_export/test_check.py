@@ -75,7 +75,6 @@ def test_another_models_weights_are_refused(
         run(ExportFolder.read(other), tiny)
 
 
-@pytest.mark.slow
 def test_an_8_bit_graph_may_differ_as_its_rounding_differs_from_itself(
     tiny_exports: Exports, tiny: Checkpoint
 ) -> None:

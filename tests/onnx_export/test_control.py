@@ -72,7 +72,6 @@ def check(export: ExportFolder, unet: Any, name: str) -> None:
         assert torch.equal(tensor, without[output]), output
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("cut", CUTS)
 def test_both_cuts_add_residuals_as_pytorch(tiny: Checkpoint, cut: Cut, out: Path) -> None:
     export = export_tiny(tiny, out, cut=cut)
@@ -80,7 +79,6 @@ def test_both_cuts_add_residuals_as_pytorch(tiny: Checkpoint, cut: Cut, out: Pat
         check(export, tiny.part("unet"), name)
 
 
-@pytest.mark.slow
 def test_8_bit_layers_round_what_has_residuals(tiny: Checkpoint, tiny_exports: Exports) -> None:
     export = tiny_exports("int8")
     for name in CONTROLLED:
@@ -89,7 +87,6 @@ def test_8_bit_layers_round_what_has_residuals(tiny: Checkpoint, tiny_exports: E
         check(export, unet, name)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("precision", list(MOST_OF_A_NET))
 def test_a_net_is_made_from_the_way_down(
     tiny: Checkpoint, tiny_exports: Exports, precision: str, tmp_path: Path

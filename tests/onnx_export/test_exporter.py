@@ -111,7 +111,6 @@ def test_graphs_hold_no_weights(tiny_export: ExportFolder) -> None:
         assert inside < 20_000, f"{name}: {inside} bytes of constants, at most 20000"
 
 
-@pytest.mark.slow
 def test_weights_stored_as_float32_are_halved_in_the_graph(tiny: Checkpoint, out: Path) -> None:
     """The embedded model's text encoders are stored in float32."""
     mixed = copy_of(tiny, out.with_name("mixed"))

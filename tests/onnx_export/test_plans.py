@@ -60,7 +60,6 @@ def test_both_unets_in_eight_bits_build(
     builds(exports(precision), name, tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
 def test_a_small_unet_in_eight_bits_builds_with_residuals(
     tiny_exports: Exports, tmp_path: Path, precision: str

@@ -231,7 +231,6 @@ def folder(request: pytest.FixtureRequest, tiny_exports: Exports) -> ExportFolde
     return tiny_exports(request.param)
 
 
-@pytest.mark.slow
 def test_graphs_quantise_what_the_report_says(folder: ExportFolder) -> None:
     rows = json.loads((folder.folder / REPORT).read_text())
     expected = {row["layer"] for row in rows if row["became"] == folder.precision}
@@ -257,7 +256,6 @@ def behind(weight: ir.Value) -> list[ir.Node]:
     return behind(nodes[0].outputs[0]) if nodes[0].op_type == "Transpose" else nodes
 
 
-@pytest.mark.slow
 def test_deep_and_shallow_share_the_quantised_weights(folder: ExportFolder) -> None:
     places = []
     for name in ("unet_deep", "unet_shallow"):
@@ -276,7 +274,6 @@ def test_deep_and_shallow_share_the_quantised_weights(folder: ExportFolder) -> N
     assert set(shallow) <= set(deep)
 
 
-@pytest.mark.slow
 def test_what_is_not_quantised_stays_in_the_checkpoints_file(folder: ExportFolder) -> None:
     written = load_file(folder.folder / changed_file("unet"))
     layers = {key.removesuffix(INPUT_SCALE) for key in written if key.endswith(INPUT_SCALE)}
@@ -284,7 +281,6 @@ def test_what_is_not_quantised_stays_in_the_checkpoints_file(folder: ExportFolde
     assert set(written) <= {layer + kind for layer in layers for kind in kinds}
 
 
-@pytest.mark.slow
 def test_what_only_pytorch_takes_in_8_bits_lies_beside_the_graphs(
     folder: ExportFolder, tiny: Checkpoint
 ) -> None:
@@ -351,7 +347,6 @@ def test_each_line_of_a_file_is_a_prompt(tiny: Checkpoint, tmp_path: Path) -> No
         calibration_prompts(tiny, tmp_path / "gone.txt", INT8)
 
 
-@pytest.mark.slow
 def test_only_the_unet_is_quantised(tiny_exports: Exports) -> None:
     half, *others = (tiny_exports(precision).graphs for precision in ("fp16", *NUMBERS))
     for name in ("clip_l", "clip_g", *VAE):

@@ -53,7 +53,6 @@ def test_a_graph_names_no_place_of_its_making(name: str, graphs: dict[str, ir.Mo
         assert not node.metadata_props and not node.doc_string, node.name
 
 
-@pytest.mark.slow
 def test_weights_have_no_part_in_a_graph(tiny: Checkpoint, graphs: dict[str, ir.Model]) -> None:
     """An optimiser that saw the weights would fold zeros away and merge equal tensors."""
     network = networks_of("vae", tiny.part("vae"))["vae_decoder"]

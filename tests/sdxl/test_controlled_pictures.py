@@ -198,6 +198,7 @@ def test_pictures_in_flight_equal_those_alone(model: Pipeline) -> None:
     assert max(len(group.ids) for group in nets) >= 3, "pictures with one net share its call"
 
 
+@pytest.mark.slow
 def test_a_deterministic_picture_has_the_bytes_that_it_has_alone(model: Pipeline) -> None:
     assert_deterministic(model, MIXED)
 
@@ -267,6 +268,7 @@ def test_nets_are_loaded_once_and_dropped_for_others(model: Pipeline, nets: dict
     assert small.loads == 3
 
 
+@pytest.mark.slow
 def test_onnxruntime_makes_the_same_pictures(model: Pipeline) -> None:
     """Also with LoRAs."""
     lora, locon = (Lora("outlined"),), (Lora("hollow", 0.5),)

@@ -203,6 +203,7 @@ def test_pictures_in_flight_equal_those_alone(model: Pipeline) -> None:
     assert_as_alone(model, model.generate(MIXED), MIXED)
 
 
+@pytest.mark.slow
 def test_a_deterministic_picture_has_the_bytes_that_it_has_alone(model: Pipeline) -> None:
     assert_deterministic(model, MIXED)
 
@@ -275,6 +276,7 @@ def test_a_picture_of_several_requests_is_encoded_once(model: Pipeline) -> None:
     assert adapter.encode(FILES["a"]) is adapter.encode(FILES["a"])
 
 
+@pytest.mark.slow
 def test_onnxruntime_makes_the_same_pictures(model: Pipeline) -> None:
     """Also with LoRAs and ControlNets."""
     assert_as_in_onnxruntime(model, MIXED)

@@ -216,6 +216,7 @@ def test_what_a_request_adds_acts_until_the_refiner_takes_over(
     assert psnr(plain, same) >= 60 and psnr(half, other) < 40
 
 
+@pytest.mark.slow
 def test_bytes_do_not_depend_on_neighbours(model: Pipeline) -> None:
     assert_deterministic(model, MIXED)
 

@@ -214,6 +214,7 @@ def test_clips_vocabulary_is_the_published_one(tmp_path: Path) -> None:
     assert Tokenizer.from_folder(tmp_path / "second").pad == 0
 
 
+@pytest.mark.slow
 def test_a_single_file_paints_the_folders_pictures(tmp_path: Path) -> None:
     from engines import load
     from sdxl.params import GenerationParams

@@ -45,6 +45,7 @@ def drawn(model: Pipeline, **fields: Any) -> Any:
     return to_pixels(result.image)
 
 
+@pytest.mark.slow
 def test_a_request_is_refined_as_in_the_pipeline(refining: Worker) -> None:
     file = picture_in(post(refining, {**QUICK, **FIELDS}))
     assert np.abs(drawn(refining.pipeline).astype(int) - pixels(file)).max() < 2

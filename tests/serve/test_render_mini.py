@@ -57,6 +57,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_fresh_process_renders(tmp_path: Path) -> None:
     done = run(tmp_path, "a red circle on a blue background", *QUICK, "--json", "--out", "pictures")
     assert done.returncode == 0 and done.stderr.count("\n") == 1, done.stderr

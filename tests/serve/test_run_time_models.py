@@ -238,6 +238,7 @@ async def test_two_that_load_a_model_at_once_get_the_same(worker: Worker, folder
         assert await ids(http) == ["sdxl-mini", "other"]
 
 
+@pytest.mark.slow
 async def test_models_come_and_go_and_no_request_is_lost(worker: Worker, folder: Path) -> None:
     pool, statuses, is_over = FakePool(), Counter[Any](), asyncio.Event()
     async with client_of(app_of(worker, pool, folder)) as http:

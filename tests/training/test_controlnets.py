@@ -75,6 +75,7 @@ def test_pictures_follow_maps_that_training_never_saw(name: str) -> None:
     assert without <= MOST_WITHOUT[name], f"IoU {without:.3f} without the net"
 
 
+@pytest.mark.slow
 def test_the_nets_are_trained_from_the_weights_in_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -233,6 +233,7 @@ def test_a_style_is_trained_from_the_weights_in_the_package(tmp_path: Path) -> N
     assert changed == [name for name in weights if TRANSFORMERS in name]
 
 
+@pytest.mark.slow
 def test_negative_and_dusk_are_trained_from_the_weights_in_the_package(tmp_path: Path) -> None:
     step = Schedule(steps=2, peak_rate=1e-3, seed=1)
     plan = replace(

@@ -69,6 +69,7 @@ def test_an_untrained_refiner_predicts_what_the_model_does() -> None:
     assert distance < 1e-3, f"differs by {distance:.2e}, allowed 1e-3"
 
 
+@pytest.mark.slow
 def test_the_refiner_is_trained_from_the_weights_in_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

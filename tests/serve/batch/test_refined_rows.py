@@ -25,6 +25,7 @@ from tests.serve.batch.test_row_controls import Noting
 SIZE: dict[str, Any] = {"width": 128, "height": 128}
 
 
+@pytest.mark.slow
 def test_rows_with_deep_steps_and_a_refiner_are_as_from_the_pipeline(tmp_path: Path) -> None:
     folder = write_refiner(tmp_path / "small")
     model = engines.load("mini", "torch", refiner=str(folder))
