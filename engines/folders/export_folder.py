@@ -21,8 +21,8 @@ from sdxl.specs import ModelSpec
 FILE = "export.json"
 T = TypeVar("T")
 HASHED_AT_ONCE = 4
-TRIES = 3
-"""More than one, because another export that links the same weights changes their ctime."""
+TRIES = 10
+"""Several, because each other export that links the same weights changes their ctime."""
 
 WEIGHT, SCALE = ".weight", ".weight_scale"
 INPUT_SCALE, SMOOTHING = ".input_scale", ".input_smoothing"
