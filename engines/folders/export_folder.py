@@ -22,7 +22,7 @@ FILE = "export.json"
 T = TypeVar("T")
 HASHED_AT_ONCE = 4
 TRIES = 10
-"""Several, because each other export that links the same weights changes their ctime."""
+"""More than a few: each export that links to the same weights changes their ctime."""
 
 WEIGHT, SCALE = ".weight", ".weight_scale"
 INPUT_SCALE, SMOOTHING = ".input_scale", ".input_smoothing"
