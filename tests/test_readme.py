@@ -75,7 +75,7 @@ def test_every_command_works_in_an_empty_folder_with_a_foreign_checkpoint(tmp_pa
     rows = [{"id": str(i), "prompt": "a red circle", "steps": 4} for i in range(8)]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "docs").mkdir()
-    for name in ("drawing.png", "demo_captions.txt"):
+    for name in ("drawing.png", "reference.png", "demo_captions.txt"):
         copyfile(ROOT / "docs" / name, tmp_path / "docs" / name)
     lines = list(filter(is_run, typed()))
     (library,) = (text for text in blocks(DOCUMENTS[1], "python") if "from engines" in text)
