@@ -16,6 +16,7 @@ from ray.serve import Application
 
 from serve.fleet.router import ROUTING
 from serve.front.api import AddRoutes
+from serve.front.handover import FRONT
 from serve.front.ingress import ImageIngress
 from serve.front.results import folder_of, mark
 from serve.llm.deployment import place_llm
@@ -47,8 +48,7 @@ def application(settings: ServeSettings) -> Application:
     taken, bound_llm = place_llm(settings, gpus)
     models = image_models(settings)
     replicas = bind_replicas(models, is_gpu, gpus - taken)
-    front = ray_serve.ingress()(ImageIngress)
-    ingress = ray_serve.deployment(name="ImageIngress")(front).options(
+    ingress = ray_serve.deployment(name=FRONT)(ray_serve.ingress()(ImageIngress)).options(
         num_replicas=settings.ingresses,
         # Otherwise Ray may place all of them on one node.
         max_replicas_per_node=math.ceil(settings.ingresses / nodes),
@@ -69,13 +69,10 @@ def bind_replicas(models: Sequence[ImageModel], is_gpu: bool, gpus: int) -> list
     """Bind a deployment for each model."""
     fewest = fewest_of([model.settings for model in models], is_gpu, gpus)
     most = sum(m.settings.max_replicas or few for m, few in zip(models, fewest, strict=True))
-    named = zip(models, deployment_names(models), fewest, strict=True)
+    gpu = GPU_AT_START if models[0].settings.models_dir else 1
     return [
-        replicas_of(
-            *(model.settings, name, few, is_gpu, most),
-            GPU_AT_START if model.settings.models_dir else 1,
-        ).bind(model.settings)
-        for model, name, few in named
+        replicas_of(model.settings, name, few, is_gpu, most, gpu).bind(model.settings)
+        for model, name, few in zip(models, deployment_names(models), fewest, strict=True)
     ]
 
 

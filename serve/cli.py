@@ -13,7 +13,6 @@ import signal
 import socket
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -57,9 +56,7 @@ RAY_ENVIRONMENT = {
 }
 ON_LOOPBACK = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 """On a single node Ray's processes listen on loopback only."""
-QUIET = {"log_level": "WARNING", "enable_access_log": False}
-"""Ray's log settings; ours are in serve/logs.py."""
-APPLICATION, FRONT = "default", "ImageIngress"
+APPLICATION = "default"
 WATCH_S = 1.0
 READY_TIMEOUT_S = 60.0
 """Time from loaded replicas to an answer over HTTP."""
@@ -165,10 +162,10 @@ def start(settings: ServeSettings, watch: ClusterWatch) -> None:
     ray_serve.start(
         proxy_location="HeadOnly",
         http_options={"host": settings.host, "port": settings.port},
-        logging_config=QUIET,
+        logging_config=logs.OF_RAY,
     )
     try:
-        ray_serve.run(application(settings), logging_config=QUIET)
+        ray_serve.run(application(settings), logging_config=logs.OF_RAY)
     except RuntimeError as error:
         wait_for_replacements(error)
 
@@ -239,7 +236,7 @@ def until_ready(settings: ServeSettings) -> str:
             if ready.get("llm") == "unavailable":
                 say(f"the language model {settings.llm!r} failed; pictures are served without it")
             return url
-        except (OSError, urllib.error.URLError) as error:
+        except OSError as error:
             if time.monotonic() > until_s:
                 raise ServeFailed(f"{url}/readyz: {error}") from error
             time.sleep(0.1)
@@ -273,6 +270,8 @@ def stop(settings: ServeSettings, watch: ClusterWatch) -> None:
 def front() -> Any:
     """Return a handle to the HTTP fronts if one runs: `start` may not have returned."""
     from ray import serve as ray_serve
+
+    from serve.front.handover import FRONT
 
     application = ray_serve.status().applications.get(APPLICATION)
     fronts = application and application.deployments.get(FRONT)

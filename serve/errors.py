@@ -43,14 +43,8 @@ class Problem(Exception):
         return {name: getattr(self, name) for name in names}
 
     def body(self) -> dict[str, Any]:
-        return {
-            "error": {
-                "message": self.message,
-                "type": self.type,
-                "param": self.param,
-                "code": self.code,
-            }
-        }
+        names = ("message", "type", "param", "code")
+        return {"error": {name: getattr(self, name) for name in names}}
 
     def headers(self) -> dict[str, str]:
         headers = {}
@@ -92,21 +86,12 @@ def of_status(status: int) -> Problem:
     return Problem(status, f"{phrase}.", None, phrase.lower().replace(" ", "_"))
 
 
-def no_such_path(method: str, path: str, hint: str) -> Problem:
-    return Problem(404, f"{method} {path[:100]} is not served here; {hint}.", None, "not_found")
-
-
 def unexpected() -> Problem:
     return Problem(500, "The server failed; its log says why.", None, "internal_error")
 
 
 def starting() -> Problem:
     return Problem(503, "The model is still loading.", None, "starting", 5.0)
-
-
-def no_routes() -> Problem:
-    """Make the error of a proxy that has just started."""
-    return Problem(503, "The service is starting.", None, "starting", 1.0)
 
 
 def other_model() -> Problem:

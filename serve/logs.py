@@ -9,11 +9,14 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
+from typing import Any
 
 PACKAGES = ("serve", "engines", "sdxl")
 TEXT, JSON = FORMATS = ("text", "json")
 VARIABLE = "SDXL_LOG_FORMAT"
 """Environment variable with the format, for Ray's proxy, which has no settings."""
+OF_RAY: dict[str, Any] = {"log_level": "WARNING", "enable_access_log": False}
+"""Settings of Ray Serve's own log."""
 FIELDS = "fields"
 """Key in a record's `extra`: a dict of further fields for JSON lines."""
 

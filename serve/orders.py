@@ -129,7 +129,6 @@ class ModelCard:
 
     id: str
     sizes: Sizes
-    created: int = 0
     engines: dict[str, Any] = field(default_factory=dict)
     why_slower: str = ""
     """why TensorRT does not run; empty if it runs or cannot run here"""

@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray import serve as ray_serve
 
-from serve import errors
+from serve import errors, logs
 from serve.errors import Problem
 from serve.fleet.replicas import Replicas
 from serve.models import ImageModel, image_models
@@ -22,11 +22,10 @@ from serve.ray_errors import last_error
 from serve.replica_deployment import GPU_EACH, replicas_of, uses_gpu
 from serve.run_time_models import PREFIX, application_name, model_in
 from serve.settings import ServeSettings
-from serve.worker.run_time_replica import RunTimeReplica
+from serve.worker.replica import RunTimeReplica
 
 log = logging.getLogger(__name__)
 
-QUIET: dict[str, Any] = {"log_level": "WARNING", "enable_access_log": False}
 POLL_S = 0.5
 RUNNING, UNHEALTHY, DEPLOYING, FAILED = "RUNNING", "UNHEALTHY", "DEPLOYING", "DEPLOY_FAILED"
 DELETING, ABSENT = "DELETING", ""
@@ -87,7 +86,7 @@ class RayModels:
         }
         bound = replicas.options(**options).bind(model.settings)
         ray_serve.api._run(
-            bound, _blocking=False, name=name, route_prefix=None, logging_config=QUIET
+            bound, _blocking=False, name=name, route_prefix=None, logging_config=logs.OF_RAY
         )
 
     async def unload(self, model: ImageModel) -> None:

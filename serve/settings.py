@@ -40,25 +40,19 @@ DEVICES = ("auto", "gpu", "cpu")
 MAX_N = 10
 """OpenAI's limit of images in a request."""
 LLM_BACKENDS = ("auto", "transformers", "tensorrt-llm")
+CHOICES: Mapping[str, Sequence[str]] = {
+    "device": DEVICES,
+    "llm_backend": LLM_BACKENDS,
+    "log_format": FORMATS,
+    "safety": SAFETY,
+}
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 FORM_BYTES = 4096
 """Bytes that a form adds to a file."""
 Tables = Sequence[Mapping[str, Any]]
 OF_A_MODEL = (
-    *(
-        "model",
-        "vae",
-        "backend",
-        "precision",
-        "engines",
-        "unchecked",
-        "loras",
-        "controlnets",
-        "ip_adapters",
-        "refiner",
-        "torch_options",
-    ),
-    *("safety", "safety_checker"),
+    *("model", "vae", "backend", "precision", "engines", "unchecked", "torch_options"),
+    *("loras", "controlnets", "ip_adapters", "refiner", "safety", "safety_checker"),
     *("deterministic", "replicas", "max_replicas", "target_queue_s", "max_side", "max_steps"),
 )
 """Settings that a table of `models` may override."""
@@ -175,10 +169,9 @@ class ServeSettings:
             if each.name != MODELS:
                 check(each.name, getattr(self, each.name), TYPES[each.name], each.metadata)
         check_backend(self.backend)
-        if self.llm_backend not in LLM_BACKENDS:
-            raise InvalidParams.unknown("llm_backend", self.llm_backend, LLM_BACKENDS)
-        if self.device not in DEVICES:
-            raise InvalidParams.unknown("device", self.device, DEVICES)
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise InvalidParams.unknown(name, getattr(self, name), known)
         if self.max_replicas and self.max_replicas < max(self.replicas, 1):
             raise InvalidParams("max_replicas", self.max_replicas, "must be at least `replicas`")
         if self.max_replicas and not self.target_queue_s:
@@ -187,10 +180,6 @@ class ServeSettings:
             needed = "must be at least `llm_replicas`"
             raise InvalidParams("llm_max_replicas", self.llm_max_replicas, needed)
         _ = self.marks, self.alias_table, self.of_models
-        if self.safety not in SAFETY:
-            raise InvalidParams.unknown("safety", self.safety, SAFETY)
-        if self.log_format not in FORMATS:
-            raise InvalidParams.unknown("log_format", self.log_format, FORMATS)
         if self.max_bodies_bytes and self.max_bodies_bytes < 2 * self.largest_body:
             needed = f"must be at least {2 * self.largest_body}, two of the largest bodies; or 0"
             raise InvalidParams("max_bodies_bytes", self.max_bodies_bytes, needed)
@@ -257,6 +246,7 @@ COMMON_FLAGS = (
     *("--loras", "--llm", "--keys", "--insecure", "--aliases", "--sdapi", "--batches-dir"),
 )
 TYPES: Mapping[str, type] = get_type_hints(ServeSettings)
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 MODEL_FLAG, MODELS = "model", "models"
 
 
@@ -271,21 +261,15 @@ def check_tables(tables: object) -> None:
                 raise InvalidParams.unknown(MODELS, name, OF_A_MODEL)
 
 
-def check(name: str, value: object, kind: type, limits: Mapping[str, Any]) -> None:
+def check(name: str, value: Any, kind: type, limits: Mapping[str, Any]) -> None:
     low, high = limits["low"], limits["high"]
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    is_kind = is_number if kind is float else isinstance(value, kind)
-    if not is_kind or (kind is int and isinstance(value, bool)):
-        raise InvalidParams(name, value, f"must be {describe(kind)}")
-    if low is not None and not (isinstance(value, int | float) and low <= value < float("inf")):
+    accepted = int | float if kind is float else kind
+    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+        raise InvalidParams(name, value, f"must be {KINDS[kind]}")
+    if low is not None and not low <= value < math.inf:
         raise InvalidParams(name, value, f"must be at least {low}")
-    if isinstance(value, int | float) and value > high:
+    if low is not None and value > high:
         raise InvalidParams(name, value, f"must be at most {high}")
-
-
-def describe(kind: type) -> str:
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    return names[kind]
 
 
 def is_loopback(host: str) -> bool:
@@ -348,7 +332,7 @@ def parse(key: str, text: str) -> Any:
     try:
         return kind(text)
     except ValueError:
-        raise InvalidParams(key, text, f"must be {describe(kind)}") from None
+        raise InvalidParams(key, text, f"must be {KINDS[kind]}") from None
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

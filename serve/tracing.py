@@ -45,27 +45,6 @@ def tracer_to(address: str) -> Tracer | None:
     return provider.get_tracer(__name__)
 
 
-def begin(tracer: Tracer, name: str, headers: Mapping[str, str]) -> Span:
-    """Begin a request's span, inside the client's trace if it names one."""
-    from opentelemetry.trace import SpanKind
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-    context = TraceContextTextMapPropagator().extract(headers)
-    return tracer.start_span(name, context, kind=SpanKind.SERVER)
-
-
-def traceparent(span: Span) -> str:
-    """Return the W3C traceparent of the span for another process; "" if it is not recorded."""
-    from opentelemetry.trace import set_span_in_context
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-    if not span.is_recording():
-        return ""
-    carrier: dict[str, str] = {}
-    TraceContextTextMapPropagator().inject(carrier, set_span_in_context(span))
-    return carrier["traceparent"]
-
-
 def record(
     tracer: Tracer,
     parent: str,

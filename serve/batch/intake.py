@@ -22,9 +22,9 @@ from serve.batch.reading import COLUMNS, ID, Record
 from serve.batch.row_controls import CONTROLS, controls_in, locate_pictures
 from serve.batch.rows import BatchRow, Maps, ShardPiece, checked_id, content_id, seed_of
 from serve.errors import Problem, invalid, of_params, schema_words
-from serve.front.attached_pictures import take_pictures
 from serve.front.image_orders import check_limits, params_of, served_sizes
 from serve.front.openai_images import ImageRequest
+from serve.front.sent_pictures import take_pictures
 from serve.orders import ModelCard
 from serve.settings import ServeSettings
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from threading import Lock
-
-from sdxl.fleet import ASK_PERIOD_S as ASK_PERIOD_S
 
 SILENCE_S = 1.5
 """A replica that has not answered for this long comes last, until its next answer."""
@@ -75,16 +73,18 @@ class Liveness:
 
     @property
     def has_silent(self) -> bool:
-        with self._lock:
-            names = self._heard_s.keys() - self._leaving
-        return any(map(self.is_silent, names))
+        return any(self._silences())
 
     @property
     def has_any(self) -> bool:
         """Whether any replica answers."""
+        return not all(self._silences())
+
+    def _silences(self) -> Iterator[bool]:
+        """Return for each staying replica whether it is silent."""
         with self._lock:
             names = self._heard_s.keys() - self._leaving
-        return not all(map(self.is_silent, names))
+        return map(self.is_silent, names)
 
     # -- the replica of each request --------------------------------------------------------
 

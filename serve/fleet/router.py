@@ -27,7 +27,7 @@ from ray.serve.request_router import (
     RunningReplica,
 )
 
-from sdxl.fleet import ASKED, Loads, hashed, homes, replicas_to_ask
+from sdxl.fleet import ASK_PERIOD_S, ASKED, Loads, hashed, homes, replicas_to_ask
 from serve.fleet import liveness
 from serve.orders import ImageOrder, KeptFile
 
@@ -122,13 +122,16 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
             # In a new context: these queries are not part of this request.
             asking = self._query_periodically(pending_request.metadata)
             self._query_task = asyncio.create_task(asking, context=Context())
-        table, now = self._update_table(candidate_replicas), time.monotonic()
+        if candidate_replicas is not self._table.replicas:
+            self._table = LoadTable(candidate_replicas, self._table)
+        table, now = self._table, time.monotonic()
         places, file = table.answered, None
         if pending_request is not None and pending_request.metadata.is_http_request:
             # A front end on this node is as good as any; for replicas, load matters more.
             places = self._places_on_node(table)
         elif pending_request is not None:
-            file = kept_file(pending_request.args)
+            order = pending_request.args[0] if pending_request.args else None
+            file = order.kept_file if isinstance(order, ImageOrder) else None
         ranked = table.ranked(places, now, file, self._rng)
         if all(map(self._is_silent, ranked)):
             answering = [
@@ -137,11 +140,6 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
             others = np.array(answering) if answering else table.answered
             ranked = table.ranked(others, now, None, self._rng)
         return [[replica] for replica in sorted(ranked, key=self._is_silent)]
-
-    def _update_table(self, replicas: Sequence[RunningReplica]) -> LoadTable:
-        if replicas is not self._table.replicas:
-            self._table = LoadTable(replicas, self._table)
-        return self._table
 
     def _places_on_node(self, table: LoadTable) -> Any:
         near = [
@@ -189,7 +187,7 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
                 # A hanging replica is not queried again before it has answered.
                 if id_ not in self._queries:
                     self._queries[id_] = asyncio.create_task(self._query(replica, like))
-            await asyncio.sleep(liveness.ASK_PERIOD_S)
+            await asyncio.sleep(ASK_PERIOD_S)
             if len(replicas) > ASKED:
                 self._table.take_answers(began_s)
 
@@ -237,11 +235,6 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
         report: Mapping[str, float]
         report = await replica.try_send_request(question, with_rejection=False).get_async()
         return report
-
-
-def kept_file(args: Sequence[Any]) -> KeptFile | None:
-    """Return the kept file that an order needs, which decides where it goes; None without one."""
-    return args[0].kept_file if args and isinstance(args[0], ImageOrder) else None
 
 
 CONTROLLER_PERIOD_S = 10.0

@@ -46,7 +46,6 @@ from serve.front.openai_images import (
 from serve.front.page import add_pages
 from serve.front.probes import add_probe_routes
 from serve.front.request_reader import RequestReader
-from serve.front.request_tracing import RequestTracing
 from serve.front.results import ResultStore, folder_of
 from serve.front.sent_pictures import DecodingThread
 from serve.front.served_models import ServedModel, ServedModels
@@ -143,6 +142,9 @@ def create_app(
     app.add_middleware(Access, keyring=keyring, hosts=Hosts.of(settings))
     tracer = tracer_to(settings.trace_to)
     if tracer is not None:
+        # Imported here, since it loads OpenTelemetry.
+        from serve.front.request_tracing import RequestTracing
+
         app.add_middleware(RequestTracing, tracer=tracer)
     app.add_middleware(ErrorEnvelope, front=front)
     app.add_exception_handler(Problem, answer_problem)
@@ -205,7 +207,7 @@ def add_off_routes(app: FastAPI) -> None:
 def add_model_routes(
     app: FastAPI, models: ServedModels, settings: ServeSettings, llm: str | None
 ) -> None:
-    texts = [Model(id=llm, created=0)] if llm else []
+    texts = [Model(id=llm)] if llm else []
 
     @app.get("/v1/models", response_model_exclude_none=True)
     async def list_models() -> ModelList:
@@ -255,8 +257,7 @@ def add_result_route(app: FastAPI, store: ResultStore) -> None:
 
 def model_of(model: ServedModel, card: ModelCard) -> Model:
     limits = ImageLimits.of(card, model.settings)
-    running = RunningEngines.of(card)
-    return Model(id=model.id, created=card.created, images=limits, engines=running)
+    return Model(id=model.id, images=limits, engines=RunningEngines.of(card))
 
 
 async def answer_problem(request: Request, problem: Exception) -> Response:
@@ -288,8 +289,10 @@ async def answer_status(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     problem = errors.of_status(error.status_code)
     if error.status_code == 404:
-        method, path = request.method, request.url.path
-        problem = errors.no_such_path(method, path, hint_for(path, request.app.routes))
+        path = request.url.path
+        hint = hint_for(path, request.app.routes)
+        message = f"{request.method} {path[:100]} is not served here; {hint}."
+        problem = Problem(404, message, None, "not_found")
     answer = refusal(request.scope["state"], problem)
     answer.headers.update(error.headers or {})
     if error.status_code == 405:

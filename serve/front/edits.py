@@ -23,10 +23,9 @@ from sdxl.prompt_pictures import check_pictures
 from sdxl.source import GivenImage, SourceImage
 from serve import errors
 from serve.errors import Problem, invalid
-from serve.front.attached_pictures import FILES, take_pictures
 from serve.front.image_orders import params_of, served_sizes
 from serve.front.openai_images import NEEDED_UNICODE, ImageRequest, has_surrogate
-from serve.front.sent_pictures import DATA_URL_ONLY, file_in
+from serve.front.sent_pictures import DATA_URL_ONLY, FILES, file_in, take_pictures
 from serve.orders import ModelCard
 from serve.settings import ServeSettings
 

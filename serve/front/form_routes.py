@@ -19,12 +19,11 @@ from sdxl.controls import Control
 from sdxl.infotext import read_metadata
 from sdxl.model_names import MINI_NAME
 from serve.errors import invalid
-from serve.front.attached_pictures import preview_of
 from serve.front.generations import collect
 from serve.front.image_orders import check_characters, orders_of
 from serve.front.openai_images import ImageRequest, Reply, RequestModel
 from serve.front.pictures import PicturesResponse
-from serve.front.sent_pictures import DATA_URL_ONLY, DecodingThread, file_in
+from serve.front.sent_pictures import DATA_URL_ONLY, DecodingThread, file_in, preview_of
 from serve.front.served_models import ServedModel, ServedModels
 
 EMBEDDED = (

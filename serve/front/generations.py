@@ -62,7 +62,9 @@ class Generations:
 
         orders = orders_from(asked, deadline_s)
         if asked.response_format == "url":
-            await asyncio.to_thread(self.store.check_room, most_bytes(orders))
+            # A file has at most about 3 bytes a pixel; metadata is small.
+            most = sum(3 * order.result_pixels for order in orders)
+            await asyncio.to_thread(self.store.check_room, most)
         take_rate(self.limiter, request, len(orders), work_of(orders, read.card))
         if asked.expand_prompt:
             began_s = time.monotonic()
@@ -73,13 +75,13 @@ class Generations:
         done = await collect(model.backend, orders)
         if is_bare:
             return Response(done[0].image, media_type=MEDIA[asked.format])
-        if asked.response_format != "url":
-            reply = reply_of(asked, done)
-            return PicturesResponse(text_of(reply), [picture.image for picture in done])
-        origin = origin_of(request, self.settings.public_url)
-        names = [await asyncio.to_thread(self.store.put, each.image, asked.format) for each in done]
-        urls = [f"{origin}/v1/results/{name}" for name in names]
-        return Response(text_of(reply_of(asked, done, urls)), media_type="application/json")
+        origin, urls = origin_of(request, self.settings.public_url), list[str]()
+        if asked.response_format == "url":
+            for each in done:
+                name = await asyncio.to_thread(self.store.put, each.image, asked.format)
+                urls.append(f"{origin}/v1/results/{name}")
+        text = reply_of(asked, done, urls).model_dump_json(exclude_none=True).encode()
+        return PicturesResponse(text, [] if urls else [each.image for each in done])
 
     async def _expand(self, asked: ImageRequest, seed: int) -> ImageRequest:
         """Return the request with its prompt expanded."""
@@ -144,10 +146,6 @@ def reply_of(
     )
 
 
-def text_of(reply: ImagesResponse) -> bytes:
-    return reply.model_dump_json(exclude_none=True).encode()
-
-
 async def stream_pictures(
     asked: ImageRequest, orders: Sequence[ImageOrder], backend: ImageBackend
 ) -> Response:
@@ -178,11 +176,6 @@ def marks_of(request: Request, model: ImageModel) -> dict[str, Any]:
         "client": client,
         "weight": weight,
     }
-
-
-def most_bytes(orders: Sequence[ImageOrder]) -> int:
-    """Return about the largest possible size of all files: 3 bytes a pixel; metadata is small."""
-    return sum(3 * order.result_pixels for order in orders)
 
 
 def work_of(orders: Sequence[ImageOrder], card: ModelCard) -> float:

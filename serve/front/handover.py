@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from collections import Counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,6 +16,7 @@ from serve.errors import Problem
 from serve.fleet import liveness
 from serve.fleet.beats import SILENCE_S
 from serve.fleet.liveness import Liveness
+from serve.front.error_envelope import request_id, response
 from serve.front.trimming import Trimming
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Handover:
 
     async def _try_fronts(self, body: Body, scope: Scope, send: Send) -> None:
         until_s = time.monotonic() + PATIENCE_S
-        name = id_of(scope)
+        name = request_id(scope)
         others = [(key, value) for key, value in scope["headers"] if key != REQUEST_ID]
         scope["headers"] = [*others, (REQUEST_ID, name.encode("latin-1"))]
         while True:
@@ -67,9 +67,8 @@ class Handover:
             if attempt.has_begun or body.is_over or not body.is_kept:
                 return
             if time.monotonic() > until_s:
-                await answer(
-                    Problem(503, "No front end could answer.", None, "unavailable", 5.0), send
-                )
+                problem = Problem(503, "No front end could answer.", None, "unavailable", 5.0)
+                await response(problem)(scope, attempt.receive, send)
                 return
             log.warning("%s: the front end was lost; the request is retried", name)
             await asyncio.sleep(PAUSE_S)
@@ -165,19 +164,3 @@ class Attempt:
         if not self._is_left.is_set():
             self.has_begun = True
             await self._send(message)
-
-
-def id_of(scope: Scope) -> str:
-    """Return the client's id, or a new one."""
-    given = dict(scope["headers"]).get(REQUEST_ID, b"").decode("latin-1")
-    return given or str(uuid.uuid4())
-
-
-async def answer(problem: Problem, send: Send) -> None:
-    from serve.front.error_envelope import response
-
-    whole = response(problem)
-    await send(
-        {"type": "http.response.start", "status": problem.status, "headers": whole.raw_headers}
-    )
-    await send({"type": "http.response.body", "body": whole.body})

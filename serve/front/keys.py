@@ -32,8 +32,10 @@ NEEDED = (
 )
 NAME = re.compile(r"[\w.-]{1,64}")
 PREFIX = "sk-sdxl-"
-MIN_WORK, MAX_RATE = 0.001, 10**9 - 1
+MAX_RATE = 10**9 - 1
 MIN_WEIGHT, MAX_WEIGHT = 0.01, 100
+BOUNDS = {"rate": (1, MAX_RATE), "work": (0.001, MAX_RATE), "weight": (MIN_WEIGHT, MAX_WEIGHT)}
+"""Bounds of the flags of `sdxl key`."""
 
 
 @dataclass(frozen=True)
@@ -157,14 +159,10 @@ def main(argv: Sequence[str]) -> int:
         raise InvalidParams(
             "name", options.name, "must consist of letters, digits, dots and dashes"
         )
-    if options.rate is not None and not 1 <= options.rate <= MAX_RATE:
-        raise InvalidParams("rate", options.rate, f"must be a number from 1 to {MAX_RATE}")
-    if options.work is not None and not MIN_WORK <= options.work <= MAX_RATE:
-        needed = f"must be a number from {MIN_WORK} to {MAX_RATE}"
-        raise InvalidParams("work", options.work, needed)
-    if not MIN_WEIGHT <= options.weight <= MAX_WEIGHT:
-        needed = f"must be a number from {MIN_WEIGHT} to {MAX_WEIGHT}"
-        raise InvalidParams("weight", options.weight, needed)
+    for flag, (low, high) in BOUNDS.items():
+        value = getattr(options, flag)
+        if value is not None and not low <= value <= high:
+            raise InvalidParams(flag, value, f"must be a number from {low} to {high}")
     secret = PREFIX + secrets.token_urlsafe(32)
     append(Path(options.file), line_of(options.name, sha256(secret), options))
     print(secret)

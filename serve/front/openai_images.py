@@ -473,7 +473,7 @@ def controls_of(card: ModelCard) -> Iterator[FormControl]:
 class Model(Reply):
     id: str
     object: Literal["model"] = "model"
-    created: int
+    created: int = 0
     owned_by: str = "sdxl-deepcache"
     images: ImageLimits | None = None
     """for a model that makes pictures"""

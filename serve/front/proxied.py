@@ -69,9 +69,11 @@ class Proxied:
 
 
 def problem_of(status: int) -> Problem:
-    """Return our error for one of the proxy. A 404 means that the proxy does not know the
-    application yet, which has routes for all paths."""
-    return errors.no_routes() if status == 404 else errors.of_status(status)
+    """Return our error for one of the proxy. A 404 means that the proxy has just started and does
+    not know the application yet, which has routes for all paths."""
+    if status == 404:
+        return Problem(503, "The service is starting.", None, "starting", 1.0)
+    return errors.of_status(status)
 
 
 def signed(problem: Problem, scope: Scope) -> Response:

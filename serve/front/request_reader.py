@@ -13,11 +13,10 @@ from typing import Any
 
 from sdxl.control_maps import Pictures
 from sdxl.source import SourceImage
-from serve.front.attached_pictures import has_pictures, read_attached
 from serve.front.edits import SentEdit, check_can_edit, checked, of_json, read_images
 from serve.front.image_orders import check_limits, check_plain, orders_of
 from serve.front.openai_images import ImageRequest
-from serve.front.sent_pictures import DecodingThread
+from serve.front.sent_pictures import DecodingThread, has_pictures, read_attached
 from serve.front.served_models import ServedModel, ServedModels
 from serve.orders import ImageOrder, ModelCard
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from opentelemetry.trace import SpanKind, Tracer, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve import tracing
 from serve.errors import Problem
-
-if TYPE_CHECKING:
-    from opentelemetry.trace import Tracer
 
 
 class RequestTracing:
@@ -26,11 +22,14 @@ class RequestTracing:
         headers = {
             name.decode("latin-1"): text.decode("latin-1") for name, text in scope["headers"]
         }
-        span = tracing.begin(self.tracer, "request", headers)
-        span.set_attributes(
-            {"request_id": scope["state"]["request_id"], "path": scope["path"][:200]}
-        )
-        scope["state"]["trace"] = tracing.traceparent(span)
+        propagator, carrier = TraceContextTextMapPropagator(), dict[str, str]()
+        facts = {"request_id": scope["state"]["request_id"], "path": scope["path"][:200]}
+        # Inside the client's trace, if the headers name one.
+        context = propagator.extract(headers)
+        span = self.tracer.start_span("request", context, SpanKind.SERVER, attributes=facts)
+        if span.is_recording():
+            propagator.inject(carrier, set_span_in_context(span))
+        scope["state"]["trace"] = carrier.get("traceparent", "")
 
         async def note_status(message: Message) -> None:
             if message["type"] == "http.response.start":

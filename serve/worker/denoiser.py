@@ -1,7 +1,7 @@
 """The thread that owns an in-flight loop; images are submitted and cancelled through its inbox.
 
-An image's callbacks run on this thread and must not block. It knows no asyncio, no prompts and no
-files.
+The methods of an image's job are called on this thread and must not block. It knows no asyncio, no
+prompts and no files.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, TypeVar
-
-from torch import Tensor
+from typing import TypeVar
 
 from sdxl.admission import Admission
 from sdxl.cost import MEASURED, CostKey, Costs, project
 from sdxl.flight import Flight, State
 from sdxl.inflight import DeadlineExceeded, Event, Failed, InFlight, Request
 from sdxl.policy import Group, line
+from serve.worker.job import ImageJob
 from serve.worker.loop_thread import LoopThread
 from serve.worker.stalls import STALL_S, Unhealthy, patience_s
 
@@ -30,29 +29,9 @@ ETA_PERIOD_S, ETA_SHARE = 0.1, 0.02
 take more than this share of the loop's time."""
 
 
-class Watcher(Protocol):
-    """Callbacks on the loop's thread. Times are on the loop's clock."""
-
-    @property
-    def wants_progress(self) -> bool: ...
-    @property
-    def preview_steps(self) -> tuple[int, ...]: ...
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether the client has left."""
-        ...
-
-    def started(self, at_s: float) -> None: ...
-    def ran(self, group: Group, began_s: float, ended_s: float) -> None: ...
-    def stepped(self, flight: Flight, position: int, ready_s: float) -> None: ...
-    def previewed(self, step: int, latents: Tensor) -> None: ...
-    def finished(self, latents: Tensor) -> None: ...
-    def failed(self, cause: Exception) -> None: ...
-
-
 @dataclass
 class _Watched:
-    watcher: Watcher
+    job: ImageJob
     step: int = 0
     has_started: bool = False
     seen: tuple[int, int] = (-1, -1)
@@ -67,7 +46,6 @@ class Denoiser:
         self._coming: dict[int, Flight] = {}
         """admitted images that are not yet in the loop"""
         self._watched: dict[int, _Watched] = {}
-        self._ids: dict[int, int] = {}
         self._ready_s: dict[int, float] = {}
         self._ready_until_s = -math.inf
         """when they are recomputed"""
@@ -91,12 +69,12 @@ class Denoiser:
         """Forget an admitted image. A submitted image is ignored."""
         self._coming.pop(promised.id, None)
 
-    def submit(self, request: Request, promised: Flight, watcher: Watcher) -> None:
-        self._thread.send(partial(self._submit, request, promised, watcher))
+    def submit(self, request: Request, promised: Flight, job: ImageJob) -> None:
+        self._thread.send(partial(self._submit, request, promised, job))
 
-    def cancel(self, watcher: Watcher) -> None:
+    def cancel(self, job: ImageJob) -> None:
         """Cancel within one tick. An unknown or finished image is ignored."""
-        self._thread.send(partial(self._cancel, watcher))
+        self._thread.send(partial(self._cancel, job))
 
     def call(self, function: Callable[[], T]) -> T:
         """Run a function on the loop's thread between ticks and wait for its result."""
@@ -167,7 +145,7 @@ class Denoiser:
         ended_s = self.loop.clock()
         for id_ in group.ids:
             if id_ in self._watched:
-                self._watched[id_].watcher.ran(group, ended_s - seconds, ended_s)
+                self._watched[id_].job.ran(group, ended_s - seconds, ended_s)
 
     @property
     def is_idle(self) -> bool:
@@ -175,7 +153,7 @@ class Denoiser:
 
     def fail_all(self, cause: Exception) -> None:
         for watched in self._watched.values():
-            watched.watcher.failed(cause)
+            watched.job.failed(cause)
 
     def advance(self) -> None:
         if self.is_idle:
@@ -202,27 +180,24 @@ class Denoiser:
             self._thread.beat_s = self.loop.clock()
             answer.set_result(result)
 
-    def _submit(self, request: Request, promised: Flight, watcher: Watcher) -> None:
+    def _submit(self, request: Request, promised: Flight, job: ImageJob) -> None:
         try:
             # The image's `cancel` may have come before this message.
-            if not watcher.is_cancelled:
-                id_ = self.loop.submit(request, promised)
-                self._watched[id_] = _Watched(watcher)
-                self._ids[id(watcher)] = id_
+            if not job.is_cancelled:
+                self._watched[self.loop.submit(request, promised)] = _Watched(job)
                 self.flights = self.loop.flights
         except Exception as error:
-            watcher.failed(error)
+            job.failed(error)
         finally:
             self.forget(promised)
             if promised.id in self._watched and promised.later is not None:
                 # `here` lists the next leg once this leg has left the loop.
                 self._coming[promised.id] = promised.next_leg
 
-    def _cancel(self, watcher: Watcher) -> None:
-        id_ = self._ids.pop(id(watcher), None)
-        if id_ is not None:
+    def _cancel(self, job: ImageJob) -> None:
+        id_ = job.flight.id
+        if self._watched.pop(id_, None) is not None:
             self.loop.cancel(id_)
-            self._watched.pop(id_, None)
             self._coming.pop(id_, None)
             self.flights = self.loop.flights
 
@@ -230,12 +205,11 @@ class Denoiser:
         watched = self._watched.pop(event.id, None)
         if watched is None:
             return
-        self._ids.pop(id(watched.watcher), None)
         if isinstance(event, Failed):
             self._coming.pop(event.id, None)
-            watched.watcher.failed(event.cause)
+            watched.job.failed(event.cause)
         else:
-            watched.watcher.finished(event.latents)
+            watched.job.finished(event.latents)
 
     def _record_failures(self, events: list[Event], has_advanced: bool) -> None:
         causes = [event.cause for event in events if isinstance(event, Failed)]
@@ -248,7 +222,7 @@ class Denoiser:
             watched = self._watched.get(id_)
             if watched is not None and not watched.has_started:
                 watched.has_started = True
-                watched.watcher.started(at_s)
+                watched.job.started(at_s)
 
     def _report_steps(self) -> None:
         positions = {f.id: n for n, f in enumerate(line(self.flights, self.loop.limits), 1)}
@@ -258,17 +232,17 @@ class Denoiser:
                 continue
             if flight.step != watched.step:
                 watched.step = flight.step
-                self._preview(flight, watched.watcher)
+                self._preview(flight, watched.job)
             seen = flight.step, positions.get(flight.id, 0)
-            if watched.watcher.wants_progress and seen != watched.seen:
+            if watched.job.wants_progress and seen != watched.seen:
                 watched.seen = seen
-                watched.watcher.stepped(flight, seen[1], self._ready(flight.id))
+                watched.job.stepped(flight, seen[1], self._ready(flight.id))
 
-    def _preview(self, flight: Flight, watcher: Watcher) -> None:
-        if flight.step in watcher.preview_steps:
+    def _preview(self, flight: Flight, job: ImageJob) -> None:
+        if flight.step in job.preview_steps:
             latents = self.loop.preview(flight.id)
             if latents is not None:
-                watcher.previewed(flight.step, latents)
+                job.previewed(flight.step, latents)
 
     def _ready(self, id_: int) -> float:
         now = self.loop.clock()

@@ -27,7 +27,7 @@ News = Update | Exception
 
 @dataclass(eq=False)
 class ImageJob:
-    """Implements Watcher. All methods but `updates` may be called from any thread."""
+    """All methods but `updates` may be called from any thread."""
 
     order: ImageOrder
     params: GenerationParams
@@ -117,7 +117,7 @@ class ImageJob:
         """Number of steps of the earlier legs."""
         return sum(leg.taken_steps for leg in self._legs[: self._number])
 
-    # -- Watcher ----------------------------------------------------------------------------
+    # -- called by the denoiser; times are on its clock ----------------------------------------
 
     @property
     def wants_progress(self) -> bool:

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from queue import PriorityQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from PIL import Image
@@ -51,13 +51,13 @@ class PictureWriter:
         provenance: Provenance = UNMARKED,
         safety: Safety = UNCHECKED,
     ) -> None:
-        self.pipeline, self.costs, self.provenance = pipeline, costs, provenance
-        self._sign, self.safety = provenance.sign, safety
+        self.pipeline, self.costs = pipeline, costs
+        self.provenance, self.safety = provenance, safety
         self.calls = Calls("decoding a picture", pipeline.clock, stall_s)
         self._stream = SideStream(pipeline.engines)
         self._preview_map = pipeline.preview_map
-        self._latents: PriorityQueue[tuple[tuple[Priority, float, int], Callable[[], None]]]
-        self._latents, self._arrivals = PriorityQueue(), itertools.count()
+        self._latents = PriorityQueue[tuple[tuple[Priority, float, int], Callable[[], None]]]()
+        self._arrivals = itertools.count()
         self._decoder = ThreadPoolExecutor(1, "decode")
         self._files = ThreadPoolExecutor(FILE_THREADS, "file")
         self._pastes = ThreadPoolExecutor(1, "paste")
@@ -164,10 +164,9 @@ class PictureWriter:
         pixels, order = shown.pixels, job.order
         size = pixels.size / pixels.shape[-1]
         standard, began_s = self.pipeline.sizes.default**2, self.pipeline.clock()
-        xmp = self.provenance.xmp
         with self._pasted(job, pixels) as image:
-            file = images.encode(image, order.format, self._metadata(job), order.compression, xmp)
-        file = self._sign(file, order.format)
+            file = self._file(job, image, order.compression)
+        file = self.provenance.sign(file, order.format)
         took_s = decode_s + job.stage("file_s")
         if job.flight.pasted:
             paste_s = (self.pipeline.clock() - began_s) * standard / order.result_pixels
@@ -175,10 +174,15 @@ class PictureWriter:
         else:
             self.costs.decode_s = smoothed(self.costs.decode_s, took_s * standard / size)
         job.timings["total_s"] = job.stage_s - job.began_s
-        shallow = job.params.all_steps - job.deep_steps
-        steps, model = (job.deep_steps, shallow), self.pipeline.checkpoint.name
         return Done(
-            file, job.params, job.timings, *steps, job.prompt_tokens, model, shown.is_flagged
+            file,
+            job.params,
+            job.timings,
+            job.deep_steps,
+            shallow_steps=job.params.all_steps - job.deep_steps,
+            prompt_tokens=job.prompt_tokens,
+            model=self.pipeline.checkpoint.name,
+            is_flagged=shown.is_flagged,
         )
 
     def _preview(self, job: ImageJob, step: int, latents: Tensor, ready: Mark) -> Preview:
@@ -189,10 +193,8 @@ class PictureWriter:
             # A checker judges finished pictures only.
             pixels = blurred(pixels)
         quality = None if job.order.format == "png" else PREVIEW_QUALITY
-        xmp = self.provenance.xmp
         with self._pasted(job, pixels, is_marked=False) as image:
-            file = images.encode(image, job.order.format, self._metadata(job), quality, xmp)
-        return Preview(file, step)
+            return Preview(self._file(job, image, quality), step)
 
     @contextmanager
     def _pasted(
@@ -215,8 +217,10 @@ class PictureWriter:
             self._whole = whole.key, whole.decoded()
         return self._whole[1]
 
-    def _metadata(self, job: ImageJob) -> dict[str, Any]:
+    def _file(self, job: ImageJob, image: Image.Image, compression: int | None) -> bytes:
+        """Encode the image with its metadata."""
         source = job.order.source
         digests = {} if source is None else source.digests
         files = {} if job.conditioning is None else job.conditioning.adapters.facts
-        return {**job.params.as_dict(), "model": self.pipeline.origin, **digests, **files}
+        facts = {**job.params.as_dict(), "model": self.pipeline.origin, **digests, **files}
+        return images.encode(image, job.order.format, facts, compression, self.provenance.xmp)

@@ -15,11 +15,9 @@ from typing import TypeVar
 
 from sdxl.adapters import Adapters, NoRoom
 from sdxl.conditioning import Conditioning
-from sdxl.control_inputs import ControlInput
 from sdxl.cost import smoothed
 from sdxl.editing import SourceLatents
 from sdxl.flight import Priority
-from sdxl.inflight import Request
 from sdxl.pipeline import ENCODE_BATCH, Pipeline
 from sdxl.source import SourceImage
 from sdxl.specs import CHUNK
@@ -58,7 +56,9 @@ class PromptEncoder:
 
     def begin_leg(self, job: ImageJob, source: SourceImage | SourceLatents) -> None:
         """Encode a later leg of a submitted job."""
-        self._thread.submit(self._submit_later_leg, job, source)
+        assert job.conditioning is not None
+        sized = partial(self.pipeline.conditioned, job.leg, job.conditioning)
+        self._thread.submit(self._submit_leg, job, "upscale_s", source, sized)
 
     def call(self, function: Callable[[], T]) -> T:
         """Run a function on the encoding thread and wait for its result."""
@@ -87,7 +87,8 @@ class PromptEncoder:
         made = list(zip(jobs, conditionings, strict=True))
         # A job without an image need not wait for the images of others.
         for job, conditioning in sorted(made, key=lambda each: each[0].order.source is not None):
-            self._submit_first_leg(job, conditioning)
+            prompted = partial(self.pipeline.prompted, conditioning, job.with_pictures)
+            self._submit_leg(job, "encode_s", job.order.source, prompted)
 
     def _most_urgent(self) -> list[ImageJob]:
         """Return the first jobs of the first one's priority; few of low priority, since later
@@ -139,49 +140,29 @@ class PromptEncoder:
         costs.image_s = smoothed(costs.image_s or None, (self.pipeline.clock() - began) / size)
         return latents
 
-    def _submit_first_leg(self, job: ImageJob, conditioning: Conditioning) -> None:
-        if job.is_cancelled:
-            return
-        try:
-            source = job.order.source
-            if job.params.image_prompts:
-                prompted = partial(self.pipeline.prompted, conditioning, job.with_pictures)
-                conditioning = self._stream.run(prompted)
-                self._stream.give(*conditioning.tensors)
-            controls = self.pipeline.controls(job.leg, conditioning, job.with_pictures)
-            latents = self._encode_image(job, source) if source is not None else None
-            request = self._request(job, conditioning, latents, controls)
-        except Exception as error:
-            job.failed(error)
-            return
-        job.conditioning = conditioning
-        job.stage("encode_s")
-        self.denoiser.submit(request, job.leg_flight, job)
-
-    def _request(
+    def _submit_leg(
         self,
         job: ImageJob,
-        conditioning: Conditioning,
-        latents: SourceLatents | None,
-        controls: tuple[ControlInput, ...],
-    ) -> Request:
-        # An inpainting checkpoint encodes an empty picture at each new size.
-        request = partial(self.pipeline.request, job.leg, conditioning, latents, controls)
-        return self._stream.run(request)
-
-    def _submit_later_leg(self, job: ImageJob, source: SourceImage | SourceLatents) -> None:
+        stage: str,
+        source: SourceImage | SourceLatents | None,
+        condition: Callable[[], Conditioning],
+    ) -> None:
+        """Make the leg's request and submit it. `condition` makes the leg's conditioning."""
         if job.is_cancelled:
             return
         try:
-            assert job.conditioning is not None
-            latents = self._encode_image(job, source) if isinstance(source, SourceImage) else source
-            sized = partial(self.pipeline.conditioned, job.leg, job.conditioning)
-            conditioning = self._stream.run(sized)
+            conditioning = self._stream.run(condition)
             self._stream.give(*conditioning.tensors)
             controls = self.pipeline.controls(job.leg, conditioning, job.with_pictures)
-            request = self._request(job, conditioning, latents, controls)
+            latents = self._encode_image(job, source) if isinstance(source, SourceImage) else source
+            # An inpainting checkpoint encodes an empty picture at each new size.
+            request = self._stream.run(
+                partial(self.pipeline.request, job.leg, conditioning, latents, controls)
+            )
         except Exception as error:
             job.failed(error)
             return
-        job.stage("upscale_s")
+        if job.conditioning is None:
+            job.conditioning = conditioning
+        job.stage(stage)
         self.denoiser.submit(request, job.leg_flight, job)

@@ -16,6 +16,9 @@ from dataclasses import asdict, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
+import ray
+from ray import serve as ray_serve
+
 from sdxl.source import SourceImage, WholeImage
 from serve import errors, logs
 from serve.errors import Problem
@@ -97,8 +100,6 @@ class ImageReplica:
 
     async def card(self) -> ModelCard:
         card = await self.worker.card()
-        import ray
-
         devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         node = str(ray.get_runtime_context().get_node_id())
         return replace(card, engines={**card.engines, "devices": devices, "node": node})
@@ -132,3 +133,34 @@ class ImageReplica:
         """Called by Ray after the last order."""
         if hasattr(self, "worker"):
             self.worker.close()
+
+
+class RunTimeReplica(ImageReplica):
+    """The replica of a model that is loaded while the service runs. It loads only if the free
+    memory suffices, and unloads itself after `models_idle_s` without a request."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        from engines.room import check_room
+        from sdxl.checkpoint import find
+
+        check_room(find(settings.model_name), settings.precision)
+        super().__init__(settings)
+        self._idle_s = settings.models_idle_s
+        self._used_s = time.monotonic()
+
+    async def generate(
+        self, order: ImageOrder, source: SourceImage | None = None
+    ) -> AsyncGenerator[Update | Problem]:
+        async with aclosing(super().generate(order, source)) as updates:
+            async for update in updates:
+                yield update
+        self._used_s = time.monotonic()
+
+    async def check_health(self) -> None:
+        await super().check_health()
+        if not self.worker.is_idle:
+            self._used_s = time.monotonic()
+        elif self._idle_s and time.monotonic() - self._used_s > self._idle_s:
+            # Ray drains the replica, so an order that arrives now is finished.
+            name = ray_serve.get_replica_context().app_name
+            await asyncio.to_thread(ray_serve.delete, name, _blocking=False)

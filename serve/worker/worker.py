@@ -108,12 +108,11 @@ class Worker:
         loop = self.pipeline.in_flight(costs)
         denoiser = Denoiser(loop, self.stall_s)
         encoder = PromptEncoder(self.pipeline, denoiser, self.stall_s)
-        marks = self.provenance, self.safety
-        writer = PictureWriter(self.pipeline, costs, self.stall_s, *marks)
+        writer = PictureWriter(self.pipeline, costs, self.stall_s, self.provenance, self.safety)
         threads = _Threads(denoiser, encoder, writer)
         denoiser.start()
         try:
-            rooms = warmup.Rooms(encoder.call, denoiser.call, threads.writer.call)
+            rooms = warmup.Rooms(encoder.call, denoiser.call, writer.call)
             warmup.measure(self.pipeline, rooms, costs)
         except BaseException:
             threads.close()
@@ -136,13 +135,12 @@ class Worker:
 
     async def card(self) -> ModelCard:
         self._started()
-        engines = dict(self.pipeline.engines.description)
         pipeline = self.pipeline
         loras, embeddings, nets, adapters = await asyncio.to_thread(pipeline.catalogue.names)
         return ModelCard(
             pipeline.checkpoint.name,
             pipeline.sizes,
-            engines=engines,
+            engines=dict(pipeline.engines.description),
             why_slower=self.why_slower,
             can_edit=pipeline.can_edit,
             # Twice the images of one call: while they are denoised, others are encoded or decoded.
@@ -269,15 +267,21 @@ class Worker:
         rows = self.pipeline.tokenize(params, [file for file, *_ in uses], self.max_prompt_tokens)
         assert rows[0] is not None
         chunks = len(rows[0][0].ids)
-        is_edit = order.source is not None
-        delay_s = self._image_s(params, threads) if is_edit else 0.0
+        delay_s = 0.0 if order.source is None else self._image_s(params, threads)
         flight = self._flight(order, params, threads, chunks)
         flight = flight.changed(variant=self.pipeline.variant(uses))
         flight = threads.denoiser.admit(flight, delay_s + self.pipeline.loading_s(uses))
-        writer, clock = threads.writer, self.pipeline.clock
-        on_leg = partial(writer.enlarge, then=threads.encoder.begin_leg)
+        writer = threads.writer
         return ImageJob(
-            order, params, uses, rows, flight, clock, writer.finish, writer.preview, on_leg
+            order,
+            params,
+            uses,
+            rows,
+            flight,
+            self.pipeline.clock,
+            on_latents=writer.finish,
+            on_preview=writer.preview,
+            on_leg=partial(writer.enlarge, then=threads.encoder.begin_leg),
         )
 
     def _image_s(self, params: GenerationParams, threads: _Threads) -> float:
@@ -327,11 +331,10 @@ class Worker:
     def _record_trace(self, job: ImageJob, outcome: str) -> None:
         if self.tracer is None or not job.order.trace:
             return
-        clock = self.pipeline.clock
+        order, clock = job.order, self.pipeline.clock
         facts: dict[str, str | int] = {"outcome": outcome, "steps": job.params.all_steps}
         whole = TimedPart("image", job.began_s, clock(), facts)
-        order, parts = job.order, list(job.parts)
-        tracing.record(self.tracer, order.trace, order.request_id, whole, parts, clock)
+        tracing.record(self.tracer, order.trace, order.request_id, whole, list(job.parts), clock)
 
     def _forget(self, job: ImageJob, threads: _Threads) -> None:
         job.is_cancelled = True

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from fastapi import FastAPI
 
 from sdxl.pipeline import Pipeline
 from serve.front.api import create_app
+from serve.front.keys import sha256
 from serve.settings import ServeSettings
 from serve.worker.worker import Worker
 from tests.serve.workers import running
@@ -94,6 +96,13 @@ def measured(http: httpx.Client, name: str, label: str = "") -> float:
     return sum(
         float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{") and label in line
     )
+
+
+def file_of_keys(folder: Path, **keys: str) -> str:
+    """Write a file of API keys; `keys`: what follows each key's hash, such as its name."""
+    file = folder / "keys.txt"
+    file.write_text("".join(f"{sha256(key)} {rest}\n" for key, rest in keys.items()))
+    return str(file)
 
 
 def error_of(answer: httpx.Response) -> dict[str, Any]:

@@ -14,9 +14,8 @@ from PIL import Image
 
 from sdxl.images import read_parameters
 from serve.front import answering
-from serve.front.keys import sha256
 from serve.worker.worker import Worker
-from tests.serve.servers import GENERATE, call, client, error_of, post
+from tests.serve.servers import GENERATE, call, client, error_of, file_of_keys, post
 from tests.serve.workers import fake, fake_pipeline, running
 
 PROMPT = "a red circle on a blue background"
@@ -63,27 +62,23 @@ def test_every_field_reaches_the_picture(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("quality", "expected"), [("low", (20, 2)), ("standard", (20, 2)), ("high", (20, 1))]
-)
-def test_quality_sets_the_interval(worker: Worker, quality: str, expected: tuple[int, int]) -> None:
-    (data,) = post(worker, {"prompt": PROMPT, "quality": quality}).json()["data"]
-    stored = read_parameters(picture(data))
-    assert (stored["steps"], stored["cache_interval"]) == expected
-
-
-@pytest.mark.parametrize(
     ("fields", "interval"),
     [
         ({}, 1),
         ({"quality": "auto"}, 1),
+        ({"quality": "low"}, 2),
+        ({"quality": "standard"}, 2),
         ({"quality": "medium"}, 2),
+        ({"quality": "high", "steps": 8}, 1),
         ({"quality": "xhigh"}, 1),
         ({"cache_interval": 2}, 2),
         ({"steps": 8}, 2),
         ({"steps": 20, "upscale": 1.5, "upscale_steps": 5}, 1),
     ],
 )
-def test_few_steps_are_all_deep(worker: Worker, fields: dict[str, Any], interval: int) -> None:
+def test_the_interval_follows_the_quality_and_the_steps(
+    worker: Worker, fields: dict[str, Any], interval: int
+) -> None:
     asked = {"prompt": PROMPT, "steps": 4, "seed": 3, **fields}
     (data,) = post(worker, asked).json()["data"]
     stored = read_parameters(picture(data))
@@ -269,8 +264,7 @@ CLOSED = (
 
 
 async def test_keys_close_every_route_but_the_named_ones(worker: Worker, tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text(f"{sha256('right')} ann\n")
-    async with client(worker, keys=str(tmp_path / "keys")) as http:
+    async with client(worker, keys=file_of_keys(tmp_path, right="ann")) as http:
         for path in CLOSED:
             for header in ("", "Bearer wrong", "Basic right", "right"):
                 answer = await http.get(path, headers={"authorization": header})
@@ -286,8 +280,7 @@ async def test_keys_close_every_route_but_the_named_ones(worker: Worker, tmp_pat
 
 
 async def test_a_key_s_rate_is_a_429_that_says_when(worker: Worker, tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text(f"{sha256('right')} ann 2\n")
-    async with client(worker, key="right", keys=str(tmp_path / "keys")) as http:
+    async with client(worker, "right", keys=file_of_keys(tmp_path, right="ann 2")) as http:
         body = {"prompt": PROMPT, "steps": 1, "n": 2}
         assert (await http.post(GENERATE, json=body)).status_code == 200
         answer = await http.post(GENERATE, json=body)

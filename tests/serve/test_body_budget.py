@@ -12,10 +12,9 @@ import httpx
 import pytest
 
 from sdxl.params import InvalidParams
-from serve.front.keys import sha256
 from serve.settings import ServeSettings
 from serve.worker.worker import Worker
-from tests.serve.servers import GENERATE, client, error_of
+from tests.serve.servers import GENERATE, client, error_of, file_of_keys
 
 SIZE = 5000
 LIMITS: dict[str, Any] = {"max_body_bytes": SIZE, "max_edit_bytes": SIZE, "max_file_bytes": 1}
@@ -71,9 +70,8 @@ async def test_a_body_beyond_the_budget_is_a_503_for_now(worker: Worker, is_decl
 
 
 async def test_one_key_holds_at_most_half(worker: Worker, tmp_path: Path) -> None:
-    keys = tmp_path / "keys.txt"
-    keys.write_text("".join(f"{sha256(key)} {key}\n" for key in "ab"))
-    async with client(worker, keys=str(keys), **TWO_BODIES) as http, uploads(http, "a"):
+    keys = file_of_keys(tmp_path, a="ann", b="bob")
+    async with client(worker, keys=keys, **TWO_BODIES) as http, uploads(http, "a"):
         statuses = [
             (await http.post(GENERATE, content=b"  ", headers=by(key))).status_code for key in "ab"
         ]

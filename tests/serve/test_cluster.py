@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
-from serve.front.keys import sha256
 from serve.llm.deployment import LLM, NODE
 from tests.serve.cluster_probe import KEY
 from tests.serve.llm.placement_probe import DOUBLE, MODEL
 from tests.serve.probe_runs import report_by
+from tests.serve.servers import file_of_keys
 from tests.serve.services import ROOT, free_port
 from tests.serve.test_deploy import serve_configs
 from tests.serve.test_overlays import ray_service
@@ -41,9 +41,8 @@ def shipped(name: str, folder: Path) -> Path:
     text = "" if is_file else ray_service(name)["spec"]["serveConfigV2"]
     config = serve_configs()[name] if is_file else yaml.safe_load(text)
     args = config["applications"][0]["args"]
-    (folder / "keys.txt").write_text(f"{sha256(KEY)} me\n")
     args |= {"model": "mini", "backend": "onnxruntime", "precision": ""}
-    args |= {"keys": str(folder / "keys.txt"), "results_dir": str(folder / "results")}
+    args |= {"keys": file_of_keys(folder, **{KEY: "me"}), "results_dir": str(folder / "results")}
     if args["llm"] != "none":
         args |= {"llm": str(MODEL), "llm_python": sys.executable}
     file = folder / "config.yaml"

@@ -98,22 +98,6 @@ def test_where_there_are_several_nodes_results_have_a_folder(name: str) -> None:
     assert serve_configs()[name]["applications"][0]["args"]["results_dir"]
 
 
-def test_kubernetes_takes_every_manifest() -> None:
-    for document in kuberay():
-        if document["kind"] != "RayService":
-            kubernetes_validate.validate(document, KUBERNETES, strict=True)
-
-
-def test_kuberay_takes_the_rayservice() -> None:
-    jsonschema.Draft202012Validator(RAY_SERVICE).validate(ray_service())
-
-
-@pytest.mark.parametrize("name", pod_templates())
-def test_kubernetes_takes_its_pods(name: str) -> None:
-    template = {"apiVersion": "v1", "kind": "PodTemplate", "template": pod_templates()[name]}
-    kubernetes_validate.validate(template, KUBERNETES, strict=True)
-
-
 def test_a_field_that_does_not_exist_is_refused() -> None:
     service = ray_service()
     service["spec"]["rayClusterConfig"]["authOption"] = {}

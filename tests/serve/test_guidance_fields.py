@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from starlette.datastructures import FormData
 
 from sdxl import images
 from sdxl.arguments import given_params
 from sdxl.infotext import read_text
-from sdxl.params import GenerationParams, InvalidParams, Sizes
+from sdxl.params import PARAMETERS, GenerationParams, Sizes
 from serve.batch.intake import Intake
 from serve.batch.reading import read
 from serve.front.edits import fields_of
@@ -35,8 +36,6 @@ def test_flags_and_fields_give_the_same_parameters() -> None:
 
 
 def test_a_form_of_an_edit_gives_the_same_parameters() -> None:
-    from starlette.datastructures import FormData
-
     form = FormData([("guidance_interval", "0,0.6"), ("guided_steps", "0,1,4")])
     assert fields_of(form) == {name: list(value) for name, value in WANTED.items()}
 
@@ -72,14 +71,5 @@ def test_a_picture_stores_the_guided_steps_only_if_requested() -> None:
 
 
 def test_the_page_receives_the_choices_of_its_lists() -> None:
-    from sdxl.params import PARAMETERS
-
     controls = {name: FormControl.of(PARAMETERS[name]) for name in (*WANTED, "deep_steps", "steps")}
     assert [each.items for each in controls.values()] == ["number", "integer", "integer", None]
-
-
-def test_a_wrong_interval_is_refused_by_name() -> None:
-    with pytest.raises(
-        InvalidParams, match=r"guidance_interval must be two rising numbers from 0 to 1"
-    ):
-        GenerationParams(guidance_interval=(0.6, 0.2))

@@ -8,9 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from serve.front.keys import sha256
 from serve.worker.worker import Worker
-from tests.serve.servers import GENERATE, call, error_of
+from tests.serve.servers import GENERATE, call, error_of, file_of_keys
 
 ASKED = {"prompt": "a", "steps": 2}
 
@@ -81,9 +80,7 @@ def test_health_answers_under_any_host_name(worker: Worker, path: str) -> None:
 
 
 def test_a_service_with_keys_accepts_any_host_name(worker: Worker, tmp_path: Path) -> None:
-    keys = tmp_path / "keys.txt"
-    keys.write_text(f"{sha256('k')} me\n")
-    host = {"host": "pictures.example"}
-    assert ask(worker, "GET", "/v1/models", host, keys=str(keys)).status_code == 401
+    keys, host = file_of_keys(tmp_path, k="me"), {"host": "pictures.example"}
+    assert ask(worker, "GET", "/v1/models", host, keys=keys).status_code == 401
     with_key = {**host, "authorization": "Bearer k"}
-    assert ask(worker, "GET", "/v1/models", with_key, keys=str(keys)).status_code == 200
+    assert ask(worker, "GET", "/v1/models", with_key, keys=keys).status_code == 200

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from sdxl.catalogue import DIFFUSERS_FILE
@@ -22,7 +20,7 @@ from sdxl.picture_files import read_texts
 from sdxl.places import HOME, LORAS, MINI
 from serve.worker.worker import Worker
 from tests.serve.servers import call, error_of, post
-from tests.serve.test_edits import EDIT, png
+from tests.serve.test_edits import EDIT, picture_in, png
 from tests.serve.workers import running, with_loras
 
 QUICK: dict[str, Any] = {"prompt": "a ring", "steps": 4, "seed": 7}
@@ -38,11 +36,6 @@ def styled() -> Iterator[Worker]:
         yield found
 
 
-def file_in(answer: httpx.Response) -> bytes:
-    assert answer.status_code == 200, answer.text
-    return base64.b64decode(answer.json()["data"][0]["b64_json"])
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -53,7 +46,7 @@ def file_in(answer: httpx.Response) -> bytes:
     ],
 )
 def test_a_list_and_tags_mean_the_same(styled: Worker, fields: dict[str, Any]) -> None:
-    file = file_in(post(styled, {**QUICK, **fields}))
+    file = picture_in(post(styled, {**QUICK, **fields}))
     stored = read_parameters(file)
     assert (stored["prompt"], stored["negative_prompt"]) == ("a ring", None)
     assert stored["loras"] == [FEW, HOLLOW]
@@ -67,7 +60,7 @@ def test_a_list_and_tags_mean_the_same(styled: Worker, fields: dict[str, Any]) -
     assert stored["lora_files"]["few_steps"]["short"] == short
     assert f'Lora hashes: "few_steps: {short}, hollow: ' in text
     assert read_text(text).params["loras"] == stored["loras"]
-    assert file == file_in(post(styled, {**QUICK, "loras": [FEW, HOLLOW]}))
+    assert file == picture_in(post(styled, {**QUICK, "loras": [FEW, HOLLOW]}))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +75,7 @@ def test_a_list_and_tags_mean_the_same(styled: Worker, fields: dict[str, Any]) -
 def test_a_form_s_list_is_texts_or_json(styled: Worker, name: str, given: list[str]) -> None:
     fields = {**QUICK, name: given}
     answer = call(styled, "POST", EDIT, data=fields, files={"image": png()})
-    assert read_parameters(file_in(answer))["loras"] == [FEW, HOLLOW]
+    assert read_parameters(picture_in(answer))["loras"] == [FEW, HOLLOW]
 
 
 @pytest.mark.parametrize(
@@ -118,13 +111,8 @@ def test_files_are_found_while_the_service_runs(tmp_path: Path) -> None:
         def names() -> list[list[str]]:
             models = call(worker, "GET", "/v1/models").json()["data"][0]["images"]
             listed = call(worker, "GET", "/sdapi/v1/loras", settings=SDAPI).json()
-            assert [each["path"] for each in listed] == [
-                f"{name}.safetensors" for name in names_of(listed)
-            ]
-            return [models["loras"], names_of(listed)]
-
-        def names_of(listed: list[dict[str, Any]]) -> list[str]:
-            return [each["name"] for each in listed]
+            assert all(each["path"] == f"{each['name']}.safetensors" for each in listed)
+            return [models["loras"], [each["name"] for each in listed]]
 
         assert names() == [[], []]
         assert post(worker, {**QUICK, "loras": ["new"]}).status_code == 400
@@ -138,7 +126,7 @@ def test_files_are_found_while_the_service_runs(tmp_path: Path) -> None:
         (tmp_path / "embeddings" / "neon.safetensors").write_bytes(bytes(8))
         embeddings = call(worker, "GET", "/sdapi/v1/embeddings", settings=SDAPI).json()
         assert (list(embeddings["loaded"]), embeddings["skipped"]) == (["neon"], {})
-        file = file_in(post(worker, {**QUICK, "prompt": "a ring, neon"}))
+        file = picture_in(post(worker, {**QUICK, "prompt": "a ring, neon"}))
         digest = hashlib.sha256(bytes(8)).hexdigest()
         assert f"TI hashes: neon: {digest[:12]}" in read_texts(file)["parameters"].replace('"', "")
         assert read_parameters(file)["embedding_files"]["neon"]["sha256"] == digest
@@ -161,7 +149,7 @@ def test_tags_are_no_tokens(styled: Worker) -> None:
 
 
 def test_a_picture_without_loras_says_nothing_of_them(styled: Worker) -> None:
-    stored = read_parameters(file_in(post(styled, {**QUICK, "loras": []})))
+    stored = read_parameters(picture_in(post(styled, {**QUICK, "loras": []})))
     assert not {"loras", "lora_files"} & stored.keys()
 
 
@@ -180,14 +168,9 @@ def test_a_model_s_loras_lie_beside_it_and_in_the_home(
     (tmp_path / "sdxl.safetensors").touch()
     beside, home = tmp_path / "loras", tmp_path / "home" / "loras"
     assert folders_of("mini", MINI, "loras") == [LORAS, home]
-    assert folders_of("sdxl-mini,vae=v.safetensors", tmp_path / "converted", "loras") == [
-        LORAS,
-        home,
-    ]
-    assert folders_of(str(tmp_path / "sdxl.safetensors"), tmp_path / "x" / "y", "loras") == [
-        beside,
-        home,
-    ]
+    with_vae, file = "sdxl-mini,vae=v.safetensors", str(tmp_path / "sdxl.safetensors")
+    assert folders_of(with_vae, tmp_path / "converted", "loras") == [LORAS, home]
+    assert folders_of(file, tmp_path / "x" / "y", "loras") == [beside, home]
     assert folders_of("org/name", tmp_path / "snapshot", "loras") == [beside, home]
     assert folders_of("mini", MINI, "loras", str(tmp_path)) == [tmp_path, LORAS, home]
     with pytest.raises(InvalidParams, match="loras must be a folder, got 'nowhere'"):

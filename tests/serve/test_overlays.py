@@ -42,7 +42,8 @@ def built(folder: Path) -> list[dict[str, Any]]:
 
 
 def overlay(name: str) -> list[dict[str, Any]]:
-    return built(ROOT / "serve" / "overlays" / name)
+    """Return the overlay's result; without a name, the plain manifest."""
+    return built(ROOT / "serve" / "overlays" / name) if name else kuberay()
 
 
 def ray_service(name: str) -> dict[str, Any]:
@@ -58,7 +59,7 @@ def test_the_base_is_the_plain_manifest() -> None:
     assert by_name(built(ROOT / "serve" / "deploy")) == by_name(kuberay())
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ["", *EVERY])
 def test_kubernetes_and_kuberay_take_the_results(name: str) -> None:
     cluster = ray_service(name)["spec"]["rayClusterConfig"]
     jsonschema.Draft202012Validator(RAY_SERVICE).validate(ray_service(name))
@@ -120,10 +121,8 @@ def pod_specs(facts: Any) -> list[dict[str, Any]]:
 def test_no_pod_gets_service_variables_that_settings_refuse(name: str) -> None:
     with pytest.raises(InvalidParams, match="SDXL_SERVE_SVC_SERVICE_HOST"):
         read(environment={"SDXL_SERVE_SVC_SERVICE_HOST": "10.96.0.1"})
-    documents = overlay(name) if name else kuberay()
-    specs = pod_specs(documents)
-    groups = next(d for d in documents if d["kind"] == "RayService")["spec"]["rayClusterConfig"]
-    assert len(specs) == 2 + len(groups["workerGroupSpecs"]), "the head, the workers, Redis"
+    specs, cluster = pod_specs(overlay(name)), ray_service(name)["spec"]["rayClusterConfig"]
+    assert len(specs) == 2 + len(cluster["workerGroupSpecs"]), "the head, the workers, Redis"
     assert not any(spec.get("enableServiceLinks", True) for spec in specs)
 
 

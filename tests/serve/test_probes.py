@@ -13,8 +13,7 @@ import pytest
 
 import sdxl
 from serve import logs
-from serve.front.keys import sha256
-from tests.serve.servers import GENERATE, listening
+from tests.serve.servers import GENERATE, file_of_keys, listening
 from tests.waiting import wait_until
 
 
@@ -61,9 +60,7 @@ def test_version_metadata_and_licence_are_served(http: httpx.Client) -> None:
 
 
 def test_probes_need_no_key_and_the_rest_does(tmp_path: Path) -> None:
-    file = tmp_path / "keys.txt"
-    file.write_text(f"{sha256('secret')} me\n")
-    with listening(keys=str(file)) as (url, _):
+    with listening(keys=file_of_keys(tmp_path, secret="me")) as (url, _):
         codes = [
             httpx.get(f"{url}/v1/{name}").status_code
             for name in ("health/live", "health/ready", "version", "metadata")

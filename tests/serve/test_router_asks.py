@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sdxl.fleet import ASKED
-from serve.fleet import liveness
+from serve.fleet import router as routing
 from serve.fleet.liveness import Liveness
 from serve.fleet.router import EarliestFinishRouter, LoadTable
 
@@ -50,14 +50,14 @@ class Router(EarliestFinishRouter):
 
 async def passes(router: Router, count: int) -> None:
     asking = asyncio.create_task(router._query_periodically(None))  # type: ignore[arg-type]
-    await asyncio.sleep(count * liveness.ASK_PERIOD_S * 1.2)
+    await asyncio.sleep(count * routing.ASK_PERIOD_S * 1.2)
     assert not asking.done(), asking.exception()
     asking.cancel()
 
 
 @pytest.fixture
 def router(monkeypatch: pytest.MonkeyPatch) -> Router:
-    monkeypatch.setattr(liveness, "ASK_PERIOD_S", 0.02)
+    monkeypatch.setattr(routing, "ASK_PERIOD_S", 0.02)
     return Router(Asked("a"), Asked("b"))
 
 
@@ -89,7 +89,7 @@ async def test_a_replica_that_has_left_is_forgotten(router: Router) -> None:
 async def test_of_many_replicas_a_few_are_asked_and_those_that_have_orders(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(liveness, "ASK_PERIOD_S", 0.05)
+    monkeypatch.setattr(routing, "ASK_PERIOD_S", 0.05)
     router = Router(*(Asked(str(i)) for i in range(20 * ASKED)))
     router._liveness.note_holder("order", "7")
     await passes(router, 1)

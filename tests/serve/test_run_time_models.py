@@ -28,16 +28,14 @@ from serve import errors
 from serve.errors import Problem
 from serve.front import served_models
 from serve.front.api import create_app
-from serve.front.keys import sha256
 from serve.models import ImageModel
 from serve.orders import ImageOrder, Update
 from serve.run_time_models import application_name, files_below, find_file, model_in, model_of
 from serve.settings import ServeSettings
-from serve.worker import run_time_replica
-from serve.worker.run_time_replica import RunTimeReplica
+from serve.worker.replica import RunTimeReplica
 from serve.worker.worker import Worker
 from tests.fakes import fake_engines
-from tests.serve.servers import GENERATE, call, client_of, error_of
+from tests.serve.servers import GENERATE, call, client_of, error_of, file_of_keys
 from tests.serve.workers import fake
 
 MODELS = "/v1/models"
@@ -186,10 +184,9 @@ def test_without_a_folder_the_setting_is_named(worker: Worker, method: str, path
 async def test_the_key_of_a_client_loads_and_unloads_nothing(
     worker: Worker, folder: Path, tmp_path: Path
 ) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text(f"{sha256('c')} client 9 weight=2\n{sha256('o')} root weight=2 operator\n")
+    keys = file_of_keys(tmp_path, c="client 9 weight=2", o="root weight=2 operator")
     pool = FakePool()
-    app = app_of(worker, pool, folder, keys=str(keys), sdapi=True)
+    app = app_of(worker, pool, folder, keys=keys, sdapi=True)
     checkpoint = {"sd_model_checkpoint": "other"}
     async with client_of(app, "c") as client, client_of(app, "o") as operator:
         for path, body in ((MODELS, {"model": "other"}), (f"{PAGE}/options", checkpoint)):
@@ -389,7 +386,7 @@ async def test_a_model_is_listed_from_its_first_picture_on(
     assert (model in await pool.loaded()) == (state != "DEPLOY_FAILED")
 
 
-def test_a_model_that_no_request_uses_unloads_itself(
+async def test_a_model_that_no_request_uses_unloads_itself(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replica, deleted = RunTimeReplica.__new__(RunTimeReplica), list[str]()
@@ -398,27 +395,24 @@ def test_a_model_that_no_request_uses_unloads_itself(
     serve = SimpleNamespace(
         delete=lambda name, _blocking: deleted.append(name), get_replica_context=lambda: context
     )
-    monkeypatch.setattr(run_time_replica, "ray_serve", serve)
+    monkeypatch.setattr("serve.worker.replica.ray_serve", serve)
 
     async def check(used_s: float) -> None:
         replica._used_s = time.monotonic() - used_s
         await replica.check_health()
 
-    async def scenario() -> None:
-        await check(59)
-        order = ImageOrder(GenerationParams(**ASKED), deadline_s=60)
-        async with aclosing(replica.generate(order)) as updates:
-            await anext(updates)
-            await check(61)
-            replica._used_s = time.monotonic() - 61
-            async for _ in updates:
-                pass
-        await replica.check_health()
-        assert not deleted
+    await check(59)
+    order = ImageOrder(GenerationParams(**ASKED), deadline_s=60)
+    async with aclosing(replica.generate(order)) as updates:
+        await anext(updates)
         await check(61)
-        assert deleted == ["model-other"]
-        replica._idle_s = 0.0
-        await check(1e6)
-        assert len(deleted) == 1
-
-    asyncio.run(scenario())
+        replica._used_s = time.monotonic() - 61
+        async for _ in updates:
+            pass
+    await replica.check_health()
+    assert not deleted
+    await check(61)
+    assert deleted == ["model-other"]
+    replica._idle_s = 0.0
+    await check(1e6)
+    assert len(deleted) == 1

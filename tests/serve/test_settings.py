@@ -79,11 +79,8 @@ def test_a_public_address_needs_keys_or_insecure(host: str) -> None:
         ServeSettings(host=host)
     ServeSettings(host=host, insecure=True)
     ServeSettings(host=host, keys="keys.txt")
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
-def test_loopback_needs_no_keys(host: str) -> None:
-    ServeSettings(host=host)
+    for loopback in ("127.1.2.3", "::1", "localhost"):
+        ServeSettings(host=loopback)
 
 
 def test_a_taken_port_is_reported_before_anything_starts() -> None:

@@ -18,9 +18,9 @@ from sdxl.pipeline import Pipeline
 from sdxl.provenance import AND_WATERMARK, C2PA, METADATA, OFF, Provenance
 from sdxl.watermark import find, mark
 from serve.batch.command import build_parser, read_order
-from serve.orders import Done, ImageOrder
+from serve.orders import ImageOrder
 from serve.render.command import main as render
-from tests.serve.workers import order, running, updates_of
+from tests.serve.workers import order, picture_of, running
 
 WATERMARKED = METADATA + AND_WATERMARK
 PROMPT = "a red circle on a blue background"
@@ -38,9 +38,7 @@ def pixels_of(file: bytes) -> Pixels:
 
 def made_by_worker(pipeline: Pipeline, kind: str, asked: ImageOrder) -> bytes:
     with running(pipeline, provenance=Provenance(kind)) as worker:
-        last = asyncio.run(updates_of(worker, asked))[-1]
-    assert isinstance(last, Done)
-    return last.image
+        return asyncio.run(picture_of(worker, asked)).image
 
 
 @pytest.mark.slow

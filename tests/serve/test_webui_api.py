@@ -17,9 +17,8 @@ from PIL.PngImagePlugin import PngInfo
 
 from sdxl.images import read_parameters
 from sdxl.picture_files import file_of
-from serve.front.keys import sha256
 from serve.worker.worker import Worker
-from tests.serve.servers import listening
+from tests.serve.servers import file_of_keys, listening
 from tests.serve.workers import fake_pipeline
 from tests.waiting import wait_until
 
@@ -215,9 +214,7 @@ def test_options_hold_for_the_client_that_set_them() -> None:
 
 
 def test_a_key_is_needed_and_may_come_as_a_password(tmp_path: Path) -> None:
-    file = tmp_path / "keys.txt"
-    file.write_text(f"{sha256('secret')} me\n")
-    with listening(sdapi=True, keys=str(file)) as (url, _):
+    with listening(sdapi=True, keys=file_of_keys(tmp_path, secret="me")) as (url, _):
         body = {"prompt": PROMPT, "steps": 2}
         assert httpx.post(url + TXT2IMG, json=body).status_code == 401
         assert httpx.post(url + TXT2IMG, json=body, auth=("me", "wrong")).status_code == 401

@@ -53,14 +53,6 @@ def test_a_picture_is_what_the_pipeline_makes() -> None:
     assert set(done.timings) == stages | {"total_s"}
 
 
-@pytest.mark.parametrize("format", ["png", "jpeg", "webp"])
-def test_files_are_of_the_format_asked_for(format: str) -> None:
-    with running() as worker:
-        done = asyncio.run(picture_of(worker, order(format=format, compression=60)))
-    with Image.open(io.BytesIO(done.image)) as image:
-        assert image.format == format.upper() and image.size == (128, 128)
-
-
 def test_progress_and_previews_come_in_order() -> None:
     asked = order(steps=6, wants_progress=True, preview_steps=(2, 4))
     with running(fake_pipeline(tick_s=0.02)) as worker:
@@ -130,13 +122,7 @@ async def test_five_hundred_cancelled_requests_leave_nothing_behind() -> None:
         done = await picture_of(worker, order())
         assert done.image and worker.is_idle and flights(worker) == ()
         denoiser = worker._started().denoiser
-        assert not denoiser._watched and not denoiser._ids and not denoiser.loop._images
-
-
-def test_times_measured_by_the_warm_up_are_never_forgotten() -> None:
-    with running() as worker:
-        costs = worker._started().denoiser.loop.costs
-        assert costs.lasting == costs.ticks.keys() and costs.lasting
+        assert not denoiser._watched and not denoiser.loop._images
 
 
 def flights(worker: Worker) -> tuple[object, ...]:
@@ -216,12 +202,6 @@ async def test_an_order_waits_while_loras_of_others_fill_the_bank() -> None:
         asked = [replace(plain, params=replace(plain.params, loras=(Lora("hollow"),))), plain]
         await asyncio.gather(*(picture_of(worker, each) for each in asked))
     assert next(full, None) is None
-
-
-def test_a_worker_that_has_not_started_says_so() -> None:
-    with pytest.raises(Problem) as caught:
-        asyncio.run(picture_of(Worker(fake_pipeline()), order()))
-    assert caught.value.status == 503
 
 
 def test_the_first_request_takes_as_long_as_promised() -> None:

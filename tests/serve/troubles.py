@@ -12,10 +12,9 @@ import pytest
 
 from sdxl.params import InvalidParams
 from serve.front.api import create_app
-from serve.front.keys import sha256
 from serve.settings import ServeSettings
 from serve.worker.worker import Worker
-from tests.serve.servers import GENERATE, client, client_of
+from tests.serve.servers import GENERATE, client, client_of, file_of_keys
 from tests.serve.workers import fake, fake_pipeline, past_the_deadline, running
 from tests.troubles import Cause, Trouble
 
@@ -52,7 +51,7 @@ def edit_of_nothing(http: httpx.AsyncClient) -> Any:
 
 
 def without_key(trouble: Trouble) -> str:
-    keys = trouble.file("keys.txt", f"{sha256('right')} ann\n".encode())
+    keys = file_of_keys(trouble.folder, right="ann")
     return answered(lambda http: http.get("/v1/models"), keys=keys)(trouble)
 
 

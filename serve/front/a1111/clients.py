@@ -7,8 +7,9 @@ several front ends a client's next call may reach another one. It knows no HTTP.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from serve.front.runs import Run
@@ -53,14 +54,7 @@ class ClientState:
         }
 
 
-class Clients:
-    def __init__(self) -> None:
-        self._states: OrderedDict[str, ClientState] = OrderedDict()
-
-    def of(self, client: str) -> ClientState:
-        """Return the client's state. Beyond the limit, the least recently used state is dropped."""
-        state = self._states.setdefault(client, ClientState())
-        self._states.move_to_end(client)
-        while len(self._states) > MOST_CLIENTS:
-            self._states.popitem(last=False)
-        return state
+def states() -> Callable[[str], ClientState]:
+    """Return a function that returns a client's state. Beyond the limit, the least recently used
+    state is dropped."""
+    return lru_cache(MOST_CLIENTS)(lambda client: ClientState())

@@ -8,7 +8,7 @@ import asyncio
 import base64
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,16 +21,15 @@ from sdxl.params import DRAWN_SEEDS, LATENT, InvalidParams
 from sdxl.source import SourceImage
 from serve.errors import Problem, invalid, of_params
 from serve.front.a1111 import CONTROLNET, PREFIX, controlnet, editing, wire
-from serve.front.a1111.clients import Clients, ClientState, WebuiRun
+from serve.front.a1111.clients import ClientState, WebuiRun, states
 from serve.front.access import check_operator, client_of
 from serve.front.answering import deadline_of, fan_out, take_rate
-from serve.front.attached_pictures import check, preview_of
 from serve.front.edits import check_can_edit, prepare_edit
 from serve.front.generations import marks_of, work_of
 from serve.front.image_orders import orders_of
 from serve.front.keys import RateLimiter
 from serve.front.openai_images import ImageRequest
-from serve.front.sent_pictures import DecodingThread
+from serve.front.sent_pictures import DecodingThread, check, preview_of
 from serve.front.served_models import ServedModel, ServedModels
 from serve.orders import Done, ImageBackend, ImageOrder, ModelCard
 from serve.run_time_models import SUFFIX, files_below, find_file
@@ -49,10 +48,10 @@ class WebuiApi:
     settings: ServeSettings
     limiter: RateLimiter
     decoding: DecodingThread
-    clients: Clients = field(default_factory=Clients)
+    client_state: Callable[[str], ClientState] = field(default_factory=states)
 
     def state_of(self, request: Request) -> ClientState:
-        return self.clients.of(client_of(request, self.settings.client_header)[0])
+        return self.client_state(client_of(request, self.settings.client_header)[0])
 
     async def card_of(self, request: Request) -> ModelCard:
         """Return the card of the client's model."""
