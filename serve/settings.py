@@ -263,8 +263,8 @@ def check_tables(tables: object) -> None:
 
 def check(name: str, value: Any, kind: type, limits: Mapping[str, Any]) -> None:
     low, high = limits["low"], limits["high"]
-    accepted = int | float if kind is float else kind
-    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+    is_kind = isinstance(value, int | float if kind is float else kind)
+    if not is_kind or (isinstance(value, bool) and kind is not bool):
         raise InvalidParams(name, value, f"must be {KINDS[kind]}")
     if low is not None and not low <= value < math.inf:
         raise InvalidParams(name, value, f"must be at least {low}")

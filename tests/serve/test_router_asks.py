@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from sdxl.fleet import ASKED
-from serve.fleet import router as routing
 from serve.fleet.liveness import Liveness
 from serve.fleet.router import EarliestFinishRouter, LoadTable
+
+PERIOD_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,18 @@ class Router(EarliestFinishRouter):
 
 async def passes(router: Router, count: int) -> None:
     asking = asyncio.create_task(router._query_periodically(None))  # type: ignore[arg-type]
-    await asyncio.sleep(count * routing.ASK_PERIOD_S * 1.2)
+    await asyncio.sleep(count * PERIOD_S * 1.2)
     assert not asking.done(), asking.exception()
     asking.cancel()
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serve.fleet.router.ASK_PERIOD_S", PERIOD_S)
+
+
 @pytest.fixture
-def router(monkeypatch: pytest.MonkeyPatch) -> Router:
-    monkeypatch.setattr(routing, "ASK_PERIOD_S", 0.02)
+def router() -> Router:
     return Router(Asked("a"), Asked("b"))
 
 
@@ -86,10 +91,7 @@ async def test_a_replica_that_has_left_is_forgotten(router: Router) -> None:
     assert not any(id_.unique_id == "a" for id_ in router._known)
 
 
-async def test_of_many_replicas_a_few_are_asked_and_those_that_have_orders(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(routing, "ASK_PERIOD_S", 0.05)
+async def test_of_many_replicas_a_few_are_asked_and_those_that_have_orders() -> None:
     router = Router(*(Asked(str(i)) for i in range(20 * ASKED)))
     router._liveness.note_holder("order", "7")
     await passes(router, 1)

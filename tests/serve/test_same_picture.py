@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
-from eval.measuring.psnr import psnr_db
 from serve.orders import Done, ImageOrder
 from serve.settings import ServeSettings
 from serve.worker.replica import ImageReplica
-from tests.serve.test_edits import pixels
 from tests.serve.workers import order
 
 ASKED = order("a red circle on a blue background", 3, steps=12)
@@ -19,7 +16,6 @@ OTHERS = [
     order(f"a {colour} star", i, steps=6 + 3 * i)
     for i, colour in enumerate(("red", "green", "blue", "white", "black", "purple", "orange"))
 ]
-REQUIRED_DB = 60
 
 
 async def made(replica: ImageReplica, asked: ImageOrder) -> bytes:
@@ -29,17 +25,14 @@ async def made(replica: ImageReplica, asked: ImageOrder) -> bytes:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_deterministic", [False, True])
 async def test_a_picture_is_the_same_alone_under_load_and_on_either_replica(
-    is_deterministic: bool, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("serve.logs.configure", lambda _: None)
-    replicas = [ImageReplica(ServeSettings(deterministic=is_deterministic)) for _ in range(2)]
-    alone, others = await made(replicas[0], ASKED), list[Any]()
+    replicas = [ImageReplica(ServeSettings(deterministic=True)) for _ in range(2)]
+    assert replicas[0].worker.pipeline.is_deterministic, "a processor may round alike without it"
+    pictures = [await made(replicas[0], ASKED)]
     for replica in replicas:
         together = await asyncio.gather(*(made(replica, each) for each in [ASKED, *OTHERS, ASKED]))
-        others += together[:1] + together[-1:]
-    if is_deterministic:
-        assert all(other == alone for other in others), "other bytes for the same request"
-    worst = min(psnr_db(pixels(alone), pixels(other)) for other in others)
-    assert worst >= REQUIRED_DB, f"{worst:.1f} dB, needed {REQUIRED_DB}"
+        pictures += together[0], together[-1]
+    assert len(set(pictures)) == 1, "other bytes for the same request"
