@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import base64
 from contextvars import Context
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
@@ -102,6 +101,9 @@ class ExamplesResponse(Reply):
     data: list[ExamplePicture]
 
 
+PicturesWithFiles = tuple[list[ExamplePicture], list[bytes]]
+
+
 def add_form_routes(app: FastAPI, models: ServedModels, decoding: DecodingThread) -> None:
     examples = Examples()
 
@@ -137,33 +139,21 @@ def add_form_routes(app: FastAPI, models: ServedModels, decoding: DecodingThread
     @app.get("/v1/images/examples", response_model=ExamplesResponse)
     async def show_examples(model: str | None = None) -> Response:
         """Example prompts, with pictures for the embedded model."""
-        each = await examples.of(await models.choose(model))
-        data = [
-            ExamplePicture(prompt=e.prompt, seed=e.seed, b64_json=None if e.image is None else "")
-            for e in each
-        ]
+        data, files = await examples.of(await models.choose(model))
         text = ExamplesResponse(data=data).model_dump_json(exclude_none=True).encode()
-        return PicturesResponse(text, [e.image for e in each if e.image is not None])
-
-
-@dataclass(frozen=True)
-class Example:
-    prompt: str
-    seed: int | None = None
-    image: bytes | None = None
-    """the picture of a request with only this prompt and this seed"""
+        return PicturesResponse(text, files)
 
 
 class Examples:
-    """Each model's examples, made once."""
+    """Each model's examples, made once, with the pictures' files."""
 
     def __init__(self) -> None:
-        self._making: dict[str, asyncio.Task[list[Example]]] = {}
+        self._making: dict[str, asyncio.Task[PicturesWithFiles]] = {}
 
-    async def of(self, model: ServedModel) -> list[Example]:
+    async def of(self, model: ServedModel) -> PicturesWithFiles:
         """Return the model's examples. After a Problem the next request tries again."""
         if model.id != MINI_NAME:
-            return [Example(prompt) for prompt in ANY]
+            return [ExamplePicture(prompt=prompt) for prompt in ANY], []
         making = self._making.get(model.id)
         if making is None or (making.done() and (making.cancelled() or making.exception())):
             # In a new context: in this request's, Ray Serve would cancel the pictures with this
@@ -173,13 +163,18 @@ class Examples:
         return await asyncio.shield(making)
 
 
-async def make_examples(model: ServedModel) -> list[Example]:
+async def make_examples(model: ServedModel) -> PicturesWithFiles:
     card = await model.backend.card()
     requests = (ImageRequest(prompt=prompt, seed=SEED, priority="batch") for prompt in EMBEDDED)
     orders = [o for r in requests for o in orders_of(r, card, model.settings, SEED, DEADLINE_S)]
     done = await collect(model.backend, orders)
-    pictures = [Example(d.params.prompt, d.params.seed, d.image) for d in done]
-    return pictures + [Example(prompt) for prompt in await asyncio.to_thread(captions)]
+    examples = [
+        ExamplePicture(prompt=each.params.prompt, seed=each.params.seed, b64_json="")
+        for each in done
+    ]
+    others = await asyncio.to_thread(captions)
+    examples += [ExamplePicture(prompt=prompt) for prompt in others]
+    return examples, [each.image for each in done]
 
 
 def captions() -> list[str]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import psutil
 import pytest
 
 from tests.serve.loads import is_answered
-from tests.serve.services import ROOT, START_S, Service, free_port, is_alive, service, starting
+from tests.serve.services import START_S, Service, is_alive, service, starting
 from tests.waiting import wait_until
 
 SHUTDOWN_S = 5.0
@@ -104,18 +102,13 @@ def test_sigterm_ends_it_in_time_despite_a_stopped_process(tmp_path: Path, title
 @pytest.mark.parametrize("after_s", [0.3, 3.0, 8.0])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_during_the_start_ends_it(tmp_path: Path, after_s: float, number: int) -> None:
-    port, log = free_port(), tmp_path / "serve.log"
-    argv = [sys.executable, "-m", "sdxl.cli", "serve", "--port", str(port), *FLAGS]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with log.open("wb") as file:
-        process = subprocess.Popen(argv, cwd=tmp_path, env=environment, stdout=file, stderr=file)
-    found = Service(process, log, f"http://127.0.0.1:{port}")
-    time.sleep(after_s)
-    below = found.processes()
-    process.send_signal(number)
-    assert has_ended(found, SHUTDOWN_S + 10), found.text
-    assert process.returncode in (0, 1, 130, -number), found.text
-    check_nothing_is_left(found, below)
+    with starting(tmp_path, *FLAGS) as found:
+        time.sleep(after_s)
+        below = found.processes()
+        found.process.send_signal(number)
+        assert has_ended(found, SHUTDOWN_S + 10), found.text
+        assert found.process.returncode in (0, 1, 130, -number), found.text
+        check_nothing_is_left(found, below)
 
 
 def test_a_replica_that_dies_while_another_starts_is_replaced(tmp_path: Path) -> None:

@@ -152,12 +152,6 @@ async def test_leaving_cancels_the_call() -> None:
     assert handle.answers[0].is_cancelled
 
 
-def test_a_finished_call_is_not_cancelled() -> None:
-    handle = Handle([Queued(0), done(ORDER)])
-    asyncio.run(updates_of(handle))
-    assert not handle.answers[0].is_cancelled
-
-
 def test_the_card_is_that_of_any_replica_alive() -> None:
     handle = Handle([DIED], [CARD])
     assert asyncio.run(Replicas(handle).card()) == CARD

@@ -29,7 +29,6 @@ from tests.serve.workers import (
     fake,
     fake_pipeline,
     order,
-    past_the_deadline,
     picture_of,
     running,
     updates_of,
@@ -156,10 +155,6 @@ def test_an_order_that_cannot_meet_its_deadline_is_refused_before_encoding() -> 
     problem = caught.value
     assert problem.status == 429 and problem.retry_after_s is not None
     assert 0.5 < problem.retry_after_s < 5, f"{problem.retry_after_s} s"
-
-
-def test_a_deadline_that_passes_on_the_way_is_a_408() -> None:
-    assert past_the_deadline().status == 408
 
 
 @pytest.mark.parametrize("network", ["clip_g", "unet_deep", "unet_shallow", "vae_decoder"])

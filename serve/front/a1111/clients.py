@@ -19,7 +19,9 @@ MOST_CLIENTS = 1000
 
 @dataclass(eq=False)
 class WebuiRun(Run):
-    is_interrupted: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Future[None] | None = None
+    """makes the pictures"""
+    is_interrupted: bool = False
 
 
 @dataclass
@@ -29,14 +31,16 @@ class ClientState:
 
     def interrupt(self) -> None:
         for run in self.runs:
-            run.is_interrupted.set()
+            run.is_interrupted = True
+            if run.task is not None:
+                run.task.cancel()
 
     def progress(self) -> dict[str, Any]:
         """Return the progress of the first request, in stable-diffusion-webui's form."""
         run = self.runs[0] if self.runs else None
         state = {
             "skipped": False,
-            "interrupted": bool(run and run.is_interrupted.is_set()),
+            "interrupted": bool(run and run.is_interrupted),
             "stopping_generation": False,
             "job": "txt2img" if run else "",
             "job_count": len(self.runs),

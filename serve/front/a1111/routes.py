@@ -31,7 +31,7 @@ from serve.front.keys import RateLimiter
 from serve.front.openai_images import ImageRequest
 from serve.front.sent_pictures import DecodingThread, check, preview_of
 from serve.front.served_models import ServedModel, ServedModels
-from serve.orders import Done, ImageBackend, ImageOrder, ModelCard
+from serve.orders import ImageBackend, ImageOrder, ModelCard
 from serve.run_time_models import SUFFIX, files_below, find_file
 from serve.settings import ServeSettings
 
@@ -146,27 +146,17 @@ class WebuiApi:
         run, runs = WebuiRun(len(orders), orders[0].params.all_steps), self.state_of(request).runs
         runs.append(run)
         try:
-            done = await self._run(orders, run, model.backend)
+            run.task = asyncio.ensure_future(self._follow(orders, run, model.backend))
+            await run.task
+        except asyncio.CancelledError:
+            # An interrupted request is answered with its finished pictures.
+            if not run.is_interrupted:
+                raise
         finally:
             runs.remove(run)
+        done = run.pictures
         texts = [texts_of(each.image)[0] for each in done]
         return wire.answer_of(controlnet.without_pictures(asked), done, texts, model)
-
-    async def _run(
-        self, orders: Sequence[ImageOrder], run: WebuiRun, backend: ImageBackend
-    ) -> list[Done]:
-        """Return the pictures; after an interrupt only the finished ones."""
-        making = asyncio.ensure_future(self._follow(orders, run, backend))
-        stop = asyncio.ensure_future(run.is_interrupted.wait())
-        try:
-            await asyncio.wait({making, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if making.done():
-                await making
-        finally:
-            for task in (making, stop):
-                task.cancel()
-            await asyncio.gather(making, stop, return_exceptions=True)
-        return run.pictures
 
     async def _follow(
         self, orders: Sequence[ImageOrder], run: WebuiRun, backend: ImageBackend
@@ -211,9 +201,38 @@ def add_webui_routes(
 
     for name in ("interrupt", "skip"):
         app.post(f"{PREFIX}/{name}", name=f"webui_{name}")(interrupt)
+    for path, answer in fixed_answers().items():
+        app.get(path, name=path.replace("/", "_"))(partial(give, answer))
     add_option_routes(app, api)
     add_list_routes(app, api)
     add_controlnet_routes(app, api)
+
+
+async def give(answer: Any) -> Any:
+    return answer
+
+
+def fixed_answers() -> dict[str, Any]:
+    """Return by path the answers that are the same for every client and model."""
+    modules = controlnet.module_detail()
+    lists: dict[str, Any] = {
+        **{name: [] for name in EMPTY_LISTS},
+        "samplers": wire.samplers(),
+        "schedulers": wire.schedulers(),
+        "upscalers": wire.upscalers(),
+        "latent-upscale-modes": [{"name": LATENT.capitalize()}],
+        "scripts": {"txt2img": [], "img2img": []},
+        "cmd-flags": {},
+    }
+    of_controlnet = {
+        "version": {"version": controlnet.VERSION},
+        "settings": {"control_net_unit_count": MAX_ATTACHMENTS},
+        "module_list": {"module_list": list(modules), "module_detail": modules},
+    }
+    return {
+        **{f"{PREFIX}/{name}": answer for name, answer in lists.items()},
+        **{f"{CONTROLNET}/{name}": answer for name, answer in of_controlnet.items()},
+    }
 
 
 def add_option_routes(app: FastAPI, api: WebuiApi) -> None:
@@ -242,10 +261,6 @@ def add_option_routes(app: FastAPI, api: WebuiApi) -> None:
         await api.with_loaded(api.state_of(request).options, request)
         return {}
 
-    @app.get(f"{PREFIX}/cmd-flags")
-    async def show_webui_flags() -> dict[str, Any]:
-        return {}
-
     async def refresh() -> None:
         """Do nothing: new files are found without it."""
 
@@ -266,26 +281,6 @@ def add_list_routes(app: FastAPI, api: WebuiApi) -> None:
         more = [f.name.removesuffix(SUFFIX) for f in files if f.path(folder) not in loaded]
         return [wire.describe_model(name) for name in (*(model.id for model in models), *more)]
 
-    @app.get(f"{PREFIX}/samplers")
-    async def list_webui_samplers() -> list[dict[str, Any]]:
-        return wire.samplers()
-
-    @app.get(f"{PREFIX}/schedulers")
-    async def list_webui_schedulers() -> list[dict[str, Any]]:
-        return wire.schedulers()
-
-    @app.get(f"{PREFIX}/upscalers")
-    async def list_webui_upscalers() -> list[dict[str, Any]]:
-        return wire.upscalers()
-
-    @app.get(f"{PREFIX}/latent-upscale-modes")
-    async def list_webui_latent_modes() -> list[dict[str, str]]:
-        return [{"name": LATENT.capitalize()}]
-
-    @app.get(f"{PREFIX}/scripts")
-    async def list_webui_scripts() -> dict[str, list[str]]:
-        return {"txt2img": [], "img2img": []}
-
     @app.get(f"{PREFIX}/loras")
     async def list_webui_loras(request: Request) -> list[dict[str, Any]]:
         return wire.loras(await api.card_of(request))
@@ -305,31 +300,11 @@ def add_list_routes(app: FastAPI, api: WebuiApi) -> None:
             "cuda": {"error": "unavailable"},
         }
 
-    async def nothing() -> list[Any]:
-        """An empty list: this service has none."""
-        return []
-
-    for name in EMPTY_LISTS:
-        app.get(f"{PREFIX}/{name}", name=f"webui_{name}")(nothing)
-
 
 def add_controlnet_routes(app: FastAPI, api: WebuiApi) -> None:
-    @app.get(f"{CONTROLNET}/version")
-    async def tell_controlnet_version() -> dict[str, int]:
-        return {"version": controlnet.VERSION}
-
-    @app.get(f"{CONTROLNET}/settings")
-    async def tell_controlnet_settings() -> dict[str, int]:
-        return {"control_net_unit_count": MAX_ATTACHMENTS}
-
     @app.get(f"{CONTROLNET}/model_list")
     async def list_controlnets(request: Request) -> dict[str, list[str]]:
         return {"model_list": controlnet.models_of(await api.card_of(request))}
-
-    @app.get(f"{CONTROLNET}/module_list")
-    async def list_preprocessors() -> dict[str, Any]:
-        detail = controlnet.module_detail()
-        return {"module_list": list(detail), "module_detail": detail}
 
     @app.get(f"{CONTROLNET}/control_types")
     async def list_control_types(request: Request) -> dict[str, Any]:
