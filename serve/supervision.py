@@ -54,51 +54,39 @@ def supervise(
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return service()
     try:
-        return Supervisor(child, shutdown_s, say, signalled).wait(watched)
+        return watch(child, watched, shutdown_s, say, signalled)
     finally:
         end_all()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class Supervisor:
-    def __init__(
-        self,
-        child: int,
-        shutdown_s: float,
-        say: Callable[[str], None],
-        signalled: Mapping[int, int],
-    ) -> None:
-        self.child, self.shutdown_s, self.say, self.signalled = child, shutdown_s, say, signalled
-        self._until_s: float | None = None
-        """the deadline after a signal"""
-
-    def wait(self, watched: Collection[int]) -> int:
-        """Return the exit code: 0 if the service ended in time after a signal."""
-        while True:
-            received = self._signal(watched)
-            if (code := reap(self.child)) is not None:
-                wait_for_leavers()
-                if self._until_s is not None and code in self.signalled:
-                    return self.signalled[code]
-                return code if code >= 0 else 1
-            if received in TERMINATING:
-                self._forward(received)
-            if self._until_s is not None and time.monotonic() >= self._until_s:
-                self.say("the service does not end by itself: ending every process")
-                return 1
-
-    def _signal(self, watched: Collection[int]) -> int | None:
-        left_s = 1.0 if self._until_s is None else self._until_s - time.monotonic()
-        received = signal.sigtimedwait(watched, min(max(left_s, 0.0), 1.0))
-        return received.si_signo if received else None
-
-    def _forward(self, received: int) -> None:
-        if self._until_s is None:
-            self._until_s = time.monotonic() + self.shutdown_s + MARGIN_S
-            os.kill(self.child, signal.SIGTERM)
-        elif received == signal.SIGINT:
+def watch(
+    child: int,
+    watched: Collection[int],
+    shutdown_s: float,
+    say: Callable[[str], None],
+    signalled: Mapping[int, int],
+) -> int:
+    """Forward the first signal to the child and wait for its end; return the exit code."""
+    until_s: float | None = None
+    while True:
+        left_s = 1.0 if until_s is None else min(max(until_s - time.monotonic(), 0.0), 1.0)
+        received = signal.sigtimedwait(watched, left_s)
+        if (code := reap(child)) is not None:
+            wait_for_leavers()
+            if until_s is not None and code in signalled:
+                return signalled[code]
+            return code if code >= 0 else 1
+        number = received.si_signo if received else None
+        if number in TERMINATING and until_s is None:
+            until_s = time.monotonic() + shutdown_s + MARGIN_S
+            os.kill(child, signal.SIGTERM)
+        elif number == signal.SIGINT:
             # After a second Ctrl-C, do not wait.
-            self._until_s = time.monotonic()
+            until_s = time.monotonic()
+        if until_s is not None and time.monotonic() >= until_s:
+            say("the service does not end by itself: ending every process")
+            return 1
 
 
 def adopt_orphans() -> None:

@@ -22,14 +22,13 @@ import sdxl
 from serve import errors
 from serve.errors import Problem
 from serve.front.a1111 import WITH_PICTURES
-from serve.front.access import Access, check_operator
+from serve.front.access import Access, Hosts, check_operator
 from serve.front.answering import EVENTS_IN_OPENAPI
 from serve.front.body_limit import BodyLimit
 from serve.front.edits import EDITS_PATH, describe_edit_body, read_edit
 from serve.front.error_envelope import ErrorEnvelope, Front, refusal
 from serve.front.form_routes import MAPS_PATH, add_form_routes
 from serve.front.generations import Generations
-from serve.front.hosts import Hosts
 from serve.front.keys import Keyring, RateLimiter
 from serve.front.openai_images import (
     MEDIA,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import time
 from collections import Counter
@@ -18,12 +19,12 @@ from sdxl.attachments import take_tags
 from sdxl.params import DRAWN_SEEDS
 from sdxl.work import standard_images
 from serve import errors
-from serve.front import events
+from serve.errors import Problem
 from serve.front.access import client_of, origin_of
-from serve.front.answering import deadline_of, fan_out, stream, take_rate
+from serve.front.answering import deadline_of, fan_out, server_event, stream, take_rate
 from serve.front.keys import RateLimiter
 from serve.front.openai_images import MEDIA, ImageData, ImageRequest, ImagesResponse, Usage
-from serve.front.pictures import PicturesResponse
+from serve.front.pictures import PicturesResponse, filled
 from serve.front.request_reader import CheckedRequest, RequestReader
 from serve.front.results import ResultStore
 from serve.llm.expansion import Expander
@@ -154,17 +155,17 @@ async def stream_pictures(
     def describe(index: int, update: Update) -> bytes:
         match update:
             case ImageProgress():
-                return events.progress(asked, index, update)
+                return progress_event(asked, index, update)
             case Preview():
                 number, previews[index] = previews[index], previews[index] + 1
-                return events.partial(asked, size(orders[index]), index, number, update)
+                return partial_event(asked, size(orders[index]), index, number, update)
             case Done():
-                return events.completed(asked, size(orders[index]), index, update)
+                return completed_event(asked, size(orders[index]), index, update)
             case Queued():
                 return b""
 
     updates = fan_out(backend, orders, orders[0].deadline_s)
-    return await stream(updates, set(range(len(orders))), Queued, describe, events.failure)
+    return await stream(updates, set(range(len(orders))), Queued, describe, error_event)
 
 
 def marks_of(request: Request, model: ImageModel) -> dict[str, Any]:
@@ -202,3 +203,67 @@ async def collect(backend: ImageBackend, orders: Sequence[ImageOrder]) -> list[D
 
 def size(order: ImageOrder) -> str:
     return "{}x{}".format(*order.params.result_size)
+
+
+# -- events of a stream, in OpenAI's format ------------------------------------------------------
+
+
+def partial_event(
+    request: ImageRequest, size: str, image: int, number: int, update: Preview
+) -> bytes:
+    return wire(
+        _picture("partial_image", request, size, image)
+        | {"partial_image_index": number, "step": update.step},
+        update.image,
+    )
+
+
+def completed_event(request: ImageRequest, size: str, image: int, done: Done) -> bytes:
+    return wire(
+        _picture("completed", request, size, image)
+        | ({"safety_identifier": request.identifier} if request.identifier else {})
+        | ({"revised_prompt": request.prompt} if request.expand_prompt else {})
+        | ({"flagged": True} if done.is_flagged else {})
+        | {
+            "model": done.model,
+            "usage": Usage.of(done.prompt_tokens).model_dump(),
+            "seed": done.params.seed,
+            "timings": done.timings,
+        },
+        done.image,
+    )
+
+
+def progress_event(request: ImageRequest, image: int, update: ImageProgress) -> bytes:
+    return wire(
+        {
+            "type": f"{request.kind}.progress",
+            "image_index": image,
+            "step": update.step,
+            "steps": update.steps,
+            "queue_position": update.position,
+            "eta_s": round(update.eta_s, 3),
+        }
+    )
+
+
+def error_event(problem: Problem) -> bytes:
+    return wire({"type": "error", **problem.body()})
+
+
+def wire(event: dict[str, Any], *files: bytes) -> bytes:
+    """Return the event with its empty `b64_json` filled."""
+    return server_event(filled(json.dumps(event).encode(), files), event["type"])
+
+
+def _picture(event: str, request: ImageRequest, size: str, image: int) -> dict[str, Any]:
+    return {
+        "type": f"{request.kind}.{event}",
+        "b64_json": "",
+        "created_at": int(time.time()),
+        "size": size,
+        "quality": request.effective_quality,
+        "background": "opaque",
+        "output_format": request.format,
+        "image_index": image,
+    }

@@ -120,7 +120,7 @@ class ResultStore:
                 if not (isinstance(error, OutputError) and error.number in FULL):
                     log.error("%s", error)
                     raise unwritable() from error
-                if not self._drop_oldest(len(file)):
+                if not self._sweep(len(file), freed=len(file)):
                     raise full() from error
         self._held += len(file)
         return name
@@ -136,31 +136,23 @@ class ResultStore:
         except OSError:
             return None
 
-    def _sweep(self, room: int) -> None:
-        """Remove expired files, then the oldest until there is room."""
+    def _sweep(self, room: int, freed: int = 0) -> bool:
+        """Remove expired files, then the oldest until there is room and at least `freed` bytes are
+        freed. Return whether there were files."""
         now = self.clock()
-        if now - self._swept_s < SWEEP_S and self._held + room <= self.max_bytes:
-            return
+        is_recent = now - self._swept_s < SWEEP_S
+        if is_recent and not freed and self._held + room <= self.max_bytes:
+            return True
         files = sorted(self._files())
         self._swept_s, self._held = now, sum(size for _, size, _ in files)
         is_full = self._held + room > self.max_bytes
-        most = KEPT * self.max_bytes if is_full else self.max_bytes
+        most = (KEPT * self.max_bytes if is_full else self.max_bytes) - room
+        most = min(most, self._held - freed) if freed else most
         for made_s, size, path in files:
-            if now - made_s > self.ttl_s or self._held + room > most:
+            if now - made_s > self.ttl_s or self._held > most:
                 # Another process may have removed the file.
                 path.unlink(missing_ok=True)
                 self._held -= size
-
-    def _drop_oldest(self, size: int) -> bool:
-        """Remove the oldest files until `size` bytes are freed. Return whether there were files."""
-        files = sorted(self._files())
-        freed = 0
-        for _, held, path in files:
-            if freed >= size:
-                break
-            path.unlink(missing_ok=True)
-            freed += held
-        self._held = max(self._held - freed, 0)
         return bool(files)
 
     def _files(self) -> list[tuple[float, int, Path]]:
