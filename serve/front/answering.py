@@ -135,20 +135,21 @@ async def _follow(
 
 async def stream(
     updates: AsyncGenerator[tuple[int, U]],
-    waiting: set[int],
+    count: int,
     accepted: type,
     describe: Callable[[int, U], bytes],
     describe_error: Callable[[Problem], bytes],
     describe_end: Callable[[], bytes] = bytes,
 ) -> StreamingResponse:
-    """Stream the updates as events. The stream begins when each `waiting` order has an update of
-    the type `accepted`, so that a refusal is an ordinary answer."""
-    early: list[tuple[int, U]] = []
+    """Stream the updates of `count` orders as events. The stream begins when each order has an
+    update of the type `accepted`, so that a refusal is an ordinary answer."""
+    early, waiting = list[tuple[int, U]](), set(range(count))
     try:
         while waiting:
             index, update = await anext(updates)
             early.append((index, update))
-            waiting = waiting - {index} if isinstance(update, accepted) else waiting
+            if isinstance(update, accepted):
+                waiting.discard(index)
     except BaseException:
         await updates.aclose()
         raise

@@ -165,7 +165,7 @@ async def stream_pictures(
                 return b""
 
     updates = fan_out(backend, orders, orders[0].deadline_s)
-    return await stream(updates, set(range(len(orders))), Queued, describe, error_event)
+    return await stream(updates, len(orders), Queued, describe, error_event)
 
 
 def marks_of(request: Request, model: ImageModel) -> dict[str, Any]:

@@ -39,9 +39,7 @@ class FrontMetrics:
 
 def page(metrics: Sequence[Any]) -> bytes:
     """Return metrics in Prometheus' text format. Families of the same name are merged."""
-    registry = CollectorRegistry()
-    registry.register(_Gathered(metrics))
-    return generate_latest(registry)
+    return generate_latest(_Gathered(metrics))
 
 
 class _Gathered(Collector):

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from serve.errors import Problem
 from serve.front import metrics
 from serve.front.error_envelope import LIVE, READY, Front
 from serve.front.openai_images import Reply, RunningEngines
-from serve.front.served_models import ServedModel, ServedModels
+from serve.front.served_models import ServedModels
 from serve.llm.text_orders import TextBackend
 from serve.orders import ModelCard
 
@@ -96,13 +95,23 @@ def add_probe_routes(
     @app.get("/readyz")
     async def is_ready() -> dict[str, Any]:
         """A real picture was made, and more can be. Every model has started or failed."""
-        cards = await models.ready()
-        llm = {"llm": await readiness.state()} if readiness else {}
-        states = {
-            model.id: "unavailable" if isinstance(card, Problem) else "ready"
-            for model, card in cards
+        each = await models.ready()
+        cards = [(model.id, card) for model, card in each if isinstance(card, ModelCard)]
+        first, engines = cards[0][0], RunningEngines.of(cards[0][1])
+        # The models that run on slower engines than their GPU allows, and why.
+        slower = {id_: card.why_slower for id_, card in cards if card.why_slower}
+        return {
+            "status": "ready",
+            "model": first,
+            "backend": engines.backend,
+            "precision": engines.precision,
+            "models": {
+                model.id: "unavailable" if isinstance(card, Problem) else "ready"
+                for model, card in each
+            },
+            **({"slower": slower} if slower else {}),
+            **({"llm": await readiness.state()} if readiness else {}),
         }
-        return {"status": "ready", **first_of(cards), "models": states, **slower_of(cards), **llm}
 
     @app.get(
         "/metrics",
@@ -141,23 +150,6 @@ def add_probe_routes(
         data = text.encode()
         digest = hashlib.sha256(data).hexdigest()
         return License(name=LICENSE, sha=digest, size=len(data), content=text)
-
-
-def first_of(cards: Sequence[tuple[ServedModel, ModelCard | Problem]]) -> dict[str, str]:
-    """Describe the first model that can make pictures now, and its engines."""
-    model, card = next((m, card) for m, card in cards if isinstance(card, ModelCard))
-    running = RunningEngines.of(card)
-    return {"model": model.id, "backend": running.backend, "precision": running.precision}
-
-
-def slower_of(cards: Sequence[tuple[ServedModel, ModelCard | Problem]]) -> dict[str, Any]:
-    """Return the models that run on slower engines than their GPU allows, and why."""
-    reasons = {
-        model.id: card.why_slower
-        for model, card in cards
-        if isinstance(card, ModelCard) and card.why_slower
-    }
-    return {"slower": reasons} if reasons else {}
 
 
 def license_text() -> str:

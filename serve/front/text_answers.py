@@ -17,7 +17,7 @@ from fastapi.types import DecoratedCallable
 from starlette.responses import Response
 
 from sdxl.params import DRAWN_SEEDS
-from serve.errors import Problem
+from serve.errors import Problem, invalid
 from serve.front.answering import (
     EVENTS_IN_OPENAPI,
     deadline_of,
@@ -86,16 +86,13 @@ class TextAnswers:
         deadline_s = deadline_of(asked.deadline_s, request, self.settings)
         orders = asked.text_orders(seed, deadline_s)
         if len(orders) > self.settings.max_n:
-            message = (
-                f"prompt asks for {len(orders)} answers; must be at most {self.settings.max_n}"
-            )
-            raise Problem(400, message, "prompt", "invalid_value")
+            needed = f"must be at most {self.settings.max_n}"
+            raise invalid("prompt", f"prompt asks for {len(orders)} answers; {needed}")
         take_rate(self.limiter, request, len(orders))
         wire = Wire(self.model, is_chat, asked.has_usage, prompts=len(orders) // (asked.n or 1))
         updates = fan_out(self.backend, orders, deadline_s, Ended)
         if asked.stream:
-            waiting = set(range(len(orders)))
-            return await stream(updates, waiting, Accepted, wire.event, wire.failure, wire.last)
+            return await stream(updates, len(orders), Accepted, wire.event, wire.failure, wire.last)
         reply = wire.whole(await collect(updates))
         return Response(reply.model_dump_json(), media_type="application/json")
 

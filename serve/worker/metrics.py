@@ -77,9 +77,6 @@ class WorkerMetrics:
         for name, seconds in dict(timings).items():
             self.stages.labels(name.removesuffix("_s")).observe(seconds)
 
-    def refused(self, reason: Reason) -> None:
-        self.refusals.labels(reason).inc()
-
     def collect(self, flights: Sequence[Flight], engines: Engines) -> list[Any]:
         waiting = [f for f in flights if f.state is State.QUEUED]
         self.queued.set(len(waiting))

@@ -185,7 +185,7 @@ class Worker:
                     yield update
         except Exception as error:
             if isinstance(error, Refused):
-                self.meters.refused(error.reason)
+                self.meters.refusals.labels(error.reason).inc()
             problem = as_problem(error)
             outcome = problem.code or "failed"
             raise problem from None
