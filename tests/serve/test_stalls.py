@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from contextlib import suppress
 
 import pytest
 
@@ -22,28 +20,21 @@ SMALL, LARGE = ((("latent_h", side), ("latent_w", side)) for side in (64, 128))
 
 
 @pytest.mark.parametrize("network", ["clip_g", "unet_deep", "unet_shallow", "vae_decoder"])
-def test_an_order_inside_a_call_that_never_returns_is_given_back(network: str) -> None:
+async def test_an_order_inside_a_call_that_never_returns_is_given_back(network: str) -> None:
     """The replica whose engine hangs returns the order, for another replica to make."""
     pipeline, may_end = fake_pipeline(), threading.Event()
-
-    async def scenario(replica: ImageReplica) -> Problem:
-        async for update in replica.generate(order(deadline_s=60)):
-            if isinstance(update, Problem):
-                return update
-        raise AssertionError("it was made")
-
     with running(pipeline, stall_s=0.3) as worker:
         replica = ImageReplica.__new__(ImageReplica)
         replica.worker = worker
         fake(pipeline, network).on_call = lambda: (may_end.wait(), None)[1]
         try:
-            problem = asyncio.run(scenario(replica))
-            with pytest.raises(Unhealthy), suppress(Problem):
-                asyncio.run(replica.record_routing_stats())
+            *_, last = [update async for update in replica.generate(order(deadline_s=60))]
+            with pytest.raises(Unhealthy):
+                await replica.record_routing_stats()
         finally:
             may_end.set()
         del replica.worker
-    assert problem.code == "unhealthy", problem
+    assert isinstance(last, Problem) and last.code == "unhealthy", last
 
 
 def test_the_limit_of_a_call_follows_measured_times() -> None:
