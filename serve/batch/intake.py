@@ -57,8 +57,6 @@ class Intake:
     """presets for `quality` in lines of OpenAI's Batch API"""
     limits: ServeSettings = ANY_STEPS
     """limits for lines of OpenAI's Batch API"""
-    usual_interval: int | None = None
-    """cache interval of rows that set no caching; None: it follows from the row's steps"""
     maps: Mapping[str, str] = field(default_factory=dict)
     """files of the pictures in `defaults` by digest"""
     are_ids_checked: bool = False
@@ -145,8 +143,7 @@ class Intake:
         given = {PARAM_NAMES[k]: v for k, v in values.items() if k in PARAM_NAMES}
         if controls := controls_in(values, self.defaults.get(CONTROLS)):
             given[CONTROLS] = controls
-        usual = {"cache_interval": self.usual_interval} if self.usual_interval else {}
-        merged = {**usual, **self._merge_flags(given, IMAGE in values, MASK in values)}
+        merged = self._merge_flags(given, IMAGE in values, MASK in values)
         # An edit has its image's size unless it sets another.
         params = checked_prompt(merged) if IMAGE in values else self._with_size(merged)
         maps: Maps = {}
@@ -190,9 +187,6 @@ class Intake:
         sizes = self.sizes or Sizes(1024, 64, 4096)
         card = ModelCard(self.model, sizes, presets=self.presets)
         check_limits(request, card, self.limits)
-        if self.usual_interval:
-            # In older jobs the default quality also set the interval.
-            request = request.model_copy(update={"quality": request.effective_quality})
         params = params_of(request, card, self.limits).as_dict()
         if self.sizes is None and request.size in (None, "auto"):
             params |= {"width": None, "height": None}

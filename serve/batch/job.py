@@ -13,9 +13,8 @@ from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter
 
-from sdxl.parameter import USUAL_INTERVAL
 from sdxl.params import GenerationParams, InvalidParams, Sizes
-from sdxl.presets import EXACT, QUALITIES, Preset
+from sdxl.presets import QUALITIES, Preset
 from sdxl.provenance import OFF, PROVENANCES
 from serve.batch.batch_spec import RANGES, BatchFailed
 from serve.batch.intake import Intake
@@ -25,15 +24,13 @@ from serve.batch.store import Store
 from serve.orders import ModelCard
 
 FILE = "job.json"
-KEPT = ("threads", "engine", "presets", "usual_interval", "files")
+KEPT = ("threads", "engine", "presets", "files")
 """Fields that a resumed job takes from its first run."""
 ADDED = ("maps", "files")
 """Fields that depend on others; `files` are compared when a row names them."""
-NOT_IDENTITY = ("inputs", "rows", "threads", "origin", "presets", "usual_interval", *ADDED)
+NOT_IDENTITY = ("inputs", "rows", "threads", "origin", "presets", *ADDED)
 """Fields that may differ: inputs may move, a revision may be renamed, the rest follows from others
 or is kept."""
-FORMERLY = {"low": Preset(10, 1), "medium": Preset(20, 2), "high": Preset(30, 2), **EXACT}
-"""The presets of jobs that were begun before models had presets."""
 MAY_DIFFER = ("backend", "device", "gpu", "version")
 """Facts that may differ between workers with --mixed-gpus: pictures then differ in rounding."""
 LABEL = ("backend", "precision", "device", "gpu", "version", "service")
@@ -66,15 +63,14 @@ class BatchJob:
     """the engine of the first worker; empty before"""
     threads: int
     """CPU threads of each worker, which change the rounding"""
+    presets: dict[str, Preset]
+    """presets for `quality` in the input"""
     provenance: str = OFF
     """provenance of the pictures; empty with --through"""
     origin: str = ""
     """`org/name@commit` of a model from the hub"""
-    presets: dict[str, Preset] = field(default_factory=lambda: dict(FORMERLY))
-    """presets for `quality` in the input"""
-    usual_interval: int | None = USUAL_INTERVAL
-    """cache interval of rows that set no caching; None: it follows from the row's steps. Older jobs
-    lack this field and have the default."""
+    usual_interval: None = None
+    """unused, but jobs of version 0.1.0 have it"""
     maps: dict[str, str] = field(default_factory=dict)
     """files of the pictures in `parameters` by digest"""
     files: dict[str, str] = field(default_factory=dict)
@@ -82,9 +78,9 @@ class BatchJob:
     have named so far; empty with --through"""
 
     def intake(self) -> Intake:
-        sizes, usual = Sizes(**self.sizes) if self.sizes else None, self.usual_interval
+        sizes = Sizes(**self.sizes) if self.sizes else None
         same = (self.parameters, self.n, self.model, sizes, self.format, self.presets)
-        return Intake(*same, usual_interval=usual, maps=self.maps)
+        return Intake(*same, maps=self.maps)
 
     def shards(self) -> Iterator[ShardPiece]:
         return self.intake().shards(read([Path(name) for name in self.inputs]), self.shard_size)
@@ -142,9 +138,7 @@ def engine_label(engine: dict[str, Any]) -> str:
 
 def check_engine(engine: dict[str, Any], first: dict[str, Any], is_mixed: bool) -> None:
     """Raise BatchFailed if a worker with this engine may not join a job that began with `first`."""
-    # The engine of older jobs does not name the GPU.
-    names = {*engine, *first} - ({"gpu"} - first.keys())
-    bad = {name for name in names if engine.get(name) != first.get(name)}
+    bad = {name for name in {*engine, *first} if engine.get(name) != first.get(name)}
     bad -= {*MAY_DIFFER} if is_mixed else set()
     if not bad:
         return

@@ -41,7 +41,7 @@ class Entry:
     timings: dict[str, float] = field(default_factory=dict)
     worker: str = ""
     engine: str = ""
-    """label of the engine; empty in older jobs"""
+    """the engine's label"""
     error: str | None = None
     problem: dict[str, Any] = field(default_factory=dict)
     """the error as the service would answer it"""

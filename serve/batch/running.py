@@ -115,7 +115,6 @@ def describe(order: BatchSpec, presets: Presets | None = None) -> BatchJob:
         rows=reading.count(paths) * order.n,
         parameters=parameters,
         presets=dict(usual),
-        usual_interval=None,
         provenance="" if order.through else order.provenance.kind,
         engine={},
         maps=maps,

@@ -191,8 +191,8 @@ class BatchJobRun:
 
     def _shards(self, path: Path) -> Iterator[ShardPiece]:
         """Read the input. The driver calls this after the first worker's card."""
-        card, limits, usual = self._card, self.model.settings, self.batch.usual_interval
+        card, limits = self._card, self.model.settings
         assert card is not None
-        facts = (self.model.id, card.sizes, None, card.presets, limits, usual)
+        facts = (self.model.id, card.sizes, None, card.presets, limits)
         intake = Intake({}, 1, *facts, are_ids_checked=True)
         yield from intake.shards(read([path]), SHARD)

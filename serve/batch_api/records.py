@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Literal, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from sdxl.files import OutputError
-from sdxl.parameter import USUAL_INTERVAL
 from serve.batch.store import Store, open_store, token
 from serve.errors import Problem
 from serve.front.keys import ApiKey
@@ -99,9 +98,6 @@ class BatchRecord(WorkRecord):
     expires_at: int
     files_live_s: int
     metadata: dict[str, str] | None = None
-    usual_interval: int | None = USUAL_INTERVAL
-    """cache interval of lines that set no caching; None: it follows from the line's steps. Older
-    batches have the default."""
     status: Status = "validating"
     finalizing_at: int | None = None
     cancelling_at: int | None = None

@@ -160,7 +160,6 @@ class BatchApi:
             expires_at=expires_at,
             files_live_s=after.seconds if after else int(self.settings.batches_ttl_s),
             metadata=asked.metadata,
-            usual_interval=None,
         )
         with_room(lambda: self.records.put(batch))
         return batch

@@ -251,8 +251,6 @@ class BatchRunner:
 
     def _begin(self, batch: BatchRecord) -> None:
         key, ids = self._keys.get(batch.owner), [model.id for model in self._models]
-        # Older records may lack the model.
-        batch = replace(batch, model=batch.model or ids[0])
         if batch.model not in ids:
             message = f"The batch is of {batch.model!r}; here is {', '.join(map(repr, ids))} now."
             self._end(batch, "failed", [lines.error_of("other_model", message)])

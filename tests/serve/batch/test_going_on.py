@@ -12,20 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from sdxl.params import GenerationParams
 from serve.batch import command, ledger
 from serve.batch.batch_spec import BatchFailed
 from serve.batch.finished import FinishedPictures
-from serve.batch.job import FORMERLY
 from serve.batch.results import MANIFEST
-from serve.batch.rows import content_id
 from serve.batch.store import FolderStore
 from serve.orders import ImageOrder, ModelCard, Update
 from tests.serve.batch.drawers import (
     SMALL,
     Drawer,
-    dead_letters,
-    ledger_of,
     lines_of,
     make,
     pictures,
@@ -123,25 +118,6 @@ def test_verify_reads_every_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(read) == 24
 
 
-def test_a_job_of_the_first_version_is_resumed(tmp_path: Path) -> None:
-    """Its ledger names no engine, and repeated rows are dead letters."""
-    source, out, log = tmp_path / "prompts.txt", tmp_path / "out", tmp_path / "log"
-    source.write_text("a\nb\na\nc\n")
-    assert make(source, out) == 0
-    ledger = out / "ledger/000000.jsonl"
-    lines = [json.loads(line) for line in ledger.read_text().splitlines()]
-    for line in lines:
-        del line["engine"]
-    (twin,) = (line for line in lines if line["id"].endswith("-row2"))
-    (out / twin["file"]).unlink()
-    twin |= {"id": content_id({"prompt": "a"}), "error": "id: is not allowed", "params": {}}
-    twin |= {"file": "", "sha256": "", "size": 0, "seed": 0, "timings": {}}
-    ledger.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert make(source, out, load=partial(Drawer, str(log))) == 0
-    assert len(lines_of(log)) == 1 and len(pictures(out)) == 4 and dead_letters(out) == []
-    assert command.main(["--verify", str(out)]) == 0
-
-
 # -- several kinds of GPU -------------------------------------------------------------------
 
 
@@ -206,28 +182,9 @@ def test_a_job_keeps_the_preset_of_quality_that_it_began_with(tmp_path: Path) ->
     assert make(source, out, "--quality", "low") == 0
     stored = json.loads((out / "job.json").read_text())
     assert stored["parameters"] == {"steps": 20, "cache_interval": 2}
-    del stored["presets"]
-    stored["parameters"] = FORMERLY["low"].values()
+    stored["presets"]["low"]["steps"] = stored["parameters"]["steps"] = 10
     (out / "job.json").write_text(json.dumps(stored))
-    assert make(source, out, "--quality", "low") == 0, "a job from before presets resumes"
+    assert make(source, out, "--quality", "low") == 0, "a job with other presets resumes"
     assert make(source, tmp_path / "other", "--quality", "low", "--steps", "7") == 0
     other = json.loads((tmp_path / "other/job.json").read_text())
     assert other["parameters"] == {"steps": 7, "cache_interval": 2}
-
-
-def test_a_job_of_an_older_version_keeps_its_interval(tmp_path: Path) -> None:
-    source, out = prompts(tmp_path, 2), tmp_path / "out"
-    quick = ("--steps", "4")
-    assert make(source, out, *quick) == 0
-    stored = json.loads((out / "job.json").read_text())
-    assert stored["usual_interval"] is None and intervals(out) == [1, 1]
-    del stored["usual_interval"]
-    (out / "job.json").write_text(json.dumps(stored))
-    for path in (out / "ledger").glob("*"):
-        path.unlink()
-    assert make(source, out, *quick) == 0
-    assert intervals(out) == [2, 2]
-
-
-def intervals(out: Path) -> list[int]:
-    return [GenerationParams.from_dict(entry["params"]).interval for entry in ledger_of(out)]

@@ -236,7 +236,7 @@ def test_tags_are_taken_out_of_a_row_s_prompt(tmp_path: Path) -> None:
     assert wrong.error and wrong.error.startswith("prompt must name a LoRA")
 
 
-def test_few_steps_are_all_deep_except_in_older_jobs(tmp_path: Path) -> None:
+def test_few_steps_are_all_deep(tmp_path: Path) -> None:
     contents = [
         {"prompt": "a", "steps": 4},
         {"prompt": "b"},
@@ -247,14 +247,11 @@ def test_few_steps_are_all_deep_except_in_older_jobs(tmp_path: Path) -> None:
         line("four", quality="high"),
     ]
     source = jsonl(tmp_path, contents)
-
-    def intervals(made: Intake) -> list[int]:
-        return [row.params.interval for row in made.rows(read([source])) if row.params]
-
-    assert intervals(intake()) == [1, 2, 3, 1, 2, 2, 1]
-    assert intervals(replace(intake(), usual_interval=2)) == [2, 2, 3, 2, 2, 2, 1]
-    flags = intake(cache_interval=5)
-    assert intervals(replace(flags, usual_interval=2))[:3] == intervals(flags)[:3] == [5, 5, 3]
+    intervals, given = (
+        [row.params.interval for row in rows_of(source, **flags) if row.params]
+        for flags in ({}, {"cache_interval": 5})
+    )
+    assert intervals == [1, 2, 3, 1, 2, 2, 1] and given[:3] == [5, 5, 3]
 
 
 def test_a_line_of_openais_batch_api_is_read_as_the_service_reads_it(tmp_path: Path) -> None:
