@@ -230,10 +230,9 @@ def test_every_parameter_is_a_flag_a_field_a_column_a_key_and_a_control() -> Non
     from sdxl.arguments import POSITIONAL
     from sdxl.params import PARAMETERS, SIZE, GenerationParams
     from serve.batch.command import build_parser as batch_parser
-    from serve.batch.editing import PICTURES
     from serve.batch.reading import COLUMNS, ID
     from serve.batch.results import manifest_columns
-    from serve.batch.row_controls import COLUMNS as OF_CONTROLS
+    from serve.batch.row_pictures import CONTROL_COLUMNS, PICTURES
     from serve.front.openai_images import FormControl, ImageRequest, PictureFields
     from serve.render.command import build_parser as render_parser
 
@@ -247,7 +246,11 @@ def test_every_parameter_is_a_flag_a_field_a_column_a_key_and_a_control() -> Non
     fields = {p.client_name for p in PARAMETERS.values()}
     assert set(PictureFields.model_fields) == fields - {SIZE}
     assert fields <= set(ImageRequest.model_fields)
-    assert set(COLUMNS) == {p.column for p in PARAMETERS.values()} | {ID, *PICTURES, *OF_CONTROLS}
+    assert set(COLUMNS) == {p.column for p in PARAMETERS.values()} | {
+        ID,
+        *PICTURES,
+        *CONTROL_COLUMNS,
+    }
     assert names <= set(manifest_columns())
     assert [FormControl.of(p).name for p in PARAMETERS.values()] == list(PARAMETERS)
 

@@ -17,9 +17,15 @@ from pydantic import ValidationError
 
 from sdxl.params import PARAMETERS, PICTURED, GenerationParams, InvalidParams, Sizes
 from sdxl.presets import UNMEASURED, Presets
-from serve.batch.editing import IMAGE, MASK, places
-from serve.batch.reading import COLUMNS, ID, Record
-from serve.batch.row_controls import CONTROLS, controls_in, locate_pictures
+from serve.batch.reading import COLUMNS, ID, PARAMETERS_BY_COLUMN, Record
+from serve.batch.row_pictures import (
+    CONTROLS,
+    IMAGE,
+    MASK,
+    controls_in,
+    locate_pictures,
+    places,
+)
 from serve.batch.rows import BatchRow, Maps, ShardPiece, checked_id, content_id, seed_of
 from serve.errors import Problem, invalid, of_params, schema_words
 from serve.front.image_orders import check_limits, params_of, served_sizes
@@ -28,7 +34,6 @@ from serve.front.sent_pictures import take_pictures
 from serve.orders import ModelCard
 from serve.settings import ServeSettings
 
-PARAM_NAMES = {each.column: each.name for each in PARAMETERS.values()}
 BATCH_LINE = ("custom_id", "method", "url", "body")
 BATCH_URL = "/v1/images/generations"
 NOT_IN_BATCHES = ("expand_prompt", "stream", "partial_images")
@@ -83,12 +88,13 @@ class Intake:
         ordinal = next(ordinals)
         try:
             images, files = self._images(record, ordinal, used)
-        except (InvalidParams, Problem, Unreadable) as error:
+        except (InvalidParams, Problem) as error:
             given = record.values.get("custom_id", record.values.get("id"))
             id_ = given if isinstance(given, str) and given else record.line
             # A name in the message may contain invalid Unicode.
             text = str(error).encode(errors="backslashreplace").decode()
-            yield BatchRow(ordinal, record.line, id_, error=text, problem=problem_of(error))
+            problem = of_params(error) if isinstance(error, InvalidParams) else error
+            yield BatchRow(ordinal, record.line, id_, error=text, problem=problem)
             return
         facts: dict[str, Any] = dict(files)
         if not self.format:
@@ -105,7 +111,7 @@ class Intake:
     ) -> tuple[list[tuple[str, GenerationParams]], dict[str, Any]]:
         """Return the ids and parameters of a record's pictures, and its files or their places."""
         if record.error is not None:
-            raise Unreadable(record.error)
+            raise invalid(None, record.error, "invalid_line")
         is_line = "custom_id" in record.values or "body" in record.values
         read = self._read_batch_line if is_line else self._read_columns
         given, content, values, n, maps = read(record)
@@ -140,7 +146,8 @@ class Intake:
         for name in values:
             if name not in COLUMNS:
                 raise InvalidParams.unknown_field(name, COLUMNS)
-        given = {PARAM_NAMES[k]: v for k, v in values.items() if k in PARAM_NAMES}
+        known = PARAMETERS_BY_COLUMN
+        given = {known[k].name: value for k, value in values.items() if k in known}
         if controls := controls_in(values, self.defaults.get(CONTROLS)):
             given[CONTROLS] = controls
         merged = self._merge_flags(given, IMAGE in values, MASK in values)
@@ -209,25 +216,11 @@ def check_plain(params: GenerationParams) -> None:
         raise InvalidParams(CONTROLS, None, f"with {name!r}: needs the picture of its map")
 
 
-def problem_of(error: Exception) -> Problem:
-    match error:
-        case Problem():
-            return error
-        case InvalidParams():
-            return of_params(error)
-        case _:
-            return invalid(None, str(error), "invalid_line")
-
-
 def checked_prompt(values: dict[str, Any]) -> dict[str, Any]:
     prompt = values.get("prompt")
     if not isinstance(prompt, str):
         raise InvalidParams("prompt", prompt, "must be text")
     return values
-
-
-class Unreadable(ValueError):
-    """The line is not a valid record."""
 
 
 def picture_id(id_: str, index: int, n: int) -> str:

@@ -29,7 +29,7 @@ from typing import IO, Any
 from sdxl.files import OutputError
 from sdxl.params import InvalidParams
 from serve.batch.batch_spec import BatchFailed
-from serve.batch.store import FolderStore, ObjectStore, Store, token
+from serve.batch.store import ObjectStore, Store, token
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +45,11 @@ TAKEN = "cannot be used: another sdxl batch writes there"
 @contextmanager
 def locked(out: str) -> Iterator[Callable[[], None]]:
     """Hold the lock of a place. Yield a check that raises BatchFailed once the lock is lost."""
-    with _locked_bucket(out) if "://" in out else _locked_folder(out) as check:
-        yield check
-
-
-@contextmanager
-def _locked_bucket(out: str) -> Iterator[Callable[[], None]]:
+    if "://" not in out:
+        with _locked_folder(out):
+            # A file lock cannot be lost.
+            yield lambda: None
+        return
     lock = BucketLock(ObjectStore(out))
     lock.take()
     try:
@@ -60,7 +59,7 @@ def _locked_bucket(out: str) -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def _locked_folder(out: str) -> Iterator[Callable[[], None]]:
+def _locked_folder(out: str) -> Iterator[None]:
     path = Path(out, LOCK)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,8 +73,7 @@ def _locked_folder(out: str) -> Iterator[Callable[[], None]]:
             if time.monotonic() > until_s:
                 raise InvalidParams("out", out, TAKEN)
             time.sleep(0.1)
-        # A file lock cannot be lost.
-        yield lambda: None
+        yield
 
 
 def is_free(store: Store) -> bool:
@@ -85,7 +83,6 @@ def is_free(store: Store) -> bool:
         if turn is None or turn.is_over:
             return True
         return turn.host == socket.gethostname() and not Path("/proc", str(turn.pid)).exists()
-    assert isinstance(store, FolderStore)
     try:
         with Path(store.root, LOCK).open("rb") as file:
             return _lock(file, fcntl.LOCK_SH)

@@ -20,8 +20,7 @@ from sdxl.parameter import NEEDED as NEEDED_TEXT
 from sdxl.parameter import Attachment, Parameter
 from sdxl.params import BY_NAME, PARAMETERS, PICTURED, InvalidParams, renamed
 from sdxl.suggestions import did_you_mean
-from serve.batch import row_controls
-from serve.batch.editing import PICTURES
+from serve.batch.row_pictures import CONTROL_COLUMNS, PICTURES
 
 ID = "id"
 
@@ -39,10 +38,10 @@ COLUMNS: Mapping[str, Callable[[str], Any]] = {
         for each in PARAMETERS.values()
     },
     **dict.fromkeys((ID, *PICTURES), str),
-    **row_controls.COLUMNS,
+    **CONTROL_COLUMNS,
 }
 """The columns, each with a function that parses its text."""
-WITH_PICTURES = (*PICTURES, *PICTURED, *row_controls.COLUMNS)
+WITH_PICTURES = (*PICTURES, *PICTURED, *CONTROL_COLUMNS)
 """Columns that may name a file."""
 PARAMETERS_BY_COLUMN = {each.column: each for each in PARAMETERS.values()}
 NEEDED: Mapping[type, str] = {str: "text", int: "whole numbers", float: "numbers"}
@@ -197,7 +196,7 @@ def csv_record(line: str, values: dict[Any, Any]) -> Record:
                 parsed[name] = COLUMNS[name](text)
             except ValueError:
                 each = PARAMETERS_BY_COLUMN.get(name)
-                needed = each.needed if each else NEEDED_TEXT[row_controls.COLUMNS[name]]
+                needed = each.needed if each else NEEDED_TEXT[CONTROL_COLUMNS[name]]
                 return Record(line, parsed, f"{name} must be {needed}, got {text!r}")
     return Record(line, parsed)
 
@@ -232,7 +231,7 @@ def check_kind(path: Path, name: str, kind: Any) -> None:
 
     kind = kind.value_type if types.is_dictionary(kind) else kind
     each = PARAMETERS_BY_COLUMN.get(name)
-    needed = each.stored_kind if each else row_controls.COLUMNS.get(name, str)
+    needed = each.stored_kind if each else CONTROL_COLUMNS.get(name, str)
     if not (holds(kind, needed) or types.is_null(kind)):
         shown = f"{path}: {name} of {kind}"
         raise InvalidParams("input", shown, f"must be a column of {values_of(needed)}")

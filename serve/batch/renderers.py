@@ -11,6 +11,7 @@ import base64
 import random
 import socket
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -32,7 +33,8 @@ THROUGH_WINDOW = 32
 BUSY = (429, 502, 503, 504)
 CLOSED = (401, 403, 404, 405)
 """The key, the address or the model is wrong, and every row would fail."""
-MAX_PAUSE_S = 15.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 15.0
+"""Pauses between tries; each is twice as long as the last, and at least as the service asks."""
 ANSWER_S = 3600.0
 """Timeout of an answer: a picture of low priority may wait long."""
 KEEP_ALIVE = [
@@ -110,42 +112,82 @@ def load_local(order: BatchSpec) -> LocalRenderer:
     return LocalRenderer(pipeline, order.provenance)
 
 
-class HttpRenderer:
-    """Orders pictures of a running service at low priority; waits while it is busy or restarts."""
+class ServiceRenderer:
+    """Renders through a service at low priority; waits while it is busy or restarts. A subclass
+    sends the orders."""
 
+    window = THROUGH_WINDOW
+    _answers = _open = 0
+
+    async def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
+        order, pause_s = await self._prepare(order), FIRST_PAUSE_S
+        self._open += 1
+        try:
+            while True:
+                try:
+                    async with aclosing(self._send(order)) as updates:
+                        async for update in updates:
+                            yield update
+                    return
+                except Problem as problem:
+                    if problem.status not in BUSY:
+                        raise
+                    asked_s = problem.retry_after_s or 0.0
+                pause_s = max(asked_s, pause_s)
+                await asyncio.sleep(min(pause_s, MAX_PAUSE_S) * random.uniform(0.8, 1.2))
+                pause_s *= 2
+        finally:
+            self._open -= 1
+            self._answers += 1
+
+    async def _prepare(self, order: ImageOrder) -> ImageOrder:
+        return order
+
+    def _send(self, order: ImageOrder) -> AsyncGenerator[Update]:
+        """Raises Problem; the order is sent again if the service is busy."""
+        raise NotImplementedError
+
+    def _keep_window(self, card: ModelCard) -> None:
+        self.window = max(THROUGH_WINDOW, card.at_once)
+
+    def steps(self) -> int:
+        return self._answers
+
+    def occupancy(self) -> float:
+        return min(self._open / self.window, 1.0)
+
+    def check(self) -> None:
+        """The service checks its health itself."""
+
+    async def close(self) -> None:
+        """The service goes on."""
+
+
+class HttpRenderer(ServiceRenderer):
     def __init__(self, url: str, key: str | None, model: str = "") -> None:
         import httpx
 
-        self.url, self.window, self._key = url.rstrip("/"), THROUGH_WINDOW, key
+        self.url, self._key, self._model = url.rstrip("/"), key, model
         limits, timeout = httpx.Limits(max_connections=None), httpx.Timeout(30, read=ANSWER_S)
         transport = httpx.AsyncHTTPTransport(limits=limits, socket_options=KEEP_ALIVE)
         self._http = httpx.AsyncClient(
             headers=headers_of(key), transport=transport, timeout=timeout
         )
-        self._model = model
-        self._answers = self._open = 0
 
     async def card(self) -> ModelCard:
         card = await asyncio.to_thread(service_card, self.url, self._key, self._model)
-        self._model, self.window = card.id, window_of(card)
+        self._model = card.id
+        self._keep_window(card)
         return card
 
-    async def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
+    async def _send(self, order: ImageOrder) -> AsyncGenerator[Update]:
         import httpx
 
-        url, body, pause = f"{self.url}/v1/images/generations", body_of(order, self._model), Pause()
-        while True:
-            self._open += 1
-            try:
-                answer = await self._http.post(url, json=body)
-            except httpx.TransportError:
-                answer = None
-            finally:
-                self._open -= 1
-            if answer is not None and answer.status_code not in BUSY:
-                break
-            await pause.wait(0.0 if answer is None else hinted_s(answer))
-        self._answers += 1
+        body = body_of(order, self._model)
+        try:
+            answer = await self._http.post(f"{self.url}/v1/images/generations", json=body)
+        except httpx.TransportError as error:
+            raise Problem(503, str(error)) from error
         if answer.status_code in CLOSED:
             message = f"{self.url} answered {answer.status_code}: {problem_of(answer)}"
             raise RendererLost(message)
@@ -153,36 +195,12 @@ class HttpRenderer:
             raise problem_of(answer)
         yield done_of(order, answer.json()["data"][0])
 
-    def steps(self) -> int:
-        return self._answers
-
-    def occupancy(self) -> float:
-        return self._open / self.window
-
-    def check(self) -> None:
-        """The service checks its health itself."""
-
     async def close(self) -> None:
         await self._http.aclose()
 
 
-class Pause:
-    """Waits between requests to a busy service: twice as long each time, at least as it asks."""
-
-    def __init__(self) -> None:
-        self._s = 0.5
-
-    async def wait(self, hinted_s: float) -> None:
-        await asyncio.sleep(min(max(hinted_s, self._s), MAX_PAUSE_S) * random.uniform(0.8, 1.2))
-        self._s *= 2
-
-
 def headers_of(key: str | None) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"} if key else {}
-
-
-def window_of(card: ModelCard) -> int:
-    return max(THROUGH_WINDOW, card.at_once)
 
 
 def service_card(url: str, key: str | None, asked: str) -> ModelCard:
@@ -238,12 +256,6 @@ def data_url(file: bytes) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(file).decode()}"
 
 
-def hinted_s(answer: Any) -> float:
-    """Return the pause that a busy service asks for; 0 if it names a date or nothing."""
-    text = answer.headers.get("retry-after", "")
-    return float(text) if text.isascii() and text.isdigit() else 0.0
-
-
 def done_of(order: ImageOrder, data: dict[str, Any]) -> Done:
     image = base64.b64decode(data["b64_json"])
     steps = data["deep_steps"], data["shallow_steps"]
@@ -252,8 +264,12 @@ def done_of(order: ImageOrder, data: dict[str, Any]) -> Done:
 
 
 def problem_of(answer: Any) -> Problem:
+    hint, status = answer.headers.get("retry-after", ""), answer.status_code
+    # The hint may also be a date.
+    retry_after_s = float(hint) if hint.isascii() and hint.isdigit() else None
     try:
         error = answer.json()["error"]
+        facts = error["message"], error["param"], error["code"]
     except (ValueError, KeyError, TypeError):
-        return Problem(answer.status_code, f"the service answered {answer.status_code}")
-    return Problem(answer.status_code, error["message"], error["param"], error["code"])
+        facts = f"the service answered {status}", None, None
+    return Problem(status, *facts, retry_after_s)

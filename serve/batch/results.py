@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
@@ -46,22 +48,31 @@ def write_results(store: Store, progress: BatchProgress, facts: dict[str, Any]) 
 def write_lists(store: Store) -> tuple[dict[str, int], Counter[str]]:
     """Write manifest and dead letters, a few thousand rows at a time. Return their counts, and the
     number of pictures by engine."""
-    dead, engines = 0, Counter[str]()
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    entries, dead, engines = ledger.read_all(store), 0, Counter[str]()
+    schema = arrow.schema([(name, arrow_type(kind)) for name, kind in manifest_columns().items()])
     with tempfile.TemporaryDirectory() as folder:
         manifest, letters = Path(folder, MANIFEST), Path(folder, DEAD_LETTERS)
-        with ManifestWriter(manifest) as table, letters.open("wb") as file:
-            for shard in store.ledgers():
-                entries = ledger.in_order(ledger.read(store, shard).values())
-                pictures = [entry for entry in entries if entry.error is None]
-                table.write(pictures)
+        with parquet.ParquetWriter(manifest, schema) as table, letters.open("wb") as file:
+            while group := list(islice(entries, GROUP_ROWS)):
+                pictures = [entry for entry in group if entry.error is None]
+                rows = [manifest_row(entry, schema.names) for entry in pictures]
+                table.write_table(arrow.Table.from_pylist(rows, schema=schema))
                 engines.update(entry.engine for entry in pictures)
-                for entry in entries:
-                    if entry.error is not None:
-                        dead += 1
-                        file.write(letter(entry))
+                file.writelines(letter(entry) for entry in group if entry.error is not None)
+                dead += len(group) - len(pictures)
         store.put_file(MANIFEST, manifest)
         store.put_file(DEAD_LETTERS, letters)
     return {"images": engines.total(), "dead_letters": dead}, engines
+
+
+def manifest_row(entry: Entry, names: Sequence[str]) -> dict[str, Any]:
+    # A ledger that another program wrote may name LoRAs as text.
+    params = GenerationParams.from_dict(entry.params).as_dict()
+    facts = {**params, **vars(entry), "seconds": entry.timings.get("total_s")}
+    return {name: facts.get(name) for name in names}
 
 
 def letter(entry: Entry) -> bytes:
@@ -81,40 +92,6 @@ def arrow_type(kind: Any) -> Any:
     if issubclass(kind, Attachment):
         return arrow.struct([(n, arrow_type(p.stored_kind)) for n, p in table_of(kind).items()])
     return {str: arrow.string(), int: arrow.int64(), float: arrow.float64()}[kind]
-
-
-class ManifestWriter:
-    def __init__(self, path: Path) -> None:
-        import pyarrow as arrow
-        import pyarrow.parquet as parquet
-
-        self._schema = arrow.schema([(n, arrow_type(k)) for n, k in manifest_columns().items()])
-        self._table = arrow.Table
-        self._rows: list[dict[str, Any]] = []
-        self._writer = parquet.ParquetWriter(path, self._schema)
-
-    def __enter__(self) -> ManifestWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._flush()
-        self._writer.close()
-
-    def write(self, entries: list[Entry]) -> None:
-        self._rows += [self._row(entry) for entry in entries]
-        if len(self._rows) >= GROUP_ROWS:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._rows:
-            self._writer.write_table(self._table.from_pylist(self._rows, schema=self._schema))
-        self._rows = []
-
-    def _row(self, entry: Entry) -> dict[str, Any]:
-        # A ledger that another program wrote may name LoRAs as text.
-        params = GenerationParams.from_dict(entry.params).as_dict()
-        facts = {**params, **vars(entry), "seconds": entry.timings.get("total_s")}
-        return {name: facts.get(name) for name in self._schema.names}
 
 
 def write_sheet(store: Store, images: int) -> list[str]:

@@ -19,10 +19,19 @@ from sdxl.params import PICTURED
 from sdxl.presets import Presets, preset_named
 from serve.batch import progress as displays
 from serve.batch import reading, results, tars
-from serve.batch.adapter_files import catalogue_for, files_in, refiner_file
 from serve.batch.batch_spec import HAS_DEAD, BatchSpec, ReportedInterrupt
 from serve.batch.driver import Driver
-from serve.batch.job import FILE, KEPT, BatchJob, check_engine, engine_of, load_job
+from serve.batch.job import (
+    FILE,
+    KEPT,
+    BatchJob,
+    catalogue_for,
+    check_engine,
+    engine_of,
+    files_in,
+    load_job,
+    refiner_file,
+)
 from serve.batch.lock import LEAVE_S, locked
 from serve.batch.progress import BatchProgress, counted
 from serve.batch.renderers import HttpRenderer, load_local, service_card
@@ -58,11 +67,10 @@ def run(order: BatchSpec, pool: WorkerPool | None = None) -> int:
         )
         batch = BatchRun(order, store, task, job, stack, check_lock)
         try:
-            start_worker, workers = stack.enter_context(pool(order, job, task))
+            return batch.make(*stack.enter_context(pool(order, job, task)))
         except KeyboardInterrupt as error:
             print_resume_hint(batch.progress, order)
             raise ReportedInterrupt from error
-        return batch.make(start_worker, workers)
 
 
 def interrupt(*_: object) -> None:
@@ -210,9 +218,6 @@ class BatchRun:
             is_interrupt = isinstance(error, KeyboardInterrupt)
             self.progress.trouble = str(error) or self.progress.trouble
             self.status.end(self.progress, "interrupted" if is_interrupt else "stopped")
-            if is_interrupt:
-                print_resume_hint(self.progress, self.order)
-                raise ReportedInterrupt from error
             raise
         return self._finish()
 

@@ -17,13 +17,13 @@ from typing import Any
 
 from sdxl.files import OutputError
 from serve.batch import ledger
-from serve.batch.editing import order_of
 from serve.batch.finished import FinishedPictures
 from serve.batch.job import engine_label, engine_of
 from serve.batch.ledger import Entry
 from serve.batch.renderers import Renderer, RendererLost
+from serve.batch.row_pictures import order_of
 from serve.batch.rows import BatchRow, ShardPiece, shard_name, stem_of
-from serve.batch.store import Appender, Store
+from serve.batch.store import FileAppender, PartAppender, Store
 from serve.batch.tars import LOOSE
 from serve.errors import Problem
 from serve.orders import Done, ImageOrder, ModelCard
@@ -38,6 +38,7 @@ FILE_THREADS = 8
 """Many, since an object store answers slowly."""
 TRY_AGAIN = (408, 429)
 """Statuses of refusals that the row did not cause."""
+Appender = FileAppender | PartAppender
 Load = Callable[[], Renderer]
 """Called in the worker's process."""
 

@@ -13,8 +13,9 @@ import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from sdxl.files import OutputError, prepare_folder, write_atomic
 from sdxl.params import InvalidParams
@@ -23,66 +24,6 @@ SCRATCH = "tmp"
 """Folder of unfinished files."""
 PART_LINES, PART_S = 16, 5.0
 """A part is written when it has this many lines, or when its first line is this old."""
-
-
-class Appender(Protocol):
-    """One writer of a ledger, for any thread. Several may write to the same ledger."""
-
-    def add(self, line: bytes) -> None: ...
-    def close(self) -> None:
-        """Store all added lines."""
-        ...
-
-
-class Store(Protocol):
-    """Raises OutputError if the place cannot be written, FileNotFoundError if a file is missing."""
-
-    def prepare(self, *folders: str) -> None:
-        """Check that the place is writable, and remove unfinished files of a killed run."""
-        ...
-
-    def join(self, *folders: str) -> None:
-        """Prepare a place that other processes use, without removing files."""
-        ...
-
-    def remove_all(self) -> None: ...
-    def tidy(self) -> None:
-        """Remove the folder of unfinished files."""
-        ...
-
-    def sweep(self, before: float) -> None:
-        """Remove unfinished files of other processes from before this Unix time."""
-        ...
-
-    def put(self, name: str, data: bytes) -> None: ...
-    def put_file(self, name: str, path: Path) -> None: ...
-    def get(self, name: str) -> bytes: ...
-    def remove(self, name: str) -> None:
-        """Remove a file; ignore a missing one, which another process may have removed."""
-        ...
-
-    def names(self, folder: str) -> list[str]:
-        """List files and folders; a missing folder is empty."""
-        ...
-
-    def sizes(self, place: str) -> dict[str, int]:
-        """Return the bytes of the files in a folder, or of a single file, by full name."""
-        ...
-
-    def ledger(self, shard: str) -> bytes:
-        """Return all lines of a shard's ledger, oldest first."""
-        ...
-
-    def ledgers(self) -> list[str]:
-        """Return the shards that have a ledger, in order."""
-        ...
-
-    def append(self, shard: str) -> Appender: ...
-
-
-def open_store(place: str, run: str) -> Store:
-    """Open a folder or a URL. Each `run` has its own folder of unfinished files."""
-    return ObjectStore(place) if "://" in place else FolderStore(Path(place).absolute(), run)
 
 
 def token() -> str:
@@ -101,16 +42,20 @@ def writing(place: Path | str) -> Iterator[None]:
 
 
 class FolderStore:
+    """Raises OutputError if the place cannot be written, FileNotFoundError if a file is missing."""
+
     def __init__(self, root: Path, run: str) -> None:
         self.root, self.scratch = root, root / SCRATCH / run
 
     def prepare(self, *folders: str) -> None:
+        """Check that the place is writable, and remove unfinished files of a killed run."""
         prepare_folder(self.root)
         for name in self.names(SCRATCH):
             shutil.rmtree(self.root / SCRATCH / name, ignore_errors=True)
         self.join(*folders)
 
     def join(self, *folders: str) -> None:
+        """Prepare a place that other processes use, without removing files."""
         for folder in (self.scratch, *(self.root / name for name in folders)):
             prepare_folder(folder)
 
@@ -118,9 +63,11 @@ class FolderStore:
         shutil.rmtree(self.root, ignore_errors=True)
 
     def tidy(self) -> None:
+        """Remove the folder of unfinished files."""
         shutil.rmtree(self.root / SCRATCH, ignore_errors=True)
 
     def sweep(self, before: float) -> None:
+        """Remove unfinished files of other processes from before this Unix time."""
         # Only files: a running process needs its folder, even an old one.
         for path in (self.root / SCRATCH).glob("*/*"):
             with suppress(FileNotFoundError):
@@ -145,17 +92,20 @@ class FolderStore:
         return (self.root / name).read_bytes()
 
     def remove(self, name: str) -> None:
+        """Remove a file; ignore a missing one, which another process may have removed."""
         path = self.root / name
         with writing(path):
             path.unlink(missing_ok=True)
 
     def names(self, folder: str) -> list[str]:
+        """List files and folders; a missing folder is empty."""
         try:
             return sorted(os.listdir(self.root / folder))
         except FileNotFoundError:
             return []
 
     def sizes(self, place: str) -> dict[str, int]:
+        """Return the bytes of the files in a folder, or of a single file, by full name."""
         path, sizes = self.root / place, dict[str, int]()
         try:
             files = [path] if path.is_file() else list(path.iterdir())
@@ -169,15 +119,18 @@ class FolderStore:
         return sizes
 
     def ledger(self, shard: str) -> bytes:
+        """Return all lines of a shard's ledger, oldest first."""
         try:
             return self.get(f"ledger/{shard}.jsonl")
         except FileNotFoundError:
             return b""
 
     def ledgers(self) -> list[str]:
+        """Return the shards that have a ledger, in order."""
         return [name.removesuffix(".jsonl") for name in self.names("ledger")]
 
-    def append(self, shard: str) -> Appender:
+    def append(self, shard: str) -> FileAppender:
+        """Return a writer of a ledger, for any thread. Several may write to the same ledger."""
         return FileAppender(self.root / "ledger" / f"{shard}.jsonl")
 
 
@@ -212,16 +165,27 @@ class FileAppender:
 
 
 class ObjectStore:
-    """Writes each file with one atomic PUT. After a crash, pictures that are not in the ledger are
-    made again, with the same bytes and names."""
+    """A FolderStore's methods. Each file is one atomic PUT. After a crash, pictures that are not in
+    the ledger are made again, with the same bytes and names."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self._opened: tuple[Any, str] | None = None
 
     def __reduce__(self) -> Any:
         """Pickle without connections, which stay in their process."""
         return ObjectStore, (self.url,)
+
+    @cached_property
+    def files(self) -> Any:
+        """The file system of fsspec, below the URL."""
+        import fsspec
+        from fsspec.implementations.dirfs import DirFileSystem
+
+        try:
+            files, root = fsspec.core.url_to_fs(self.url)
+        except (ImportError, ValueError) as error:
+            raise InvalidParams("out", self.url, f"needs its fsspec package: {error}") from error
+        return DirFileSystem(root, files)
 
     def prepare(self, *folders: str) -> None:
         """Check that the place is writable: it has no folders and no unfinished files."""
@@ -232,9 +196,8 @@ class ObjectStore:
     join = prepare
 
     def remove_all(self) -> None:
-        files, root = self._open()
         with suppress(FileNotFoundError):
-            files.rm(root, recursive=True)
+            self.files.rm("", recursive=True)
 
     def tidy(self) -> None:
         pass
@@ -243,14 +206,13 @@ class ObjectStore:
         pass
 
     def put(self, name: str, data: bytes) -> None:
-        with self._writing(name) as (files, path):
-            files.pipe_file(path, data)
+        with self._writing(name) as files:
+            files.pipe_file(name, data)
 
     def create(self, name: str, data: bytes) -> None:
         """Write an object unless it exists. The caller must read which writer won."""
-        files, root = self._open()
         try:
-            files.pipe_file(f"{root}/{name}", data, mode="create")
+            self.files.pipe_file(name, data, mode="create")
         except FileExistsError:
             pass
         except Exception:
@@ -260,36 +222,24 @@ class ObjectStore:
                 self.put(name, data)
 
     def put_file(self, name: str, path: Path) -> None:
-        with self._writing(name) as (files, target):
-            files.put_file(str(path), target)
+        with self._writing(name) as files:
+            files.put_file(str(path), name)
 
     def get(self, name: str) -> bytes:
-        files, root = self._open()
-        data: bytes = files.cat_file(f"{root}/{name}")
+        data: bytes = self.files.cat_file(name)
         return data
 
     def remove(self, name: str) -> None:
-        files, root = self._open()
         # S3 ignores a missing object; other stores raise.
         with suppress(FileNotFoundError):
-            files.rm_file(f"{root}/{name}")
+            self.files.rm_file(name)
 
     def names(self, folder: str) -> list[str]:
-        files, root = self._open()
-        try:
-            paths = files.ls(f"{root}/{folder}", detail=False, refresh=True)
-        except FileNotFoundError:
-            return []
-        return sorted(path.rstrip("/").rpartition("/")[2] for path in paths)
+        return sorted(each["name"].rstrip("/").rpartition("/")[2] for each in self._list(folder))
 
     def sizes(self, place: str) -> dict[str, int]:
-        files, root = self._open()
-        try:
-            objects = files.ls(f"{root}/{place}", detail=True, refresh=True)
-        except FileNotFoundError:
-            return {}
-        start = len(root) + 1
-        return {each["name"][start:]: each["size"] for each in objects if each["type"] == "file"}
+        objects = self._list(place)
+        return {each["name"]: each["size"] for each in objects if each["type"] == "file"}
 
     def ledger(self, shard: str) -> bytes:
         parts = self.names(f"ledger/{shard}")
@@ -298,30 +248,26 @@ class ObjectStore:
     def ledgers(self) -> list[str]:
         return self.names("ledger")
 
-    def append(self, shard: str) -> Appender:
+    def append(self, shard: str) -> PartAppender:
         parts = self.names(f"ledger/{shard}")
         first = int(parts[-1].partition("-")[0]) + 1 if parts else 0
         return PartAppender(self, shard, first)
 
-    @contextmanager
-    def _writing(self, name: str) -> Iterator[tuple[Any, str]]:
-        files, root = self._open()
+    def _list(self, place: str) -> list[dict[str, Any]]:
         try:
-            yield files, f"{root}/{name}"
+            objects: list[dict[str, Any]] = self.files.ls(place, detail=True, refresh=True)
+        except FileNotFoundError:
+            return []
+        return objects
+
+    @contextmanager
+    def _writing(self, name: str) -> Iterator[Any]:
+        files = self.files
+        try:
+            yield files
         except Exception as error:
             cause = OSError(f"{type(error).__name__}: {error}")
             raise OutputError(f"{self.url}/{name}", cause) from error
-
-    def _open(self) -> tuple[Any, str]:
-        if self._opened is None:
-            import fsspec
-
-            try:
-                self._opened = fsspec.core.url_to_fs(self.url)
-            except (ImportError, ValueError) as error:
-                needed = f"needs its fsspec package: {error}"
-                raise InvalidParams("out", self.url, needed) from error
-        return self._opened
 
 
 class PartAppender:
@@ -367,3 +313,11 @@ class PartAppender:
             name = f"ledger/{self.shard}/{self.number:06d}-{self._token}.jsonl"
             self.store.put(name, b"".join(self._lines))
             self.number, self._lines = self.number + 1, []
+
+
+Store = FolderStore | ObjectStore
+
+
+def open_store(place: str, run: str) -> Store:
+    """Open a folder or a URL. Each `run` has its own folder of unfinished files."""
+    return ObjectStore(place) if "://" in place else FolderStore(Path(place).absolute(), run)

@@ -10,7 +10,7 @@ import math
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from serve.batch.intake import Intake
 from serve.batch.lock import locked
 from serve.batch.progress import BatchProgress
 from serve.batch.reading import read
-from serve.batch.renderers import BUSY, THROUGH_WINDOW, Pause, Renderer, window_of
+from serve.batch.renderers import BUSY, Renderer, ServiceRenderer
 from serve.batch.rows import ShardPiece
 from serve.batch.shard_worker import BatchTask
 from serve.batch.store import Store, token
@@ -40,9 +40,8 @@ SILENT_S = 60.0
 CARD_PAUSE_S = 1.0
 
 
-class BackendRenderer:
-    """Renders a client's orders on the service's replicas, within its key's rate. It waits while
-    replicas are busy or restart."""
+class BackendRenderer(ServiceRenderer):
+    """Renders a client's orders on the service's replicas, within its key's rate."""
 
     def __init__(
         self,
@@ -55,13 +54,11 @@ class BackendRenderer:
         priority: Priority = Priority.BATCH,
     ) -> None:
         """Only `model`, a name in the settings, may make the pictures."""
-        self.window = THROUGH_WINDOW
         self._backend, self._key = backend, key
         self._limiter = limiter or RateLimiter()
         weight = 1.0 if key is None else key.weight
         marks = {"client": client, "weight": weight, "request_id": request_id, "model": model}
         self._marks: dict[str, Any] = {"priority": priority, **marks}
-        self._answers = self._open = 0
 
     async def card(self) -> ModelCard:
         while True:
@@ -72,47 +69,20 @@ class BackendRenderer:
                     raise
                 await asyncio.sleep(CARD_PAUSE_S)
             else:
-                self.window = window_of(card)
+                self._keep_window(card)
                 return card
 
-    async def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
-        order, pause = replace(order, **self._marks), Pause()
-        await self._wait_for_rate(order)
-        self._open += 1
-        try:
-            while True:
-                try:
-                    async with aclosing(self._backend.generate(order)) as updates:
-                        async for update in updates:
-                            yield update
-                    return
-                except Problem as problem:
-                    if problem.status not in BUSY:
-                        raise
-                    hinted_s = problem.retry_after_s or 0.0
-                await pause.wait(hinted_s)
-        finally:
-            self._open -= 1
-            self._answers += 1
+    async def _prepare(self, order: ImageOrder) -> ImageOrder:
+        """Mark the order, and wait for the key's rate."""
+        order = replace(order, **self._marks)
+        if self._key is not None:
+            work = work_of([order], await self.card())
+            while wait_s := self._limiter.take(self._key, 1, work)[1]:
+                await asyncio.sleep(wait_s)
+        return order
 
-    async def _wait_for_rate(self, order: ImageOrder) -> None:
-        if self._key is None:
-            return
-        work = work_of([order], await self.card())
-        while wait_s := self._limiter.take(self._key, 1, work)[1]:
-            await asyncio.sleep(wait_s)
-
-    def steps(self) -> int:
-        return self._answers
-
-    def occupancy(self) -> float:
-        return min(self._open / self.window, 1.0)
-
-    def check(self) -> None:
-        """Ray Serve checks the replicas."""
-
-    async def close(self) -> None:
-        """Do nothing: the replicas outlive the batch."""
+    def _send(self, order: ImageOrder) -> AsyncGenerator[Update]:
+        return self._backend.generate(order)
 
 
 def keep_input(records: Records, batch: BatchRecord) -> None:

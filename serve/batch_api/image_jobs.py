@@ -18,8 +18,14 @@ from typing import Any
 from sdxl.files import OutputError
 from serve import errors
 from serve.batch_api.batch_job import BackendRenderer
-from serve.batch_api.open_records import OpenRecords
-from serve.batch_api.records import ANYBODY, DATA, ImageJobRecord, Records, Status
+from serve.batch_api.records import (
+    ANYBODY,
+    DATA,
+    ImageJobRecord,
+    OpenRecords,
+    Records,
+    Status,
+)
 from serve.batch_api.webhooks import Outbox
 from serve.errors import Problem
 from serve.front.answering import fan_out
@@ -202,7 +208,7 @@ class ImageJobRunner:
 
 def drop_expired(records: Records, now: int) -> None:
     for owner in records.owners(ImageJobRecord.folder):
-        for job in records.works(ImageJobRecord, owner):
+        for job in records.read_all(ImageJobRecord, owner):
             if job.has_expired(now):
                 records.drop(job)
                 for name in (job.id, *job.pictures):

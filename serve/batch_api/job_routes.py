@@ -17,9 +17,17 @@ from fastapi import FastAPI, Query, Request
 from starlette.responses import Response
 
 from sdxl.params import DRAWN_SEEDS
-from serve.batch_api.listing import After, facts_of, owner_in, page_of, with_room
 from serve.batch_api.records import DATA, ImageJobRecord, Records, id_of
-from serve.batch_api.wire import Page, same_fields
+from serve.batch_api.wire import (
+    After,
+    Page,
+    cancel,
+    facts_of,
+    owner_in,
+    page_of,
+    same_fields,
+    with_room,
+)
 from serve.errors import Problem, invalid
 from serve.front.api import JOBS_PATH
 from serve.front.edits import EditBody
@@ -99,10 +107,9 @@ class ImageJobApi:
         return await asyncio.to_thread(self._keep, job, body)
 
     def _keep(self, job: ImageJobRecord, body: bytes) -> ImageJobObject:
-        jobs = self.records.works(ImageJobRecord, job.owner)
-        for known in jobs:
-            if known.id == job.id:
-                return ImageJobObject.of(known)
+        if (known := self.records.read(ImageJobRecord, job.owner, job.id)) is not None:
+            return ImageJobObject.of(known)
+        jobs = self.records.read_all(ImageJobRecord, job.owner)
         if sum(not each.is_ended for each in jobs) >= MOST_OPEN:
             raise Problem(429, f"{MOST_OPEN} jobs wait already.", None, "too_many_jobs", 60.0)
 
@@ -118,7 +125,7 @@ class ImageJobApi:
         return ImageJobObject.of(job)
 
     def need(self, owner: str, id_: str) -> ImageJobRecord:
-        job = self.records.work(ImageJobRecord, owner, id_)
+        job = self.records.read(ImageJobRecord, owner, id_)
         if job is None or job.has_expired(self.clock()):
             raise Problem(404, f"There is no job {id_[:80]!r}.", "id", "not_found")
         return job
@@ -137,16 +144,12 @@ class ImageJobApi:
 
     def listed(self, owner: str) -> list[ImageJobRecord]:
         """Return an owner's jobs, the newest first."""
-        jobs = self.records.works(ImageJobRecord, owner)
+        jobs = self.records.read_all(ImageJobRecord, owner)
         return [job for job in reversed(jobs) if not job.has_expired(self.clock())]
 
     def cancel(self, owner: str, id_: str) -> ImageJobObject:
         job = self.need(owner, id_)
-        if job.is_ended and job.status != "cancelled":
-            message = f"The job is {job.status} and cannot be cancelled."
-            raise Problem(409, message, "id", "job_ended")
-        if not job.is_ended:
-            with_room(lambda: self.records.ask_to_cancel(job, int(self.clock())))
+        cancel(self.records, job, self.clock())
         return self.shown(job)
 
 

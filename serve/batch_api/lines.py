@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from sdxl.params import COUNT_ALIASES
+from serve.batch.intake import BATCH_LINE, BATCH_URL
 from serve.batch.reading import Record, read_jsonl
 from serve.errors import Problem
 from serve.models import ImageModel, choose
 from serve.settings import MAX_N
 
 MOST_ERRORS = 100
-FIELDS = ("custom_id", "method", "url", "body")
 
 
 @dataclass
@@ -37,7 +37,7 @@ class WrongLine(Exception):
         self.code, self.param = code, param
 
 
-def check(path: Path, endpoint: str, most: int, models: Sequence[ImageModel]) -> Checked:
+def check(path: Path, most: int, models: Sequence[ImageModel]) -> Checked:
     checked, seen = Checked(), set[str]()
     for record in read_jsonl(path):
         checked.total += 1
@@ -45,7 +45,7 @@ def check(path: Path, endpoint: str, most: int, models: Sequence[ImageModel]) ->
             message = f"the file must have at most {most} requests"
             return Checked(errors=[error_of("too_many_requests", message)])
         try:
-            check_line(record, endpoint, seen)
+            check_line(record, seen)
             checked.model = one_model(record.values["body"], checked.model, models)
         except WrongLine as error:
             number = int(record.line.rpartition(" ")[2])
@@ -76,19 +76,19 @@ def one_model(body: dict[str, Any], known: str, models: Sequence[ImageModel]) ->
     return id_
 
 
-def check_line(record: Record, endpoint: str, seen: set[str]) -> None:
+def check_line(record: Record, seen: set[str]) -> None:
     if record.error is not None:
         raise WrongLine("invalid_json_line", record.error)
-    for name in FIELDS:
+    for name in BATCH_LINE:
         if name not in record.values:
             raise WrongLine("missing_required_parameter", f"{name}: is missing", name)
     for name in record.values:
-        if name not in FIELDS:
+        if name not in BATCH_LINE:
             # The batch's record must be valid Unicode.
             shown = name[:100].encode(errors="backslashreplace").decode()
-            needed = f"{shown} is not a field of a line; must be one of {', '.join(FIELDS)}"
+            needed = f"{shown} is not a field of a line; must be one of {', '.join(BATCH_LINE)}"
             raise WrongLine("unknown_parameter", needed, shown)
-    id_, method, url, body = (record.values[name] for name in FIELDS)
+    id_, method, url, body = (record.values[name] for name in BATCH_LINE)
     # Other invalid ids fail only their request.
     if isinstance(id_, str) and id_ in seen:
         raise WrongLine("duplicate_custom_id", f"{id_[:100]!r} is in an earlier line", "custom_id")
@@ -97,8 +97,8 @@ def check_line(record: Record, endpoint: str, seen: set[str]) -> None:
         raise WrongLine(
             "invalid_method", f"method must be POST, got {str(method)[:20]!r}", "method"
         )
-    if url != endpoint:
-        needed = f"url must be the batch's endpoint, {endpoint}, got {str(url)[:100]!r}"
+    if url != BATCH_URL:
+        needed = f"url must be the batch's endpoint, {BATCH_URL}, got {str(url)[:100]!r}"
         raise WrongLine("mismatched_endpoint", needed, "url")
     if not isinstance(body, dict):
         raise WrongLine("invalid_body", "body must be an object", "body")

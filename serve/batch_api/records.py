@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -20,6 +21,9 @@ from serve.batch.store import Store, open_store, token
 from serve.errors import Problem
 from serve.front.keys import ApiKey
 
+log = logging.getLogger(__name__)
+
+POLL_S, POLL_BUCKET_S = 0.5, 5.0
 FOLDERS = ("files", "batches", "image_jobs", "data", "cancels", "shared", "outbox", "jobs")
 FILES, BATCHES, IMAGE_JOBS, DATA, CANCELS, SHARED, OUTBOX, JOBS = FOLDERS
 ID = re.compile(r"(file-|batch_|image_job_)[0-9a-f]{32}")
@@ -42,6 +46,8 @@ ENDED = ("failed", "completed", "expired", "cancelled")
 
 @dataclass(frozen=True)
 class FileRecord:
+    folder: ClassVar[str] = FILES
+
     id: str
     filename: str
     purpose: str
@@ -62,6 +68,7 @@ class WorkRecord:
     folder: ClassVar[str]
     event: ClassVar[str]
     """the start of its webhook's name"""
+    noun: ClassVar[str]
 
     id: str
     owner: str
@@ -91,6 +98,7 @@ class WorkRecord:
 class BatchRecord(WorkRecord):
     folder: ClassVar[str] = BATCHES
     event: ClassVar[str] = "batch"
+    noun: ClassVar[str] = "batch"
 
     input_file_id: str
     endpoint: str
@@ -120,6 +128,7 @@ class ImageJobRecord(WorkRecord):
 
     folder: ClassVar[str] = IMAGE_JOBS
     event: ClassVar[str] = "image.job"
+    noun: ClassVar[str] = "job"
 
     seed: int
     """for a request without a seed: a job that runs again makes the same pictures"""
@@ -191,18 +200,12 @@ class Records:
         if data is not None:
             self.store.put(f"{DATA}/{file.id}", data)
         try:
-            self._put(FILES, owner, file)
+            self._put(owner, file)
         except OutputError:
             # Without a record no client can delete the data, and the disk would stay full.
             if data is not None:
                 self.drop_data(file.id)
             raise
-
-    def file(self, owner: str, id_: str) -> FileRecord | None:
-        return self._get(FILES, owner, id_, FileRecord)
-
-    def files(self, owner: str) -> list[FileRecord]:
-        return self._all(FILES, owner, FileRecord)
 
     def data(self, id_: str) -> bytes:
         return self.store.get(f"{DATA}/{id_}")
@@ -236,19 +239,7 @@ class Records:
     # -- batches and jobs -------------------------------------------------------------------
 
     def put(self, work: WorkRecord) -> None:
-        self._put(work.folder, work.owner, work)
-
-    def work(self, kind: type[W], owner: str, id_: str) -> W | None:
-        return self._get(kind.folder, owner, id_, kind)
-
-    def works(self, kind: type[W], owner: str) -> list[W]:
-        return self._all(kind.folder, owner, kind)
-
-    def batch(self, owner: str, id_: str) -> BatchRecord | None:
-        return self.work(BatchRecord, owner, id_)
-
-    def batches(self, owner: str) -> list[BatchRecord]:
-        return self.works(BatchRecord, owner)
+        self._put(work.owner, work)
 
     def drop(self, work: WorkRecord) -> None:
         self.store.remove(path_of(work.folder, work.owner, work.id))
@@ -280,7 +271,7 @@ class Records:
             owner, _, id_ = self.store.get(f"{SHARED}/{secret}").decode().partition("/")
         except FileNotFoundError:
             return None
-        return self.work(kind_of(id_), owner, id_)
+        return self.read(kind_of(id_), owner, id_)
 
     # -- JSON -------------------------------------------------------------------------------
 
@@ -288,14 +279,11 @@ class Records:
         """Return the ids of all of an owner's records, also unreadable ones."""
         return [name.removesuffix(".json") for name in self.store.names(f"{folder}/{owner}")]
 
-    def _put(self, folder: str, owner: str, record: FileRecord | WorkRecord) -> None:
-        self.store.put(path_of(folder, owner, record.id), json.dumps(asdict(record)).encode())
-
-    def _get(self, folder: str, owner: str, id_: str, kind: type[R]) -> R | None:
+    def read(self, kind: type[R], owner: str, id_: str) -> R | None:
         if not ID.fullmatch(id_):
             return None
         try:
-            data = self.store.get(path_of(folder, owner, id_))
+            data = self.store.get(path_of(kind.folder, owner, id_))
             return TypeAdapter(kind).validate_json(data)
         except FileNotFoundError:
             return None
@@ -303,14 +291,18 @@ class Records:
             message = f"The record of {id_} cannot be read; the service's administrator can help."
             raise Problem(503, message, "id", "record_unreadable") from error
 
-    def _all(self, folder: str, owner: str, kind: type[R]) -> list[R]:
+    def read_all(self, kind: type[R], owner: str) -> list[R]:
         """Return the readable records, the oldest first."""
         records = list[R]()
-        for id_ in self.ids(folder, owner):
+        for id_ in self.ids(kind.folder, owner):
             with suppress(Problem):
-                if (record := self._get(folder, owner, id_, kind)) is not None:
+                if (record := self.read(kind, owner, id_)) is not None:
                     records.append(record)
         return sorted(records, key=lambda record: record.arrived_s)
+
+    def _put(self, owner: str, record: FileRecord | WorkRecord) -> None:
+        data = json.dumps(asdict(record)).encode()
+        self.store.put(path_of(record.folder, owner, record.id), data)
 
 
 def kind_of(id_: str) -> type[BatchRecord] | type[ImageJobRecord]:
@@ -319,3 +311,43 @@ def kind_of(id_: str) -> type[BatchRecord] | type[ImageJobRecord]:
 
 def path_of(folder: str, owner: str, id_: str) -> str:
     return f"{folder}/{owner}/{id_}.json"
+
+
+class OpenRecords(Generic[W]):
+    """Finds the batches or jobs that have not ended, for their runner."""
+
+    def __init__(self, records: Records, kind: type[W]) -> None:
+        self.records, self.kind = records, kind
+        self._ended, self._unreadable = set[str](), set[str]()
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds between two readings."""
+        return POLL_BUCKET_S if "://" in self.records.place else POLL_S
+
+    def read(self) -> list[W]:
+        """Return the open records, the oldest first."""
+        open_records = list[W]()
+        for owner in self.records.owners(self.kind.folder):
+            for id_ in self.records.ids(self.kind.folder, owner):
+                if id_ in self._ended:
+                    continue
+                try:
+                    record = self.records.read(self.kind, owner, id_)
+                except Problem as error:
+                    self._report(owner, id_, error)
+                    continue
+                if record is not None and record.is_ended:
+                    self._ended.add(id_)
+                elif record is not None:
+                    open_records.append(record)
+        return sorted(open_records, key=lambda record: record.arrived_s)
+
+    def _report(self, owner: str, id_: str, error: Problem) -> None:
+        if id_ in self._unreadable:
+            return
+        self._unreadable.add(id_)
+        file = path_of(self.kind.folder, owner, id_)
+        cause = " ".join(str(error.__cause__).split())[:150]
+        message = "%s/%s cannot be read, so it never ends; delete the file (%s)"
+        log.error(message, self.records.place, file, cause)

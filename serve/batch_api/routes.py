@@ -18,22 +18,27 @@ from fastapi import Path as PathParameter
 from starlette.datastructures import UploadFile
 from starlette.responses import Response, StreamingResponse
 
+from serve.batch.intake import BATCH_URL
 from serve.batch_api import answers
 from serve.batch_api.batch_job import input_file
 from serve.batch_api.job_routes import ImageJobApi, add_job_routes
-from serve.batch_api.listing import After, facts_of, owner_in, page_of, with_room
 from serve.batch_api.records import BatchRecord, FileRecord, ImageJobRecord, Records, id_of
 from serve.batch_api.wire import (
-    ENDPOINT,
     MAX_LIFE_S,
     MIN_LIFE_S,
+    After,
     BatchAsked,
     BatchList,
     BatchObject,
     FileDeleted,
     FileList,
     FileObject,
+    cancel,
+    facts_of,
+    owner_in,
+    page_of,
     window_s,
+    with_room,
 )
 from serve.errors import Problem, invalid
 from serve.front.api import BATCHES_PATH, FILES_PATH
@@ -97,7 +102,7 @@ class BatchApi:
         return await asyncio.to_thread(self._keep, owner, file, data)
 
     def _keep(self, owner: str, file: FileRecord, data: bytes) -> FileRecord:
-        if len(self.records.files(owner)) >= MOST_FILES:
+        if len(self.records.read_all(FileRecord, owner)) >= MOST_FILES:
             message = f"There are {MOST_FILES} files; delete some."
             raise Problem(429, message, None, "too_many_files")
         with_room(lambda: self.records.add_file(owner, file, data))
@@ -105,7 +110,7 @@ class BatchApi:
 
     def _file(self, owner: str, id_: str) -> FileRecord | None:
         """Return the file; None if it does not exist or has expired."""
-        file = self.records.file(owner, id_)
+        file = self.records.read(FileRecord, owner, id_)
         is_over = file is not None and file.expires_at is not None and file.expires_at < self.now
         return None if is_over else file
 
@@ -119,7 +124,7 @@ class BatchApi:
         file = self.need_file(owner, id_)
         if not file.batch:
             return file, iter([self.records.data(file.id)])
-        batch = self.records.batch(owner, file.batch)
+        batch = self.records.read(BatchRecord, owner, file.batch)
         if batch is None:
             raise Problem(404, "The batch of this file is gone.", "id", "not_found")
         return file, self._lines(batch, file)
@@ -132,8 +137,8 @@ class BatchApi:
     # -- batches ----------------------------------------------------------------------------
 
     def make(self, asked: BatchAsked, request: Request) -> BatchRecord:
-        if asked.endpoint != ENDPOINT:
-            message = f"endpoint must be {ENDPOINT}, got {asked.endpoint[:100]!r}"
+        if asked.endpoint != BATCH_URL:
+            message = f"endpoint must be {BATCH_URL}, got {asked.endpoint[:100]!r}"
             raise invalid("endpoint", message)
         owner = owner_in(request)
         expires_at = self.now + window_s(asked.completion_window)
@@ -145,10 +150,13 @@ class BatchApi:
             message = f"input_file_id: its purpose must be {PURPOSE!r}, got {file.purpose!r}"
             raise invalid("input_file_id", message)
         id_ = id_of("batch_", owner, request.state.request_id, asked.input_file_id)
-        known = self.records.batch(owner, id_)
+        known = self.records.read(BatchRecord, owner, id_)
         if known is not None:
             return known
-        if sum(not each.is_ended for each in self.records.batches(owner)) >= MOST_OPEN:
+        if (
+            sum(not each.is_ended for each in self.records.read_all(BatchRecord, owner))
+            >= MOST_OPEN
+        ):
             raise Problem(429, f"{MOST_OPEN} batches wait already.", None, "too_many_batches", 60.0)
         after = asked.output_expires_after
         batch = BatchRecord(
@@ -165,7 +173,7 @@ class BatchApi:
         return batch
 
     def need_batch(self, owner: str, id_: str) -> BatchRecord:
-        batch = self.records.batch(owner, id_)
+        batch = self.records.read(BatchRecord, owner, id_)
         if batch is None:
             raise Problem(404, f"There is no batch {id_[:80]!r}.", "id", "not_found")
         return batch
@@ -175,12 +183,7 @@ class BatchApi:
         return BatchObject.of(batch, asked_at)
 
     def cancel(self, owner: str, id_: str) -> BatchObject:
-        batch = self.need_batch(owner, id_)
-        if batch.is_ended and batch.status != "cancelled":
-            message = f"The batch is {batch.status} and cannot be cancelled."
-            raise Problem(409, message, "id", "batch_ended")
-        if not batch.is_ended and self.records.asked_to_cancel(batch.id) is None:
-            with_room(lambda: self.records.ask_to_cancel(batch, self.now))
+        cancel(self.records, self.need_batch(owner, id_), self.now)
         return self.shown(self.need_batch(owner, id_))
 
     def picture(self, secret: str, ordinal: int, format: str) -> bytes:
@@ -218,7 +221,7 @@ def add_file_routes(app: FastAPI, api: BatchApi) -> None:
         order: Literal["asc", "desc"] = "desc",
         purpose: Annotated[str | None, Query(max_length=64)] = None,
     ) -> FileList:
-        files = await asyncio.to_thread(api.records.files, owner_in(request))
+        files = await asyncio.to_thread(api.records.read_all, FileRecord, owner_in(request))
         wanted = [each for each in files if purpose in (None, each.purpose)]
         page, ends = page_of(wanted if order == "asc" else wanted[::-1], after, limit)
         return FileList(data=[FileObject.of(each) for each in page], **ends)
@@ -252,7 +255,7 @@ def add_routes_of_batches(app: FastAPI, api: BatchApi) -> None:
     async def list_batches(
         request: Request, after: After = None, limit: Annotated[int, Query(ge=1, le=100)] = 20
     ) -> BatchList:
-        batches = await asyncio.to_thread(api.records.batches, owner_in(request))
+        batches = await asyncio.to_thread(api.records.read_all, BatchRecord, owner_in(request))
         page, ends = page_of(batches[::-1], after, limit)
         shown = await asyncio.to_thread(lambda: [api.shown(each) for each in page])
         return BatchList(data=shown, **ends)

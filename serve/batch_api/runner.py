@@ -23,12 +23,12 @@ from serve.batch.progress import BatchProgress
 from serve.batch_api import answers, lines
 from serve.batch_api.batch_job import BackendRenderer, BatchJobRun, input_file, keep_input
 from serve.batch_api.image_jobs import ImageJobRunner, drop_expired
-from serve.batch_api.open_records import OpenRecords
 from serve.batch_api.records import (
     ANYBODY,
     FILES,
     BatchRecord,
     FileRecord,
+    OpenRecords,
     Part,
     Records,
     Status,
@@ -193,7 +193,7 @@ class BatchRunner:
                 turn.run.stop()
             return
         # The batch may have ended since the record was read.
-        now = self.records.batch(batch.owner, batch.id)
+        now = self.records.read(BatchRecord, batch.owner, batch.id)
         if now is not None and not now.is_ended:
             self._advance(now, end, others)
 
@@ -232,7 +232,7 @@ class BatchRunner:
             return
         with input_file(self.records.job_store(batch.id)) as path:
             most = self.settings.max_batch_requests
-            checked = lines.check(path, batch.endpoint, most, self._models)
+            checked = lines.check(path, most, self._models)
         if checked.errors:
             self._fail(batch, checked.errors)
             return
@@ -308,7 +308,7 @@ class BatchRunner:
     def _is_over(self, batch: BatchRecord) -> bool:
         """Return whether the batch has ended: while a service is replaced, another runner may end
         and remove it."""
-        now = self.records.batch(batch.owner, batch.id)
+        now = self.records.read(BatchRecord, batch.owner, batch.id)
         return now is None or now.is_ended
 
     # -- the record -------------------------------------------------------------------------
@@ -410,12 +410,12 @@ def sweep(records: Records, now: int) -> None:
     """Remove expired files, batches and jobs, pictures without a result file, and abandoned
     files."""
     for owner in records.owners(FILES):
-        for file in records.files(owner):
+        for file in records.read_all(FileRecord, owner):
             if file.expires_at is not None and file.expires_at < now:
                 records.drop_file(owner, file)
     for owner in records.owners():
         files = set(records.ids(FILES, owner))
-        for batch in records.batches(owner):
+        for batch in records.read_all(BatchRecord, owner):
             if not batch.is_ended:
                 continue
             is_old = (batch.ended_at or 0) + batch.files_live_s < now

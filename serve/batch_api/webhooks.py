@@ -169,7 +169,7 @@ class Outbox:
 
     def _has_ended(self, event: Pending) -> bool:
         with suppress(Problem):
-            work = self.records.work(kind_of(event.batch), event.owner, event.batch)
+            work = self.records.read(kind_of(event.batch), event.owner, event.batch)
             return work is None or work.is_ended
         # The record is unreadable, so the event decides.
         return True

@@ -1,17 +1,24 @@
-"""Files and batches in OpenAI's formats: requests and answers."""
+"""Files, batches and jobs over HTTP: requests, answers, and what their routes share."""
 
 from __future__ import annotations
 
 import re
+import secrets
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
+from fastapi import Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from serve.batch_api.records import ENDED, BatchRecord, FileRecord, WorkRecord
-from serve.errors import invalid
+from sdxl.files import OutputError
+from serve.batch.intake import BATCH_URL
+from serve.batch_api.records import ENDED, BatchRecord, FileRecord, R, Records, WorkRecord, owner_of
+from serve.errors import Problem, invalid
+from serve.front.access import client_of, origin_of
 from serve.front.openai_images import Reply, RequestModel
+from serve.settings import ServeSettings
 
-ENDPOINT = "/v1/images/generations"
+After = Annotated[str | None, Query(max_length=64)]
 WINDOW = re.compile(r"([1-9]\d{0,3})([hd])")
 HOURS = {"h": 1, "d": 24}
 MOST_HOURS = 30 * 24
@@ -29,7 +36,7 @@ class ExpiresAfter(RequestModel):
 
 class BatchAsked(RequestModel):
     input_file_id: str
-    endpoint: Annotated[str, Field(description=f"{ENDPOINT} alone")]
+    endpoint: Annotated[str, Field(description=f"{BATCH_URL} alone")]
     completion_window: Annotated[str, Field(description="such as 24h or 7d; at most 30d")]
     metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None
@@ -64,20 +71,10 @@ class RequestCounts(Reply):
 
 class BatchUsage(Reply):
     input_tokens: int
-    input_tokens_details: dict[Literal["cached_tokens"], int]
-    output_tokens: int
-    output_tokens_details: dict[Literal["reasoning_tokens"], int]
+    input_tokens_details: dict[Literal["cached_tokens"], int] = Field({"cached_tokens": 0})
+    output_tokens: int = 0
+    output_tokens_details: dict[Literal["reasoning_tokens"], int] = Field({"reasoning_tokens": 0})
     total_tokens: int
-
-    @classmethod
-    def of_prompts(cls, tokens: int) -> BatchUsage:
-        return cls(
-            input_tokens=tokens,
-            input_tokens_details={"cached_tokens": 0},
-            output_tokens=0,
-            output_tokens_details={"reasoning_tokens": 0},
-            total_tokens=tokens,
-        )
 
 
 class BatchErrors(Reply):
@@ -121,19 +118,19 @@ class BatchObject(BaseModel):
     @classmethod
     def of(cls, batch: BatchRecord, cancelling_at: int | None = None) -> BatchObject:
         status = "cancelling" if cancelling_at and not batch.is_ended else batch.status
-        requests, done = (batch.total, batch.completed), (batch.pictures, batch.pictures_done)
-        counts = [
-            RequestCounts(total=total, completed=completed, failed=batch.failed)
-            for total, completed in (requests, done)
-        ]
+        tokens, failed = batch.prompt_tokens, batch.failed
         facts = same_fields(cls, batch) | {
             "status": status,
             "cancelling_at": cancelling_at or batch.cancelling_at,
             "model": batch.model or None,
             "errors": BatchErrors(data=batch.errors) if batch.errors else None,
-            "usage": BatchUsage.of_prompts(batch.prompt_tokens),
-            "request_counts": counts[0],
-            "pictures": counts[1],
+            "usage": BatchUsage(input_tokens=tokens, total_tokens=tokens),
+            "request_counts": RequestCounts(
+                total=batch.total, completed=batch.completed, failed=failed
+            ),
+            "pictures": RequestCounts(
+                total=batch.pictures, completed=batch.pictures_done, failed=failed
+            ),
         }
         facts |= {f"{end}_at": batch.ended_at if status == end else None for end in ENDED}
         return cls(**facts)
@@ -166,3 +163,50 @@ def window_s(text: str) -> int:
         message = f"completion_window must be 24h, or 1h to 30d, got {text[:20]!r}"
         raise invalid("completion_window", message)
     return hours * 3600
+
+
+def owner_in(request: Request) -> str:
+    return owner_of(getattr(request.state, "key", None))
+
+
+def facts_of(request: Request, settings: ServeSettings, now_s: float) -> dict[str, Any]:
+    """Return the fields of a new batch or job that follow from the HTTP request."""
+    return {
+        "owner": owner_in(request),
+        "client": client_of(request, settings.client_header)[0],
+        "secret": secrets.token_hex(24),
+        "origin": origin_of(request, settings.public_url),
+        "created_at": int(now_s),
+        "arrived_s": now_s,
+    }
+
+
+def page_of(
+    records: Sequence[R], after: str | None, limit: int
+) -> tuple[Sequence[R], dict[str, Any]]:
+    """Return a page of records, and OpenAI's fields for its ends."""
+    ids = [each.id for each in records]
+    if after is not None and after not in ids:
+        raise invalid("after", f"after: there is no {after!r}")
+    rest = records[ids.index(after) + 1 :] if after else records
+    page = rest[:limit]
+    first, last = (page[0].id, page[-1].id) if page else (None, None)
+    return page, {"first_id": first, "last_id": last, "has_more": len(rest) > limit}
+
+
+def with_room(write: Callable[[], None]) -> None:
+    """Raise Problem 507 if the store cannot be written."""
+    try:
+        write()
+    except OutputError as error:
+        message = "Files cannot be stored now; the service's log says why."
+        raise Problem(507, message, None, "batches_full", 60.0) from error
+
+
+def cancel(records: Records, work: WorkRecord, now_s: float) -> None:
+    """Ask the runner to cancel; a repeated request changes nothing."""
+    if work.is_ended and work.status != "cancelled":
+        message = f"The {work.noun} is {work.status} and cannot be cancelled."
+        raise Problem(409, message, "id", f"{work.noun}_ended")
+    if not work.is_ended and records.asked_to_cancel(work.id) is None:
+        with_room(lambda: records.ask_to_cancel(work, int(now_s)))

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
@@ -19,6 +20,7 @@ from engines.flags import ModelFlags, add_engine_flags, given_engine_flags
 from sdxl.arguments import (
     Parser,
     add_count_flag,
+    add_option,
     add_picture_flags,
     given_params,
     given_provenance,
@@ -47,7 +49,6 @@ COMMON_FLAGS = (
     *("--negative-prompt", "--width", "--height", "--steps", "--guidance", "--seed"),
     *("--scheduler", "--lora", "--quality"),
 )
-PREVIEW = f"show the forming picture in the terminal: {', '.join(terminal.PREVIEWS)} (default auto)"
 
 
 class RenderFailed(RuntimeError):
@@ -168,33 +169,20 @@ def build_parser() -> Parser:
         description="Make pictures from text, or from images.",
         common=COMMON_FLAGS,
     )
-    add = parser.add_argument
-    add(
-        "prompts",
-        nargs="*",
-        metavar="PROMPT",
-        help="what to draw; - reads prompts from stdin, one a line",
-    )
-    add(
-        "-o",
-        "--out",
-        default="out",
-        metavar="PATH",
-        help="folder, file, or - (default %(default)s)",
-    )
+    text = "what to draw; - reads prompts from stdin, one a line"
+    parser.add_argument("prompts", nargs="*", metavar="PROMPT", help=text)
+    text = "folder, file, or - (default %(default)s)"
+    parser.add_argument("-o", "--out", default="out", metavar="PATH", help=text)
     add_count_flag(parser, "images a prompt")
-    add("--format", help=f"{', '.join(SUFFIXES)} (default: by the file's name, else png)")
-    add("--sheet", metavar="FILE", help="also make one picture of all, with captions")
-    add("--image", metavar="FILE", help="edit this image; --strength sets how much")
-    add("--mask", metavar="FILE", help="edit only where this image is white or transparent")
-    add("--from", dest="source", metavar="IMAGE", help="make this picture again; flags change it")
-    add("--preview", default=terminal.AUTO, metavar="KIND", help=PREVIEW)
-    add(
-        "--json",
-        action="store_true",
-        dest="is_json",
-        help="print a JSON object for each image on stdout",
-    )
+    add = partial(add_option, parser)
+    add("--format", None, f"{', '.join(SUFFIXES)} (default: by the file's name, else png)")
+    add("--sheet", None, "also make one picture of all, with captions", "FILE")
+    add("--image", None, "edit this image; --strength sets how much", "FILE")
+    add("--mask", None, "edit only where this image is white or transparent", "FILE")
+    add("--from", None, "make this picture again; flags change it", "IMAGE", dest="source")
+    kinds = ", ".join(terminal.PREVIEWS)
+    add("--preview", terminal.AUTO, f"show the forming picture in the terminal: {kinds}", "KIND")
+    add("--json", False, "print a JSON object for each image on stdout", dest="is_json")
     add_engine_flags(parser.add_argument_group("model"), f"(default {DEFAULT_MODEL})")
     add_picture_flags(parser)
     return parser

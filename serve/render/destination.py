@@ -37,39 +37,28 @@ class Destination:
         cls, out: str, format: str | None, images: int, sheet: Path | None = None
     ) -> Destination:
         """Prepare the destination; `sheet` is another file of the command."""
-        destination = cls._prepare(out, format, images)
+        path, implied = Path(out), format_of(Path(out))
+        is_file = out == STDOUT or (implied is not None and not path.is_dir())
+        if is_file and images > 1:
+            raise InvalidParams("out", out, f"must be a folder for {images} images")
+        if out == STDOUT:
+            if sys.stdout.isatty():
+                raise InvalidParams("out", out, "must be a file or a pipe, not a terminal")
+            return cls(Path(), STDOUT, format or "png")
+        if path.suffix.lower() in FOREIGN and not path.is_dir():
+            raise InvalidParams("out", out, f"must be a folder, or {', '.join(FORMATS_BY_SUFFIX)}")
+        if is_file and format not in (None, implied):
+            raise InvalidParams("format", format, f"must be {implied} for {out}")
+        if is_file and implied is not None:
+            destination = cls(path.parent, path.name, implied)
+        else:
+            destination = cls(path, None, format or "png")
+        prepare_folder(destination.folder)
         if sheet is not None and sheet.parent.resolve() == destination.folder.resolve():
             if sheet.name == destination.file_name:
                 raise InvalidParams("sheet", str(sheet), "must be another file than --out")
             destination._taken.add(sheet.name)
         return destination
-
-    @classmethod
-    def _prepare(cls, out: str, format: str | None, images: int) -> Destination:
-        if out == STDOUT:
-            return cls._prepare_stdout(format, images)
-        path = Path(out)
-        if path.suffix.lower() in FOREIGN and not path.is_dir():
-            raise InvalidParams("out", out, f"must be a folder, or {', '.join(FORMATS_BY_SUFFIX)}")
-        implied = format_of(path)
-        if implied is None or path.is_dir():
-            destination = cls(path, None, format or "png")
-        else:
-            if images > 1:
-                raise InvalidParams("out", out, f"must be a folder for {images} images")
-            if format not in (None, implied):
-                raise InvalidParams("format", format, f"must be {implied} for {out}")
-            destination = cls(path.parent, path.name, implied)
-        prepare_folder(destination.folder)
-        return destination
-
-    @classmethod
-    def _prepare_stdout(cls, format: str | None, images: int) -> Destination:
-        if images > 1:
-            raise InvalidParams("out", STDOUT, f"must be a folder for {images} images")
-        if sys.stdout.isatty():
-            raise InvalidParams("out", STDOUT, "must be a file or a pipe, not a terminal")
-        return cls(Path(), STDOUT, format or "png")
 
     @property
     def is_stdout(self) -> bool:
@@ -79,16 +68,13 @@ class Destination:
         """Return a picture's path; a file with the same `metadata` may be replaced."""
         if self.file_name is not None:
             return self.folder / self.file_name
-        stem, copies = f"{slug(params.prompt)}-{params.seed}", 1
-        path = self._named(stem)
+        stem, suffix = f"{slug(params.prompt)}-{params.seed}", SUFFIXES[self.format]
+        path, copies = self.folder / f"{stem}{suffix}", 1
         while path.name in self._taken or is_another(path, metadata):
             copies += 1
-            path = self._named(f"{stem}-{copies}")
+            path = self.folder / f"{stem}-{copies}{suffix}"
         self._taken.add(path.name)
         return path
-
-    def _named(self, stem: str) -> Path:
-        return self.folder / (stem + SUFFIXES[self.format])
 
 
 def is_another(path: Path, metadata: Mapping[str, Any] | None) -> bool:

@@ -95,12 +95,6 @@ class Terminal:
             return True
 
 
-@dataclass(frozen=True)
-class Answers:
-    first: bytes
-    second: bytes = b""
-
-
 def find(preview: str, is_redirected: bool) -> Terminal | None:
     """Find a terminal that shows previews, or None. `is_redirected`: another program reads the
     output."""
@@ -144,23 +138,21 @@ def query_terminal(stream: TextIO, environment: Mapping[str, str]) -> Terminal |
             return None
         stream.flush()
         with without_echo(descriptor):
-            answers = conversation(descriptor, environment)
+            reply = conversation(descriptor, environment)
     finally:
         os.close(descriptor)
-    protocol = protocol_of(answers, environment) if answers else None
-    if answers is None or protocol is None:
-        return None
-    return Terminal(stream, protocol, cell_in(answers.first), colours_in(answers.second))
+    protocol = protocol_of(reply, environment)
+    return Terminal(stream, protocol, cell_in(reply), colours_in(reply)) if protocol else None
 
 
-def protocol_of(answers: Answers, environment: Mapping[str, str]) -> str | None:
-    has_sixel = SIXEL_ATTRIBUTE in attributes_in(answers.first)
-    name = name_in(answers.first)
+def protocol_of(reply: bytes, environment: Mapping[str, str]) -> str | None:
+    has_sixel = SIXEL_ATTRIBUTE in attributes_in(reply)
+    name = name_in(reply)
     if is_multiplexer(name, environment):
         return SIXEL if has_sixel and passes_sixel(environment) else None
     if name.startswith("iterm"):
         return ITERM
-    if KITTY_ANSWER.search(answers.second):
+    if KITTY_ANSWER.search(reply):
         return KITTY
     return SIXEL if has_sixel else None
 
@@ -193,27 +185,24 @@ def without_echo(descriptor: int) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def conversation(descriptor: int, environment: Mapping[str, str]) -> Answers | None:
-    """Send the safe queries, then one that depends on the terminal."""
+def conversation(descriptor: int, environment: Mapping[str, str]) -> bytes:
+    """Send the safe queries, then one that depends on the terminal. Return the answers; none if
+    the terminal does not answer."""
     is_writable = bool(select.select([], [descriptor], [], 0)[1])
     if is_readable(descriptor, 0) or not is_writable:
         # The user typed ahead, and the input would be lost among the answers; or Ctrl-S has stopped
         # the output.
-        return None
-    first = answer(descriptor, QUERIES)
-    if first is None:
-        return None
-    if may_speak_kitty(name_in(first), environment):
-        more = KITTY_QUERY
-    elif SIXEL_ATTRIBUTE in attributes_in(first):
-        more = COLOURS_QUERY
-    else:
-        return Answers(first)
-    return Answers(first, answer(descriptor, more) or b"")
+        return b""
+    reply = answer(descriptor, QUERIES)
+    if reply and may_speak_kitty(name_in(reply), environment):
+        return reply + answer(descriptor, KITTY_QUERY)
+    if SIXEL_ATTRIBUTE in attributes_in(reply):
+        return reply + answer(descriptor, COLOURS_QUERY)
+    return reply
 
 
-def answer(descriptor: int, queries: bytes) -> bytes | None:
-    """Return the terminal's answers up to the last one; None if the last does not come. No input is
+def answer(descriptor: int, queries: bytes) -> bytes:
+    """Return the terminal's answers up to the last one; none if the last does not come. No input is
     left for later readers."""
     reply, until = b"", time.monotonic() + ANSWER_S
     os.write(descriptor, HERE + queries)
@@ -227,7 +216,7 @@ def answer(descriptor: int, queries: bytes) -> bytes | None:
         discard_input(descriptor)
     # The answer may come later, until the command ends.
     atexit.register(discard_input_of, os.ttyname(descriptor))
-    return None
+    return b""
 
 
 def discard_input_of(terminal: str) -> None:

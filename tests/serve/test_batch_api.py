@@ -10,7 +10,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -26,7 +25,7 @@ from serve.batch.renderers import LocalRenderer
 from serve.batch_api import runner as batch_runner
 from serve.batch_api.batch_job import BatchJobRun
 from serve.batch_api.image_jobs import ImageJobRunner
-from serve.batch_api.records import ENDED, Records
+from serve.batch_api.records import ENDED, FileRecord, Records
 from serve.batch_api.routes import MOST_NAME, add_batch_routes, checked_name, life_of
 from serve.batch_api.runner import BatchRunner, sweep, sweep_data
 from serve.batch_api.webhooks import Outbox
@@ -238,15 +237,6 @@ def test_the_same_error_three_times_fails_a_batch_but_a_full_disk_is_waited_out(
         assert (reason.code, reason.message) == ("batch_failed", "RuntimeError: a worker's bug")
 
 
-def test_stopping_a_batch_stops_its_driver_if_it_has_one() -> None:
-    stopped: list[int] = []
-    run = BatchJobRun(*[None] * 5)  # type: ignore[arg-type]
-    run.stop()
-    run._driver = SimpleNamespace(stop=lambda: stopped.append(1))  # type: ignore[assignment]
-    run.stop()
-    assert stopped == [1]
-
-
 def test_a_file_name_with_a_lone_surrogate_is_refused() -> None:
     with pytest.raises(Problem, match="valid Unicode"):
         checked_name("\ud800")
@@ -446,7 +436,7 @@ def test_a_batch_needs_an_unexpired_file_of_requests(tmp_path: Path) -> None:
         with pytest.raises(openai.BadRequestError, match="must be 'batch', got 'batch_output'"):
             api.client.batches.create(input_file_id=batch.output_file_id, **given)
         records = api.runner.records
-        (file,) = (each for each in records.files("anybody") if not each.batch)
+        (file,) = (each for each in records.read_all(FileRecord, "anybody") if not each.batch)
         records.add_file("anybody", replace(file, expires_at=file.created_at - 1))
         with pytest.raises(openai.NotFoundError):
             api.client.files.retrieve(file.id)

@@ -67,7 +67,7 @@ def test_data_that_a_crash_left_without_a_record_are_removed_by_the_second_sweep
         deleted, kept = (api.upload(line(name)) for name in "ab")
         runner = BatchRunner(api.runner.records, api.settings, lambda: [api.worker])
         records = runner.records
-        file = records.file("anybody", deleted.id)
+        file = records.read(FileRecord, "anybody", deleted.id)
         assert file is not None
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
             patched.setattr(records, "drop_data", crash)
@@ -137,8 +137,8 @@ def test_a_second_runner_does_not_end_a_batch_again(tmp_path: Path) -> None:
             # lock.
             second.poll()
             first.poll()
-            (batch,) = records.batches("anybody")
+            (batch,) = records.read_all(BatchRecord, "anybody")
             ended = replace(batch, status="cancelled", ended_at=7, finalizing_at=7)
             records.put(ended)
         wait_until(lambda: not first._turns and not second._turns)
-        assert records.batches("anybody") == [ended] and not events
+        assert records.read_all(BatchRecord, "anybody") == [ended] and not events

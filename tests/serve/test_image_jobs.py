@@ -15,7 +15,7 @@ import pytest
 
 from sdxl.images import read_parameters
 from serve.batch_api import image_jobs
-from serve.batch_api.records import ENDED, ImageJobRecord, Records
+from serve.batch_api.records import ENDED, ImageJobRecord
 from serve.batch_api.runner import sweep, sweep_data
 from serve.front.keys import sha256
 from serve.worker.worker import Worker
@@ -221,7 +221,7 @@ def test_a_job_past_its_time_is_not_shown_before_the_sweep(tmp_path: Path) -> No
     with jobs(tmp_path, results_ttl_s=60) as api:
         id_ = api.ended(api.begin(**ASKED, response_format="url"))["id"]
         records = api.service.jobs.records
-        job = records.work(ImageJobRecord, "anybody", id_)
+        job = records.read(ImageJobRecord, "anybody", id_)
         assert job is not None and job.result is not None
         url = job.result["data"][0]["url"]
         assert httpx.get(url).status_code == 200
@@ -229,15 +229,6 @@ def test_a_job_past_its_time_is_not_shown_before_the_sweep(tmp_path: Path) -> No
         for path in (f"{JOBS}/{id_}", url):
             assert api.http.get(path).status_code == 404
         assert api.http.get(JOBS).json()["data"] == []
-
-
-def test_data_of_a_job_without_a_record_are_removed(tmp_path: Path) -> None:
-    records = Records(str(tmp_path))
-    records.prepare()
-    for name in (f"image_job_{0:032}", f"image_job_{0:032}.0.png"):
-        records.store.put(f"data/{name}", b"of a killed front")
-    sweep_data(records, sweep_data(records, set()))
-    assert records.store.names("data") == []
 
 
 def test_without_a_folder_jobs_name_the_setting(worker: Worker) -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from serve.batch.store import FolderStore
 from serve.batch.workers import StartWorker, thread_workers
 from serve.orders import Done, ImageOrder, ModelCard, Update
 
+SIZES = Sizes(128, 64, 512)
 SMALL = ("--shard-size", "8")
 RAISES, DIES, HANGS = "a prompt that raises", "a prompt that kills", "a prompt that hangs"
 STOPS = "a prompt that stops its process"
@@ -39,19 +40,24 @@ STOPS = "a prompt that stops its process"
 
 @dataclass
 class Drawer:
-    """A renderer. A picture depends on its order alone. `log` gets a line for each picture."""
+    """A renderer that keeps its orders. A picture depends on its order alone. `log` gets a line for
+    each picture."""
 
     log: str = ""
     draw_s: float = 0.0
     window: int = 8
     engine: str = "drawer"
+    can_edit: bool = False
+    orders: list[ImageOrder] = field(default_factory=list)
     made: int = 0
     busy: int = 0
 
     async def card(self) -> ModelCard:
-        return ModelCard("sdxl-mini", Sizes(128, 64, 512), engines={"backend": self.engine})
+        engines = {"backend": self.engine}
+        return ModelCard("sdxl-mini", SIZES, engines=engines, can_edit=self.can_edit)
 
     async def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
+        self.orders.append(order)
         self.busy += 1
         try:
             await asyncio.sleep(self.draw_s)
@@ -97,7 +103,7 @@ class IdleWorker:
 
     def ready(self) -> Future[ModelCard]:
         future: Future[ModelCard] = Future()
-        future.set_result(ModelCard("m", Sizes(128, 64, 512)))
+        future.set_result(ModelCard("m", SIZES))
         return future
 
     def turn(self, pieces: dict[int, ShardPiece]) -> Future[TurnReport]:
@@ -128,6 +134,9 @@ def lost_workers(
     )
     driver.run(iter([]))
     return progress.lost_workers
+
+
+Editor = partial(Drawer, can_edit=True)
 
 
 def draw(order: ImageOrder) -> bytes:
@@ -189,6 +198,17 @@ def ledger_of(out: Path) -> list[dict[str, Any]]:
     texts = (path.read_text() for path in (out / "ledger").glob("*.jsonl"))
     entries = [json.loads(line) for text in texts for line in text.splitlines()]
     return sorted(entries, key=lambda entry: entry["ordinal"])
+
+
+def parquet(folder: Path, rows: Any, name: str = "rows.parquet") -> Path:
+    """Write a list of rows, or columns."""
+    import pyarrow
+    import pyarrow.parquet
+
+    path = folder / name
+    table = pyarrow.table(rows) if isinstance(rows, dict) else pyarrow.Table.from_pylist(rows)
+    pyarrow.parquet.write_table(table, path)
+    return path
 
 
 def dead_letters(out: Path) -> list[dict[str, Any]]:

@@ -12,20 +12,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sdxl.params import Sizes
 from serve.batch import command
 from serve.batch.batch_spec import HAS_DEAD
-from serve.orders import ImageOrder, ModelCard
+from serve.orders import ImageOrder
 from tests.sdxl.test_source import plain, saved
 from tests.serve.batch import drawers
-from tests.serve.batch.drawers import Drawer, dead_letters, jsonl, ledger_of, make, pictures
-
-
-class Editor(Drawer):
-    """A drawer that also edits."""
-
-    async def card(self) -> ModelCard:
-        return ModelCard("sdxl-mini", Sizes(128, 64, 512), can_edit=True)
+from tests.serve.batch.drawers import Editor, dead_letters, jsonl, ledger_of, make, pictures
 
 
 @pytest.fixture

@@ -167,7 +167,7 @@ def test_a_rerun_on_another_gpu_needs_a_flag_and_another_precision_is_refused(
 ) -> None:
     source, out = prompts(tmp_path, 8), tmp_path / "out"
     assert make(source, out, load=kinds(H100)) == 0
-    with pytest.raises(BatchFailed, match="--mixed-gpus allows both"):
+    with pytest.raises(BatchFailed, match="engine .*L40S.* cannot join.* --mixed-gpus allows both"):
         make(source, out, load=kinds(L40S))
     assert make(source, out, "--mixed-gpus", load=kinds(L40S)) == 0
     with pytest.raises(BatchFailed, match="expected the same precision"):

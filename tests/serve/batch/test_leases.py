@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sdxl.params import GenerationParams
-from serve.batch.leases import PARTS, TRIES, Leases, split
+from serve.batch.leases import TRIES, Leases
 from serve.batch.rows import BatchRow, ShardPiece
 
 
@@ -114,11 +114,3 @@ def test_the_input_is_read_only_as_fast_as_it_is_leased() -> None:
     for _ in range(3):
         assert leases.lease_to("a")
     assert next(source).shard == 3
-
-
-@given(st.integers(2, 300))
-def test_a_split_loses_nothing(size: int) -> None:
-    rows = shard(0, size).rows
-    parts = split(rows)
-    assert [row for part in parts for row in part] == list(rows) and len(parts) <= PARTS
-    assert all(parts)

@@ -220,15 +220,14 @@ def test_a_run_whose_job_was_removed_stops_and_writes_nothing(store: ObjectStore
 def test_in_a_store_without_conditional_creation_the_earlier_of_two_runs_stops(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch, refuses: bool
 ) -> None:
-    files, _ = store._open()
-    original = type(files).pipe_file
+    original = type(store.files).pipe_file
 
     def pipe_file(self: Any, path: str, data: bytes, mode: str = "overwrite") -> None:
         if refuses and mode == "create":
             raise OSError(38, "NotImplemented")
         original(self, path, data)
 
-    monkeypatch.setattr(type(files), "pipe_file", pipe_file)
+    monkeypatch.setattr(type(store.files), "pipe_file", pipe_file)
     first, second = BucketLock(store), BucketLock(store)
     first.take()
     with pytest.raises(InvalidParams, match=REFUSED):

@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow
 import pytest
-from pyarrow import parquet
+from pyarrow.parquet import read_table
 
 from sdxl import cli
 from sdxl.params import InvalidParams
@@ -22,7 +21,7 @@ from serve.batch.progress import describe, read_status
 from serve.batch.results import write_lists, write_sheet
 from serve.batch.store import open_store
 from tests.mutants import change_bytes, change_json, check_each
-from tests.serve.batch.drawers import SMALL, Drawer, lines_of, make, pictures
+from tests.serve.batch.drawers import SMALL, Drawer, lines_of, make, parquet, pictures
 
 LEDGER = "ledger/000000.jsonl"
 
@@ -72,7 +71,7 @@ def test_a_ledger_line_may_name_loras_as_requests_do(copied: Path) -> None:
     store = open_store(str(copied / "out"), "run")
     store.join()
     write_lists(store)
-    table = parquet.read_table(copied / "out/manifest.parquet")
+    table = read_table(copied / "out/manifest.parquet")
     (row,) = [row for row in table.to_pylist() if row["id"] == entry["id"]]
     assert [each["name"] for each in row["loras"]] == ["paper"]
 
@@ -173,7 +172,7 @@ def originals(copied: Path) -> Path:
     (copied / "a.txt").write_text("a ring\nune étoile\n")
     (copied / "a.jsonl").write_text(json.dumps(row) + "\n")
     (copied / "a.csv").write_text(",".join(row) + "\n" + ",".join(map(str, row.values())) + "\n")
-    parquet.write_table(pyarrow.Table.from_pylist([row] * 3), copied / "a.parquet")
+    parquet(copied, [row] * 3, "a.parquet")
     return copied
 
 

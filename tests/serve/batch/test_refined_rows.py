@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import engines
 from sdxl.images import read_parameters, to_pixels
@@ -19,8 +17,8 @@ from serve.batch.batch_spec import BatchFailed
 from serve.batch.job import FILE
 from serve.batch.renderers import LocalRenderer
 from tests.sdxl.refiners import write_refiner
-from tests.serve.batch.drawers import jsonl, make, pictures
-from tests.serve.batch.test_row_controls import Noting
+from tests.serve.batch.drawers import Editor, jsonl, make, pictures
+from tests.serve.test_edits import pixels
 
 SIZE: dict[str, Any] = {"width": 128, "height": 128}
 
@@ -39,8 +37,7 @@ def test_rows_with_deep_steps_and_a_refiner_are_as_from_the_pipeline(tmp_path: P
     )
     (result,) = model.generate([params])
     assert result.image is not None and result.deep_steps == 3
-    with Image.open(io.BytesIO(file)) as picture:
-        distance = np.abs(np.asarray(picture).astype(int) - to_pixels(result.image)).max()
+    distance = np.abs(pixels(file).astype(int) - to_pixels(result.image)).max()
     assert distance <= 2, f"differs by {distance} of 255"
     assert read_parameters(file)["refiner"] == "small"
 
@@ -49,9 +46,9 @@ def test_a_changed_refiner_stops_the_resumed_job(tmp_path: Path) -> None:
     folder = write_refiner(tmp_path / "small")
     source, out = jsonl(tmp_path, [{"prompt": "a ring"}]), tmp_path / "out"
     flags = "--refiner", str(folder)
-    assert make(source, out, *flags, load=Noting) == 0
+    assert make(source, out, *flags, load=Editor) == 0
     assert [*json.loads((out / FILE).read_text())["files"]] == ["refiner 'small'"]
     config = folder / "unet" / "config.json"
     config.write_text(config.read_text() + "\n")
     with pytest.raises(BatchFailed, match="refiner 'small' has changed since the job began"):
-        make(source, out, *flags, load=Noting)
+        make(source, out, *flags, load=Editor)

@@ -14,15 +14,7 @@ from sdxl import cli
 from sdxl.params import InvalidParams
 from serve.batch import command, running
 from serve.batch.running import run
-from tests.serve.batch.drawers import order_of, prompts
-
-
-def table(path: Path, columns: dict[str, Any]) -> Path:
-    import pyarrow
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pyarrow.table(columns), path)
-    return path
+from tests.serve.batch.drawers import order_of, parquet, prompts
 
 
 @pytest.mark.parametrize(
@@ -42,7 +34,7 @@ def table(path: Path, columns: dict[str, Any]) -> Path:
 def test_a_parquet_column_of_a_wrong_type_is_refused_before_a_worker_starts(
     name: str, value: object, needed: str, kind: str, tmp_path: Path
 ) -> None:
-    source = table(tmp_path / "rows.parquet", {"prompt": ["a"], name: [value]})
+    source = parquet(tmp_path, {"prompt": ["a"], name: [value]})
     message = f"input must be a column of {needed}, got .*: {name} of {kind}"
     with pytest.raises(InvalidParams, match=message):
         run(order_of(source, tmp_path / "out"), lambda *_: pytest.fail("started"))
@@ -62,7 +54,7 @@ def test_a_parquet_column_of_a_wrong_type_is_refused_before_a_worker_starts(
 def test_a_parquet_column_of_a_wrong_name_is_refused_before_a_worker_starts(
     columns: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    source = table(tmp_path / "rows.parquet", columns)
+    source = parquet(tmp_path, columns)
     with pytest.raises(InvalidParams, match=f"input {message}"):
         run(order_of(source, tmp_path / "out"), lambda *_: pytest.fail("started"))
 
@@ -104,7 +96,7 @@ def test_columns_of_every_fitting_type_are_read(tmp_path: Path) -> None:
         "seed": pyarrow.nulls(2),
         "id": pyarrow.array(["x", "y"], pyarrow.large_string()),
     }
-    source = table(tmp_path / "rows.parquet", columns)
+    source = parquet(tmp_path, columns)
     assert reading.count([source]) == 2
     first, second = reading.read([source])
     assert first.values["deep_steps"] == [0, 2] and first.values["steps"] == 3

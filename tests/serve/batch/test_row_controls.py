@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
-from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from PIL import Image
 from sdxl.catalogue import Catalogue
 from sdxl.controls import Control
 from sdxl.images import read_parameters, to_pixels
-from sdxl.params import GenerationParams, InvalidParams, Sizes
+from sdxl.params import GenerationParams, InvalidParams
 from sdxl.pipeline import Pipeline, WithPictures
 from sdxl.provenance import Provenance
 from serve.batch import command
@@ -27,23 +25,25 @@ from serve.batch.batch_spec import HAS_DEAD, BatchFailed
 from serve.batch.renderers import LocalRenderer, body_of
 from serve.batch.running import run
 from serve.front.api import create_app
-from serve.orders import ImageOrder, ModelCard, Update
+from serve.orders import ImageOrder
 from serve.settings import ServeSettings
 from serve.worker.worker import Worker
 from tests.sdxl.control_nets import random_control
 from tests.sdxl.test_source import plain, saved
 from tests.serve.batch.drawers import (
-    Drawer,
+    Editor,
     dead_letters,
     jsonl,
     ledger_of,
     make,
     order_of,
+    parquet,
     pictures,
 )
 from tests.serve.batch.test_rows import line
 from tests.serve.servers import listening_to
 from tests.serve.test_controls import assert_same
+from tests.serve.test_edits import pixels
 
 MAP, PHOTO = saved(Image.effect_noise((128, 128), 50).convert("RGB")), saved(plain(64, 64))
 DIGEST, PHOTO_DIGEST = (hashlib.sha256(each).hexdigest() for each in (MAP, PHOTO))
@@ -51,24 +51,6 @@ URL, PHOTO_URL = (
     f"data:image/png;base64,{base64.b64encode(each).decode()}" for each in (MAP, PHOTO)
 )
 EDGES = Control("edges", DIGEST, 0.8, preprocess="canny")
-
-
-class Noting(Drawer):
-    """A drawer that keeps its orders and can edit."""
-
-    orders: list[ImageOrder]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.orders = []
-
-    async def card(self) -> ModelCard:
-        return ModelCard("sdxl-mini", Sizes(128, 64, 512), can_edit=True)
-
-    async def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
-        self.orders.append(order)
-        async for update in super().generate(order):
-            yield update
 
 
 @pytest.fixture
@@ -82,7 +64,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def orders_of(source: Path, *flags: str) -> list[ImageOrder]:
-    drawer = Noting()
+    drawer = Editor()
     assert make(source, source.parent / "out", *flags, load=lambda: drawer) == 0
     assert command.main(["--verify", str(source.parent / "out")]) == 0
     return sorted(drawer.orders, key=lambda order: order.params.prompt)
@@ -91,15 +73,6 @@ def orders_of(source: Path, *flags: str) -> list[ImageOrder]:
 def csv(folder: Path, text: str) -> Path:
     path = folder / "rows.csv"
     path.write_text(text)
-    return path
-
-
-def parquet(folder: Path, rows: list[dict[str, Any]]) -> Path:
-    import pyarrow
-    import pyarrow.parquet
-
-    path = folder / "rows.parquet"
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     return path
 
 
@@ -173,7 +146,7 @@ def test_rows_with_wrong_maps_are_dead_letters(folder: Path) -> None:
     ]
     rows = [row if "body" in row else {"prompt": str(i), **row} for i, (row, _) in enumerate(wrong)]
     source = jsonl(inner, [*rows, {"prompt": "good", "control": "edges", "control_image": URL}])
-    assert make(source, folder / "out", load=Noting) == HAS_DEAD
+    assert make(source, folder / "out", load=Editor) == HAS_DEAD
     assert len(pictures(folder / "out")) == 1
     letters = dead_letters(folder / "out")
     for letter, (row, words) in zip(letters, wrong, strict=True):
@@ -185,10 +158,10 @@ def test_a_changed_map_of_a_flag_is_another_job(folder: Path) -> None:
     orders_of(source, *flags)
     (folder / "maps").rename(folder / "moved")
     moved = ("--control", "edges=moved/a.png")
-    assert make(source, folder / "out", *moved, load=Noting) == 0
+    assert make(source, folder / "out", *moved, load=Editor) == 0
     (folder / "moved" / "a.png").write_bytes(PHOTO)
     with pytest.raises(InvalidParams, match="parameters must be .*to resume the job there"):
-        make(source, folder / "out", *moved, load=Noting)
+        make(source, folder / "out", *moved, load=Editor)
 
 
 def test_a_service_gets_maps_as_data_urls() -> None:
@@ -220,8 +193,7 @@ def test_a_job_makes_the_library_s_pictures(folder: Path, mini: Pipeline) -> Non
     params = GenerationParams(**{**fields, "controls": (control,)})
     (result,) = model.generate([WithPictures(params, maps={DIGEST: MAP})])
     assert result.image is not None
-    with Image.open(io.BytesIO(file)) as picture:
-        distance = np.abs(np.asarray(picture).astype(int) - to_pixels(result.image)).max()
+    distance = np.abs(pixels(file).astype(int) - to_pixels(result.image)).max()
     assert distance <= 2, f"differs by {distance} of 255"
     stored = read_parameters(file)
     assert stored["controls"][0]["image"] == DIGEST and "edges" in stored["control_files"]
@@ -237,10 +209,10 @@ def test_a_changed_file_that_rows_name_stops_the_resumed_job(folder: Path) -> No
     flags = ("--loras", "loras")
     orders_of(source, *flags)
     (folder / "loras" / "other.safetensors").write_bytes(b"new")
-    assert make(source, folder / "out", *flags, load=Noting) == 0
+    assert make(source, folder / "out", *flags, load=Editor) == 0
     (folder / "loras" / "ink.safetensors").write_bytes(b"second")
     with pytest.raises(BatchFailed, match="LoRA 'ink' has changed since the job began with it"):
-        make(source, folder / "out", *flags, load=Noting)
+        make(source, folder / "out", *flags, load=Editor)
 
 
 def test_a_job_through_a_service_has_its_pictures(folder: Path, controlled: Worker) -> None:

@@ -22,9 +22,8 @@ from serve.front.image_orders import orders_of
 from serve.front.openai_images import ImageRequest
 from serve.orders import ModelCard
 from serve.settings import ServeSettings
-from tests.serve.batch.drawers import jsonl
+from tests.serve.batch.drawers import SIZES, jsonl, parquet
 
-SIZES = Sizes(128, 64, 512)
 IDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 
 
@@ -53,6 +52,7 @@ def test_ids_and_file_names_are_one_to_one(a: str, b: str) -> None:
 @example("a\0b")
 def test_a_file_name_stays_in_its_folder(id_: str) -> None:
     stem = stem_of(id_)
+    assert FILE.fullmatch(f"images/000000/{stem}.png")
     assert "/" not in stem and not stem.startswith(".") and stem.isascii() and "\0" not in stem
 
 
@@ -194,9 +194,6 @@ def test_a_repeated_id_is_an_error_that_names_its_first_row(tmp_path: Path) -> N
 
 
 def test_every_file_format_gives_the_same_rows(tmp_path: Path) -> None:
-    import pyarrow as arrow
-    import pyarrow.parquet as parquet
-
     rows: list[dict[str, Any]] = [
         {
             "prompt": "a, b",
@@ -210,12 +207,11 @@ def test_every_file_format_gives_the_same_rows(tmp_path: Path) -> None:
         {"prompt": "", "negative_prompt": None, "seed": None, "guidance_scale": None, "id": "z"},
         {"prompt": " ", "negative_prompt": None, "seed": None, "guidance_scale": None, "id": "0"},
     ]
-    parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
     (tmp_path / "rows.csv").write_text(
         "\ufeffprompt,negative_prompt,seed,guidance_scale,id,loras\n"
         '"a, b",,7,2.5,x,"a:0.8,b:1:0.5"\nc,d,,,y,\n,,,,z,\n ,,,,0,\n'
     )
-    paths = (jsonl(tmp_path, rows), tmp_path / "rows.csv", tmp_path / "rows.parquet")
+    paths = (jsonl(tmp_path, rows), tmp_path / "rows.csv", parquet(tmp_path, rows))
     facts = [[(row.id, row.params, row.error) for row in rows_of(path)] for path in paths]
     assert all(error is None for _, _, error in facts[0])
     params = facts[0][0][1]

@@ -154,14 +154,3 @@ def test_a_closed_ledger_in_a_bucket_refuses_lines_and_writes_no_part(
         appender.add(b"late\n")
     time.sleep(0.2)
     assert list(objects(bucket).values()) == [b"in time\n"]
-
-
-def test_a_line_after_a_torn_line_is_whole(tmp_path: Path) -> None:
-    store = FolderStore(tmp_path / "out", "run")
-    store.prepare("ledger")
-    (tmp_path / "out" / "ledger" / "000000.jsonl").write_bytes(b'{"ordinal": 1, "id"')
-    appender = store.append("000000")
-    appender.add(Entry(7, "i7", "", "r", error="no").as_line())
-    appender.close()
-    (entry,) = ledger.entries(store.ledger("000000")).values()
-    assert (entry.ordinal, entry.seed) == (7, 0), "a dead letter has no seed"

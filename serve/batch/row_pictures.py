@@ -1,4 +1,4 @@
-"""Reads the pictures that a row names, and makes the row's order.
+"""The pictures that a row names: an edit's, and those of ControlNets and image prompts.
 
 A path must lie below the input file's folder: the operator may not trust the input's author.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from sdxl.params import PICTURED, GenerationParams, InvalidParams
+from sdxl.pictured import Pictured
 from sdxl.source import GivenImage, SourceImage
-from serve.batch.rows import BatchRow
+from serve.batch.rows import BatchRow, Maps
 from serve.errors import invalid, of_params
 from serve.orders import ImageOrder, ModelCard
 from serve.render.input_pictures import read_file, read_pictures
@@ -24,6 +26,9 @@ from serve.render.input_pictures import read_file, read_pictures
 IMAGE, MASK = "image", "mask"
 PICTURES = (IMAGE, MASK)
 """Columns that name a picture."""
+CONTROLS, NAME, MAP, STRENGTH = "controls", "control", "control_image", "control_strength"
+CONTROL_COLUMNS: Mapping[str, type] = {NAME: str, MAP: str, STRENGTH: float}
+"""Columns for a row with one ControlNet, and their types."""
 DATA_URL, BASE64 = "data:", ";base64,"
 MAX_BYTES = 64 << 20
 """The largest file; a service's limit is lower."""
@@ -59,6 +64,58 @@ def read(name: str, place: str) -> bytes:
     if os.path.isfile(place) and os.path.getsize(place) > MAX_BYTES:
         raise InvalidParams(name, Path(place).name, f"must have at most {MAX_BYTES} bytes")
     return read_file(place, name)
+
+
+def controls_in(values: Mapping[str, Any], flags: object) -> object:
+    """Return a row's ControlNets, from any of its columns. `flags`: the command's ControlNets, for
+    a row that names only a map."""
+    named = next((name for name in CONTROL_COLUMNS if name in values), None)
+    if named is None:
+        return values.get(CONTROLS)
+    if CONTROLS in values:
+        raise InvalidParams(named, str(values[named])[:80], f"cannot be set beside {CONTROLS}")
+    given: list[Any] = [values[NAME]] if NAME in values else list(read_list(CONTROLS, flags))
+    if len(given) != 1:
+        needed = f"needs {NAME}, the name of its ControlNet"
+        raise InvalidParams(named, str(values[named])[:80], needed)
+    (one,) = read_list(CONTROLS, given)
+    fields = {"image": values.get(MAP, one.image), "strength": values.get(STRENGTH, one.strength)}
+    return [replace(one, **fields)]
+
+
+def locate_pictures(
+    field: str, entries: object, folder: str, files: Mapping[str, str]
+) -> tuple[tuple[Pictured, ...], Maps]:
+    """Return the entries of a list, and their pictures by `image`: a path or a digest. `files`: the
+    files of flags by digest."""
+    located, maps = [], dict[str, bytes | Path]()
+    for each in read_list(field, entries):
+        image: object = each.image
+        if isinstance(image, str) and image in files:
+            maps[image] = Path(files[image])
+        elif image != "":
+            key = place(field, image, folder)
+            if key.startswith(DATA_URL):
+                data = read(field, key)
+                key = hashlib.sha256(data).hexdigest()
+                maps[key] = data
+            else:
+                maps[key] = Path(key)
+            each = replace(each, image=key)
+        located.append(each)
+    return tuple(located), maps
+
+
+def read_list(field: str, entries: object) -> tuple[Any, ...]:
+    """Read a list. In a Parquet file, fields that a row leaves out are null."""
+    if isinstance(entries, list):
+        entries = [
+            {name: value for name, value in entry.items() if value is not None}
+            if isinstance(entry, Mapping)
+            else entry
+            for entry in entries
+        ]
+    return PICTURED[field].read_list(entries or ())
 
 
 def order_of(row: BatchRow, format: str, card: ModelCard) -> ImageOrder:
