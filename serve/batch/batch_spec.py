@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from engines.flags import ModelFlags
+from sdxl.params import InvalidParams
 from sdxl.provenance import Provenance
 
 HAS_DEAD = 3
 """The exit code of a job with dead letters."""
 API_KEY = "OPENAI_API_KEY"
 RANGES = {"n": (1, 10_000), "shard_size": (1, 4096)}
+
+
+def check_ranges(values: object, ranges: Mapping[str, tuple[int, int]]) -> None:
+    for name, (low, high) in ranges.items():
+        value = getattr(values, name)
+        if not low <= value <= high:
+            raise InvalidParams(name, value, f"must be {low} to {high}")
 
 
 class BatchFailed(RuntimeError):

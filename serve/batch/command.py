@@ -26,7 +26,7 @@ from sdxl.arguments import (
 )
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.provenance import PROVENANCES, Provenance
-from serve.batch.batch_spec import API_KEY, RANGES, BatchSpec, ReportedInterrupt
+from serve.batch.batch_spec import API_KEY, RANGES, BatchSpec, ReportedInterrupt, check_ranges
 from serve.render.destination import SUFFIXES
 from serve.supervision import SIGNALLED, supervise
 
@@ -128,10 +128,7 @@ def read_order(options: argparse.Namespace) -> BatchSpec:
         raise InvalidParams("out", options.out, "must be a folder or an fsspec URL")
     if options.format not in SUFFIXES:
         raise InvalidParams.unknown("format", options.format, SUFFIXES)
-    for name, (low, high) in {**RANGES, "workers": (0, 4096)}.items():
-        value = getattr(options, name)
-        if not low <= value <= high:
-            raise InvalidParams(name, value, f"must be {low} to {high}")
+    check_ranges(options, {**RANGES, "workers": (0, 4096)})
     if options.stall_s <= 0:
         raise InvalidParams("stall_s", options.stall_s, "must be a number of seconds above 0")
     if options.through and options.address:
@@ -162,24 +159,20 @@ def read_order(options: argparse.Namespace) -> BatchSpec:
 
 
 def print_status(place: str, is_json: bool) -> int:
-    from serve.batch.job import need_job
+    from serve.batch.job import open_job
     from serve.batch.progress import describe, read_status
-    from serve.batch.store import open_store, token
 
-    store = open_store(place, token())
-    status = read_status(store, need_job(store, place))
+    status = read_status(*open_job(place))
     print(json.dumps(status, ensure_ascii=False) if is_json else describe(status))
     return 0
 
 
 def verify(place: str) -> int:
     from serve.batch.audit import audit
-    from serve.batch.job import need_job
+    from serve.batch.job import open_job
     from serve.batch.progress import counted
-    from serve.batch.store import open_store, token
 
-    store = open_store(place, token())
-    result = audit(store, need_job(store, place))
+    result = audit(*open_job(place))
     for problem in result.problems:
         report(problem)
     rows, images = counted(result.rows, "row"), counted(result.images, "picture")

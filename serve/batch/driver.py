@@ -75,11 +75,11 @@ class Driver:
         """counts of ended pieces"""
 
     def run(self, shards: Iterator[ShardPiece]) -> None:
-        leases = Leases(shards)
+        self._leases = Leases(shards)
         try:
             for _ in range(self.workers):
                 self._start()
-            while not (self.is_packed() and leases.is_done):
+            while not (self.is_packed() and self._leases.is_done):
                 began_s = self.clock()
                 futures = self._done_futures()
                 listened_s = min(self.clock() - began_s, BEAT_S)
@@ -88,8 +88,8 @@ class Driver:
                 for future in futures:
                     # The future of a replaced worker has no handle.
                     if future in self._handles:
-                        self._handle(future, self._handles.pop(future), leases)
-                self._replace_stuck(leases)
+                        self._handle(future, self._handles.pop(future))
+                self._replace_stuck()
                 self._show()
         finally:
             for handle in self._handles.values():
@@ -122,30 +122,30 @@ class Driver:
         handle.silent_s = 0.0
         future.add_done_callback(self._news.put)
 
-    def _handle(self, future: Future[Any], handle: WorkerHandle, leases: Leases) -> None:
+    def _handle(self, future: Future[Any], handle: WorkerHandle) -> None:
         try:
             result = future.result()
         except Exception as error:
-            self._replace(handle, last_line(error), leases)
+            self._replace(handle, last_line(error))
             return
         wants = True
         if isinstance(result, TurnReport):
             wants = result.wants
-            self._record(result, handle, leases)
+            self._record(result, handle)
         else:
             self.on_card(result)
             handle.is_ready, handle.since_s, self._dead_loads = True, self.clock(), 0
-        lease = leases.lease_to(handle.worker.name) if wants else None
+        lease = self._leases.lease_to(handle.worker.name) if wants else None
         self._await(handle.worker.turn(dict([lease] if lease else [])), handle)
 
-    def _record(self, report: TurnReport, handle: WorkerHandle, leases: Leases) -> None:
+    def _record(self, report: TurnReport, handle: WorkerHandle) -> None:
         if report.broken is not None:
             raise BatchFailed(f"{report.broken}; rerun the same command to resume")
-        if report.progress != handle.progress or not leases.keys_of(handle.worker.name):
+        if report.progress != handle.progress or not self._is_busy(handle):
             handle.progress, handle.since_s = report.progress, self.clock()
         handle.tallies = report.held
         for key, tally in report.ended.items():
-            piece = leases.held[key].piece
+            piece = self._leases.held[key].piece
             self._add_counts(tally)
             if tally.damaged:
                 shard = shard_name(piece.shard)
@@ -153,12 +153,12 @@ class Driver:
             rows = [row for row in piece.rows if row.ordinal in tally.failed]
             error = next(iter(tally.failed.values()), "")
             self.progress.trouble = error or self.progress.trouble
-            self._end(leases, key, rows, error)
+            self._end(key, rows, error)
         state = self.progress.workers.setdefault(handle.worker.name, WorkerState(is_ready=True))
         state.occupancy = report.occupancy
         state.made += sum(t.made for t in report.ended.values())
 
-    def _replace(self, handle: WorkerHandle, error: str, leases: Leases) -> None:
+    def _replace(self, handle: WorkerHandle, error: str) -> None:
         """End a worker and start another. The ledgers record what the old one has done."""
         name = handle.worker.name
         handle.worker.end()
@@ -170,10 +170,10 @@ class Driver:
             is_any_ready = any(each.is_ready for each in self._handles.values())
             if self._dead_loads >= LOADS and not is_any_ready:
                 raise BatchFailed(f"no worker could be started: {error}")
-        for key, piece in leases.pieces_of(name):
+        for key, piece in self._leases.pieces_of(name):
             left, made = self._left(piece)
             self._add_counts(made)
-            self._end(leases, key, left, error)
+            self._end(key, left, error)
         self._start()
 
     def _left(self, piece: ShardPiece) -> tuple[list[BatchRow], Tally]:
@@ -186,24 +186,27 @@ class Driver:
         dead = {entry.line: entry.error for entry in entries if entry.error is not None}
         return left, Tally(made=len(entries) - len(dead), dead=dead)
 
-    def _end(self, leases: Leases, key: int, left: Sequence[BatchRow], error: str) -> None:
-        shard = leases.end(key, left, error)
+    def _end(self, key: int, left: Sequence[BatchRow], error: str) -> None:
+        shard = self._leases.end(key, left, error)
         if shard is not None:
             self.on_shard(shard)
 
-    def _replace_stuck(self, leases: Leases) -> None:
+    def _replace_stuck(self) -> None:
         now = self.clock()
         for future, handle in list(self._handles.items()):
             allowed_s = self.stall_s if handle.is_ready else LOAD_S
-            is_busy = not handle.is_ready or bool(leases.keys_of(handle.worker.name))
             if handle.is_ready and handle.silent_s > self.silent_s:
                 error = f"no report for {self.silent_s:g} s"
-            elif is_busy and now - handle.since_s > allowed_s:
+            elif self._is_busy(handle) and now - handle.since_s > allowed_s:
                 error = f"no progress for {allowed_s:g} s"
             else:
                 continue
             del self._handles[future]
-            self._replace(handle, error, leases)
+            self._replace(handle, error)
+
+    def _is_busy(self, handle: WorkerHandle) -> bool:
+        """Whether it loads, or has rows."""
+        return not handle.is_ready or bool(self._leases.keys_of(handle.worker.name))
 
     # -- counts -----------------------------------------------------------------------------
 

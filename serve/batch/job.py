@@ -19,11 +19,11 @@ from sdxl.catalogue import AdapterFile, Catalogue
 from sdxl.params import GenerationParams, InvalidParams, Sizes
 from sdxl.presets import QUALITIES, Preset
 from sdxl.provenance import OFF, PROVENANCES
-from serve.batch.batch_spec import RANGES, BatchFailed, BatchSpec
+from serve.batch.batch_spec import RANGES, BatchFailed, BatchSpec, check_ranges
 from serve.batch.intake import Intake
 from serve.batch.reading import SUFFIXES, read
 from serve.batch.rows import ShardPiece
-from serve.batch.store import Store
+from serve.batch.store import Store, open_store, token
 from serve.orders import ModelCard
 
 FILE = "job.json"
@@ -61,7 +61,7 @@ class BatchJob:
     deterministic: bool
     model: str
     model_sha256: str
-    sizes: dict[str, int] | None
+    sizes: Sizes | None
     """the model's image sides; None with --through"""
     engine: dict[str, Any]
     """the engine of the first worker; empty before"""
@@ -82,8 +82,7 @@ class BatchJob:
     have named so far; empty with --through"""
 
     def intake(self) -> Intake:
-        sizes = Sizes(**self.sizes) if self.sizes else None
-        same = (self.parameters, self.n, self.model, sizes, self.format, self.presets)
+        same = (self.parameters, self.n, self.model, self.sizes, self.format, self.presets)
         return Intake(*same, maps=self.maps)
 
     def shards(self) -> Iterator[ShardPiece]:
@@ -99,13 +98,9 @@ class BatchJob:
                 )
         if self.provenance not in ("", *PROVENANCES):
             raise InvalidParams.unknown("provenance", self.provenance, PROVENANCES)
-        if self.sizes:
-            Sizes(**self.sizes)
         if set(self.presets) != set(QUALITIES):
             raise InvalidParams("presets", [*self.presets], f"must be {', '.join(QUALITIES)}")
-        for name, (low, high) in RANGES.items():
-            if not low <= getattr(self, name) <= high:
-                raise InvalidParams(name, getattr(self, name), f"must be {low} to {high}")
+        check_ranges(self, RANGES)
 
     def with_files(self, files: Mapping[str, str]) -> BatchJob:
         """Add the files that rows name, or raise BatchFailed if one has changed."""
@@ -174,11 +169,12 @@ def load_job(store: Store) -> BatchJob | None:
     return job
 
 
-def need_job(store: Store, place: str) -> BatchJob:
+def open_job(place: str) -> tuple[Store, BatchJob]:
+    store = open_store(place, token())
     job = load_job(store)
     if job is None:
         raise NoJob(f"{place}: not the output folder of a job; {FILE} is not there")
-    return job
+    return store, job
 
 
 # -- the files that rows name ----------------------------------------------------------------

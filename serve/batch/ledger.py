@@ -57,7 +57,6 @@ def as_json(facts: object) -> bytes:
 
 
 def entries(data: bytes) -> dict[int, Entry]:
-    """Parse a ledger, by ordinal."""
     parsed = (_entry(line) for line in data.split(b"\n") if line)
     return {entry.ordinal: entry for entry in parsed if entry is not None}
 

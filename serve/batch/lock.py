@@ -209,7 +209,6 @@ class BucketLock:
     # -- the objects ------------------------------------------------------------------------
 
     def _read(self, number: int) -> LockTurn | None:
-        """Return the content of an object; None if it is missing or invalid."""
         with suppress(FileNotFoundError, TypeError, ValueError):
             return LockTurn(**json.loads(self.store.get(self._path(number))))
         return None

@@ -62,7 +62,6 @@ class BatchProgress:
 
     @property
     def rate(self) -> float:
-        """Recent pictures a second."""
         if len(self._history) < 2:
             return 0.0
         (began_s, before), (ended_s, after) = self._history[0], self._history[-1]
@@ -103,7 +102,6 @@ class BatchProgress:
         }
 
     def describe(self) -> str:
-        """Return rate, time left, workers and failures on one line."""
         left = f"{clock(self.eta_s)} left" if self.eta_s is not None else "…"
         states = list(self.workers.items())
         loads = [f"{name} {state.occupancy:4.0%}" for name, state in states]

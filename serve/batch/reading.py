@@ -251,7 +251,6 @@ def holds(kind: Any, needed: Any) -> bool:
 
 
 def values_of(needed: Any) -> str:
-    """Describe the values that a column needs."""
     if items := get_args(needed):
         return f"lists of {values_of(items[0])}"
     return needed.form() if issubclass(needed, Attachment) else NEEDED[needed]

@@ -210,15 +210,11 @@ def service_card(url: str, key: str | None, asked: str) -> ModelCard:
     try:
         answer = httpx.get(f"{url.rstrip('/')}/v1/models", headers=headers_of(key), timeout=30)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise InvalidParams(
-            "through", url, f"must be the URL of a running service ({error})"
-        ) from error
+        needed = f"must be the URL of a running service ({error})"
+        raise InvalidParams("through", url, needed) from error
     if answer.status_code != 200:
-        raise InvalidParams(
-            "through",
-            url,
-            f"must be a service that accepts the request ({problem_of(answer).message})",
-        )
+        needed = f"must be a service that accepts the request ({problem_of(answer).message})"
+        raise InvalidParams("through", url, needed)
     models = answer.json()["data"]
     named = [each for each in models if not asked or asked in own_names(each["id"])]
     if not named:

@@ -105,7 +105,7 @@ def describe(order: BatchSpec, presets: Presets | None = None) -> BatchJob:
             "model": checkpoint.name,
             "origin": checkpoint.origin,
             "model_sha256": model_digest(checkpoint),
-            "sizes": vars(checkpoint.sizes),
+            "sizes": checkpoint.sizes,
         }
     parameters = dict(order.parameters)
     if order.quality:

@@ -180,18 +180,16 @@ class ShardWorker:
             await self._in_thread(writer.close)
 
     async def _missing(self, piece: ShardPiece, tally: Tally) -> list[BatchRow]:
-        """Return the rows to make."""
         name = shard_name(piece.shard)
         known = await self._in_thread(ledger.read, self.task.store, name)
         entries = [e for row in piece.rows if (e := known.get(row.ordinal)) and e.id == row.id]
         pictures = [entry for entry in entries if entry.error is None]
         sound = await self._in_thread(self._finished.find_sound, pictures, self._count_progress)
         tally.damaged = len(pictures) - len(sound)
-        done = {entry.ordinal for entry in sound}
         dead = [entry for entry in entries if entry.error is not None]
-        # With --retry-dead only this run's dead letters count.
-        kept = [e for e in dead if not self.task.retries_dead or e.run == self.task.run]
-        done |= {entry.ordinal for entry in kept}
+        if self.task.retries_dead:
+            dead = [entry for entry in dead if entry.run == self.task.run]
+        done = {entry.ordinal for entry in (*sound, *dead)}
         return [row for row in piece.rows if row.ordinal not in done]
 
     def _count_progress(self) -> None:
@@ -204,7 +202,7 @@ class ShardWorker:
             self._count_begun(1)
             if row.params is None or row.error is not None:
                 reason = row.error or "no parameters"
-                await self._add_dead_letter(row, reason, writer, tally, row.problem)
+                await self._give_up(row, reason, row.problem, writer, tally)
                 return
             try:
                 order = await self._order(row)
@@ -215,16 +213,14 @@ class ShardWorker:
                 # The worker hides the cause from clients, but this goes to the operator's file.
                 cause = error.__context__ or error
                 if isinstance(error, Problem) and is_final(error):
-                    await self._add_dead_letter(row, str(cause), writer, tally, error)
+                    await self._give_up(row, str(cause), error, writer, tally)
                 else:
                     tally.failed[row.ordinal] = f"{type(cause).__name__}: {cause}"
                 return
             origin = {} if order.source is None else dict(order.source.digests)
             await self._wait_for_turn()
             entry = await self._in_thread(self._store_picture, shard, row, done, origin)
-            # Again: a slow disk may have taken so long that another worker has the rows now.
-            await self._wait_for_turn()
-            await self._in_thread(writer.add, entry.as_line())
+            await self._record(entry, writer)
             self._count_progress()
             tally.made += 1
 
@@ -246,7 +242,6 @@ class ShardWorker:
     def _store_picture(
         self, shard: int, row: BatchRow, done: Done, origin: dict[str, str]
     ) -> Entry:
-        """Write the file and return its ledger entry."""
         assert done.params.seed is not None
         began = time.perf_counter()
         folder = LOOSE if self.task.is_tarred else "images"
@@ -271,19 +266,17 @@ class ShardWorker:
         run, worker = self.task.run, self.name
         return Entry(row.ordinal, row.id, row.line, run, worker=worker, **facts)
 
-    async def _add_dead_letter(
-        self,
-        row: BatchRow,
-        error: str,
-        writer: Appender,
-        tally: Tally,
-        problem: Problem | None = None,
+    async def _give_up(
+        self, row: BatchRow, error: str, problem: Problem | None, writer: Appender, tally: Tally
     ) -> None:
-        facts = {} if problem is None else problem.as_dict()
-        await self._wait_for_turn()
-        entry = self._entry(row, error=error, problem=facts)
-        await self._in_thread(writer.add, entry.as_line())
+        facts = problem.as_dict() if problem else {}
+        await self._record(self._entry(row, error=error, problem=facts), writer)
         tally.dead[row.line] = error
+
+    async def _record(self, entry: Entry, writer: Appender) -> None:
+        # A slow disk may have taken so long for a picture that another worker has the rows now.
+        await self._wait_for_turn()
+        await self._in_thread(writer.add, entry.as_line())
 
     async def _wait_for_turn(self) -> None:
         """Wait while another worker may have the rows."""

@@ -63,7 +63,6 @@ class FolderStore:
         shutil.rmtree(self.root, ignore_errors=True)
 
     def tidy(self) -> None:
-        """Remove the folder of unfinished files."""
         shutil.rmtree(self.root / SCRATCH, ignore_errors=True)
 
     def sweep(self, before: float) -> None:

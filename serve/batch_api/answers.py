@@ -165,7 +165,6 @@ def data_of(batch: BatchRecord, asked: ImageRequest, entry: Entry) -> ImageData:
 
 
 def picture(store: Store, ordinal: int) -> tuple[str, bytes] | None:
-    """Return a picture's file name and data."""
     entry = ledger.read(store, shard_name(ordinal // SHARD)).get(ordinal)
     if entry is None or entry.error is not None:
         return None

@@ -95,7 +95,6 @@ def keep_input(records: Records, batch: BatchRecord) -> None:
 
 @contextmanager
 def input_file(store: Store) -> Iterator[Path]:
-    """Yield a local copy of a batch's input."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, INPUT)
         path.write_bytes(store.get(INPUT))

@@ -62,7 +62,6 @@ class ImageJobRunner:
     outbox: Outbox | None = None
     pool: Callable[[], ModelPool | None] = lambda: None
     """loads models at run time; called in the jobs' thread"""
-    clock: Callable[[], float] = time.time
 
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _ending: set[str] = field(default_factory=set)
@@ -131,7 +130,7 @@ class ImageJobRunner:
         self._ending.discard(id_)
 
     async def _make(self, job: ImageJobRecord) -> None:
-        job = replace(job, status="in_progress", in_progress_at=int(self.clock()), position=0)
+        job = replace(job, status="in_progress", in_progress_at=int(time.time()), position=0)
         try:
             asked, done = await self._pictures(job)
         except Problem as problem:
@@ -186,7 +185,7 @@ class ImageJobRunner:
     ) -> None:
         """Write the pictures, then the job's end into the outbox and the record."""
         self._ending.add(job.id)
-        facts |= {"ended_at": int(self.clock()), "position": None, "eta_s": None}
+        facts |= {"ended_at": int(time.time()), "position": None, "eta_s": None}
         ended = replace(job, status=status, **facts)
 
         def write() -> None:

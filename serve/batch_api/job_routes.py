@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -84,7 +83,6 @@ class ImageJobApi:
     records: Records
     reader: RequestReader
     settings: ServeSettings
-    clock: Callable[[], float] = time.time
 
     async def make(self, body: bytes, request: Request) -> ImageJobObject:
         """Make a job. Raises Problem as `/v1/images/generations` or `/v1/images/edits` would."""
@@ -99,7 +97,7 @@ class ImageJobApi:
         asked.orders(seed, float("inf"), {})
         job = ImageJobRecord(
             id=id_,
-            **facts_of(request, self.settings, self.clock()),
+            **facts_of(request, self.settings),
             model=asked.model.id,
             seed=seed,
             lives_s=int(self.settings.results_ttl_s),
@@ -126,7 +124,7 @@ class ImageJobApi:
 
     def need(self, owner: str, id_: str) -> ImageJobRecord:
         job = self.records.read(ImageJobRecord, owner, id_)
-        if job is None or job.has_expired(self.clock()):
+        if job is None or job.has_expired(time.time()):
             raise Problem(404, f"There is no job {id_[:80]!r}.", "id", "not_found")
         return job
 
@@ -145,11 +143,11 @@ class ImageJobApi:
     def listed(self, owner: str) -> list[ImageJobRecord]:
         """Return an owner's jobs, the newest first."""
         jobs = self.records.read_all(ImageJobRecord, owner)
-        return [job for job in reversed(jobs) if not job.has_expired(self.clock())]
+        return [job for job in reversed(jobs) if not job.has_expired(time.time())]
 
     def cancel(self, owner: str, id_: str) -> ImageJobObject:
         job = self.need(owner, id_)
-        cancel(self.records, job, self.clock())
+        cancel(self.records, job)
         return self.shown(job)
 
 

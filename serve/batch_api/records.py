@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import re
+import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -53,7 +54,7 @@ class FileRecord:
     purpose: str
     bytes: int
     created_at: int
-    expires_at: int | None
+    expires_at: int
     arrived_s: float
     """orders files of the same second"""
     batch: str = ""
@@ -145,7 +146,6 @@ class ImageJobRecord(WorkRecord):
         return self.ended_at is not None and self.ended_at + self.lives_s < now_s
 
     def picture(self, ordinal: int) -> str:
-        """Return the name of a picture's data."""
         assert self.result is not None
         return f"{self.id}.{ordinal}.{self.result['output_format']}"
 
@@ -178,8 +178,6 @@ class Records:
     def __init__(self, place: str) -> None:
         self.place = place.rstrip("/")
         self.store: Store = open_store(self.place, token())
-        self._readable = set[str]()
-        """ids whose record was once valid JSON, as records of files never change"""
 
     def prepare(self) -> None:
         self.store.join(*FOLDERS)
@@ -219,22 +217,14 @@ class Records:
         self.store.remove(f"{DATA}/{id_}")
 
     def orphaned_data(self) -> set[str]:
-        """Return the names of data whose record is missing or is not JSON: not yet written, or
-        lost. A record of another version keeps its data."""
-        data = {name: name.partition(".")[0] for name in self.store.names(DATA)}
-        paths = {
-            id_: path_of(folder, owner, id_)
+        """Return the names of data whose record is not yet written, or lost."""
+        ids = {
+            id_
             for folder in (FILES, IMAGE_JOBS)
             for owner in self.owners(folder)
             for id_ in self.ids(folder, owner)
         }
-        ids = set(data.values())
-        self._readable &= ids
-        for id_ in ids & paths.keys() - self._readable:
-            with suppress(FileNotFoundError, ValueError):
-                json.loads(self.store.get(paths[id_]))
-                self._readable.add(id_)
-        return {name for name, id_ in data.items() if id_ not in self._readable & paths.keys()}
+        return {name for name in self.store.names(DATA) if name.partition(".")[0] not in ids}
 
     # -- batches and jobs -------------------------------------------------------------------
 
@@ -246,8 +236,8 @@ class Records:
         self.store.remove(f"{CANCELS}/{work.id}")
         self.store.remove(f"{SHARED}/{work.secret}")
 
-    def ask_to_cancel(self, work: WorkRecord, at: int) -> None:
-        self.store.put(f"{CANCELS}/{work.id}", str(at).encode())
+    def ask_to_cancel(self, work: WorkRecord) -> None:
+        self.store.put(f"{CANCELS}/{work.id}", str(int(time.time())).encode())
 
     def cancelled(self) -> set[str]:
         """Return the ids of batches and jobs that clients have cancelled."""
@@ -322,7 +312,6 @@ class OpenRecords(Generic[W]):
 
     @property
     def pause_s(self) -> float:
-        """Seconds between two readings."""
         return POLL_BUCKET_S if "://" in self.records.place else POLL_S
 
     def read(self) -> list[W]:

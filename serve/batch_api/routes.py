@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -75,11 +75,6 @@ Ordinal = Annotated[int, PathParameter(ge=0, lt=10**9)]
 class BatchApi:
     records: Records
     settings: ServeSettings
-    clock: Callable[[], float] = time.time
-
-    @property
-    def now(self) -> int:
-        return int(self.clock())
 
     # -- files ------------------------------------------------------------------------------
 
@@ -98,7 +93,9 @@ class BatchApi:
         # If a front end dies, Ray's proxy repeats the request, which must make the same file.
         digest = hashlib.sha256(data).hexdigest()
         id_ = id_of("file-", owner, request.state.request_id, name, digest)
-        file = FileRecord(id_, name, PURPOSE, len(data), self.now, self.now + life_s, self.clock())
+        now_s = time.time()
+        ends_at = int(now_s) + life_s
+        file = FileRecord(id_, name, PURPOSE, len(data), int(now_s), ends_at, now_s)
         return await asyncio.to_thread(self._keep, owner, file, data)
 
     def _keep(self, owner: str, file: FileRecord, data: bytes) -> FileRecord:
@@ -111,8 +108,7 @@ class BatchApi:
     def _file(self, owner: str, id_: str) -> FileRecord | None:
         """Return the file; None if it does not exist or has expired."""
         file = self.records.read(FileRecord, owner, id_)
-        is_over = file is not None and file.expires_at is not None and file.expires_at < self.now
-        return None if is_over else file
+        return None if file is None or file.expires_at < time.time() else file
 
     def need_file(self, owner: str, id_: str) -> FileRecord:
         file = self._file(owner, id_)
@@ -141,7 +137,7 @@ class BatchApi:
             message = f"endpoint must be {BATCH_URL}, got {asked.endpoint[:100]!r}"
             raise invalid("endpoint", message)
         owner = owner_in(request)
-        expires_at = self.now + window_s(asked.completion_window)
+        expires_at = int(time.time()) + window_s(asked.completion_window)
         file = self._file(owner, asked.input_file_id)
         if file is None:
             message = f"input_file_id: there is no file {asked.input_file_id[:80]!r}"
@@ -161,7 +157,7 @@ class BatchApi:
         after = asked.output_expires_after
         batch = BatchRecord(
             id=id_,
-            **facts_of(request, self.settings, self.clock()),
+            **facts_of(request, self.settings),
             input_file_id=asked.input_file_id,
             endpoint=asked.endpoint,
             completion_window=asked.completion_window,
@@ -183,7 +179,7 @@ class BatchApi:
         return BatchObject.of(batch, asked_at)
 
     def cancel(self, owner: str, id_: str) -> BatchObject:
-        cancel(self.records, self.need_batch(owner, id_), self.now)
+        cancel(self.records, self.need_batch(owner, id_))
         return self.shown(self.need_batch(owner, id_))
 
     def picture(self, secret: str, ordinal: int, format: str) -> bytes:
@@ -192,7 +188,7 @@ class BatchApi:
             picture = answers.picture(self.records.job_store(work.id), ordinal)
             if picture is not None and picture[0].endswith(SUFFIXES[format]):
                 return picture[1]
-        if isinstance(work, ImageJobRecord) and not work.has_expired(self.clock()):
+        if isinstance(work, ImageJobRecord) and not work.has_expired(time.time()):
             name = f"{work.id}.{ordinal}.{format}"
             if name in work.pictures:
                 return self.records.data(name)
@@ -290,7 +286,6 @@ def checked_name(name: str) -> str:
 
 
 def life_of(anchor: object, seconds: object) -> int | None:
-    """Return the lifetime that an upload asks for, in seconds."""
     if anchor is None and seconds is None:
         return None
     text = str(seconds)

@@ -141,7 +141,6 @@ class BatchRunner:
             self._limiter,
             self.outbox,
             pool,
-            self.clock,
         )
 
     def start(self) -> None:
@@ -335,7 +334,6 @@ class BatchRunner:
         self.records.put(turn.batch)
 
     def _update_position(self, batch: BatchRecord, others: Sequence[BatchRecord]) -> None:
-        """Update the place and ETA of a waiting batch."""
         queue = [each for each in others if each.owner == batch.owner]
         before = queue[: [each.id for each in queue].index(batch.id)]
         running = next((t.batch for t in self._running() if t.batch.owner == batch.owner), None)
@@ -411,7 +409,7 @@ def sweep(records: Records, now: int) -> None:
     files."""
     for owner in records.owners(FILES):
         for file in records.read_all(FileRecord, owner):
-            if file.expires_at is not None and file.expires_at < now:
+            if file.expires_at < now:
                 records.drop_file(owner, file)
     for owner in records.owners():
         files = set(records.ids(FILES, owner))

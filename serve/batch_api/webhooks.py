@@ -14,7 +14,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -93,7 +93,6 @@ def endpoint_of(words: Sequence[str], place: str) -> Endpoint:
 
 
 def signed(endpoint: Endpoint, id_: str, at: int, body: str) -> dict[str, str]:
-    """Return the headers that authenticate an event."""
     text = f"{id_}.{at}.{body}".encode()
     digest = hmac.new(endpoint.key, text, hashlib.sha256).digest()
     return {
@@ -109,7 +108,6 @@ class Outbox:
     records: Records
     endpoints: Sequence[Endpoint]
     pauses_s: Sequence[float] = PAUSES_S
-    clock: Callable[[], float] = time.time
 
     def __post_init__(self) -> None:
         self._leave = threading.Event()
@@ -138,7 +136,7 @@ class Outbox:
             if time.monotonic() >= self._retry_s.get(place, 0.0):
                 try:
                     event = self._read(place)
-                    if event is not None and event.due_s <= self.clock() and self._has_ended(event):
+                    if event is not None and event.due_s <= time.time() and self._has_ended(event):
                         self._try(place, event)
                 except Exception:
                     # The event's state could not be stored; retrying at once would repeat it.
@@ -156,12 +154,12 @@ class Outbox:
         endpoint = next((each for each in self.endpoints if each.url == event.url), None)
         if endpoint is None:
             log.warning("webhook %s: %s is no longer configured", event.id, event.url)
-        elif error := send(endpoint, event, int(self.clock())):
+        elif error := send(endpoint, event, int(time.time())):
             if event.tries < len(self.pauses_s):
                 pause_s = self.pauses_s[event.tries]
                 message = "webhook %s: %s: %s; retry in %g s"
                 log.warning(message, event.id, event.url, error, pause_s)
-                due_s = self.clock() + pause_s
+                due_s = time.time() + pause_s
                 self._keep(place, replace(event, tries=event.tries + 1, due_s=due_s))
                 return
             log.error("webhook %s: %s: %s; given up", event.id, event.url, error)

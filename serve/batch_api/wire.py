@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
@@ -71,9 +72,11 @@ class RequestCounts(Reply):
 
 class BatchUsage(Reply):
     input_tokens: int
-    input_tokens_details: dict[Literal["cached_tokens"], int] = Field({"cached_tokens": 0})
+    input_tokens_details: dict[Literal["cached_tokens"], int] = Field(default={"cached_tokens": 0})
     output_tokens: int = 0
-    output_tokens_details: dict[Literal["reasoning_tokens"], int] = Field({"reasoning_tokens": 0})
+    output_tokens_details: dict[Literal["reasoning_tokens"], int] = Field(
+        default={"reasoning_tokens": 0}
+    )
     total_tokens: int
 
 
@@ -169,8 +172,9 @@ def owner_in(request: Request) -> str:
     return owner_of(getattr(request.state, "key", None))
 
 
-def facts_of(request: Request, settings: ServeSettings, now_s: float) -> dict[str, Any]:
+def facts_of(request: Request, settings: ServeSettings) -> dict[str, Any]:
     """Return the fields of a new batch or job that follow from the HTTP request."""
+    now_s = time.time()
     return {
         "owner": owner_in(request),
         "client": client_of(request, settings.client_header)[0],
@@ -203,10 +207,10 @@ def with_room(write: Callable[[], None]) -> None:
         raise Problem(507, message, None, "batches_full", 60.0) from error
 
 
-def cancel(records: Records, work: WorkRecord, now_s: float) -> None:
+def cancel(records: Records, work: WorkRecord) -> None:
     """Ask the runner to cancel; a repeated request changes nothing."""
     if work.is_ended and work.status != "cancelled":
         message = f"The {work.noun} is {work.status} and cannot be cancelled."
         raise Problem(409, message, "id", f"{work.noun}_ended")
     if not work.is_ended and records.asked_to_cancel(work.id) is None:
-        with_room(lambda: records.ask_to_cancel(work, int(now_s)))
+        with_room(lambda: records.ask_to_cancel(work))

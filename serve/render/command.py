@@ -356,7 +356,6 @@ def model_of_picture(model: str | None, source: str) -> str | None:
 
 
 def numbered(params: GenerationParams, n: int) -> Iterator[GenerationParams]:
-    """Yield the parameters of a request's n images."""
     first = secrets.randbelow(DRAWN_SEEDS) if params.seed is None else params.seed
     return (params.picture(i, first) for i in range(n))
 

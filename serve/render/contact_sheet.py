@@ -39,7 +39,6 @@ def contact_sheet(pictures: Sequence[tuple[Pixels, str]]) -> Pixels:
 
 
 def thumbnail(pixels: Pixels) -> Image.Image:
-    """Scale until the longer side fits."""
     picture = Image.fromarray(pixels)
     scale = THUMBNAIL / max(picture.size)
     width, height = (max(1, round(side * scale)) for side in picture.size)

@@ -69,7 +69,6 @@ class PictureArea:
         self.frame, self._screen, self.has_moved = None, None, False
 
     def clear(self) -> None:
-        """Remove the picture."""
         if self.frame is not None and not self.has_moved and self.terminal.is_ours:
             from serve.render.terminal_pictures import kitty_erased
 

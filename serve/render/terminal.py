@@ -248,7 +248,6 @@ def name_in(reply: bytes) -> str:
 
 
 def cell_in(reply: bytes) -> tuple[int, int]:
-    """Return a cell's width and height in pixels."""
     match = CELL.search(reply)
     return (int(match[2]), int(match[1])) if match else (0, 0)
 

@@ -40,7 +40,6 @@ class Frame:
 
     @property
     def size(self) -> tuple[int, int]:
-        """The size in pixels."""
         return self.columns * self.cell[0], self.rows * self.cell[1]
 
 

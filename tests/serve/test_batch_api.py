@@ -27,7 +27,7 @@ from serve.batch_api.batch_job import BatchJobRun
 from serve.batch_api.image_jobs import ImageJobRunner
 from serve.batch_api.records import ENDED, FileRecord, Records
 from serve.batch_api.routes import MOST_NAME, add_batch_routes, checked_name, life_of
-from serve.batch_api.runner import BatchRunner, sweep, sweep_data
+from serve.batch_api.runner import BatchRunner, sweep
 from serve.batch_api.webhooks import Outbox
 from serve.errors import Problem
 from serve.front.api import create_app
@@ -248,24 +248,6 @@ def record_of(folder: Path, id_: str) -> Path:
     return record
 
 
-def test_data_of_a_torn_record_are_removed_and_those_of_another_version_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with batch_api(tmp_path) as api:
-        api.runner.close()
-        torn, other, good = (api.upload(line(name)) for name in "abc")
-        record_of(tmp_path, torn.id).write_text('{"torn')
-        record_of(tmp_path, other.id).write_text('{"id": "of a later version"}')
-        records = Records(api.settings.batches_dir)
-        unnamed = sweep_data(records, set())
-        assert unnamed == {torn.id}
-        assert sweep_data(records, unnamed) == set()
-        assert set(records.store.names("data")) == {other.id, good.id}
-        read = list[str]()
-        monkeypatch.setattr(records.store, "get", read.append)
-        assert records.orphaned_data() == set() and not read, "records are read once"
-
-
 @pytest.mark.parametrize("seconds", ["000003600999999999999", "3599", "9" * 4301, "1_0000", "x"])
 def test_every_digit_of_a_files_lifetime_is_checked(seconds: str) -> None:
     with pytest.raises(Problem, match="expires_after"):
@@ -467,6 +449,7 @@ def test_a_service_without_batches_dir_names_the_setting() -> None:
         for ask in (
             lambda: client.files.create(file=b"x", purpose="batch"),
             lambda: client.batches.retrieve("batch_1"),
+            lambda: client.post("/images/jobs", cast_to=object, body={"prompt": "a"}),
         ):
             with pytest.raises(openai.NotFoundError, match="batches_dir"):
                 ask()

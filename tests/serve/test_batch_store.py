@@ -50,7 +50,7 @@ def test_an_upload_whose_record_does_not_fit_on_the_disk_leaves_no_data(
         put(name, data)
 
     monkeypatch.setattr(records.store, "put", put_before_it_is_full)
-    file = FileRecord(f"file-{0:032}", "x", "batch", 5, 0, None, 0.0)
+    file = FileRecord(f"file-{0:032}", "x", "batch", 5, 0, 1, 0.0)
     with pytest.raises(OutputError, match="No space"):
         records.add_file("anybody", file, b"hello")
     assert records.store.names("data") == []

@@ -22,7 +22,7 @@ from sdxl.params import InvalidParams
 from serve.batch import command
 from serve.batch import lock as batch_lock
 from serve.batch.batch_spec import BatchFailed
-from serve.batch.job import need_job
+from serve.batch.job import open_job
 from serve.batch.lock import BucketLock, LockTurn
 from serve.batch.progress import STATUS, read_status
 from serve.batch.running import run
@@ -246,8 +246,7 @@ def test_in_a_store_without_conditional_creation_the_earlier_of_two_runs_stops(
 def test_a_killed_job_in_a_bucket_is_broken_off_at_once_on_its_own_machine(tmp_path: Path) -> None:
     out, here = f"memory://{tmp_path.name}", socket.gethostname()
     assert make(prompts(tmp_path, 2), out) == 0
-    store = ObjectStore(out)
-    job = need_job(store, out)
+    store, job = open_job(out)
     status = json.loads(store.get(STATUS)) | {"state": "running", "at": time.time()}
     store.put(STATUS, json.dumps(status).encode())
     ended = subprocess.Popen([sys.executable, "-c", ""])

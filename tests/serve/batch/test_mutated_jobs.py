@@ -16,7 +16,7 @@ from pyarrow.parquet import read_table
 from sdxl import cli
 from sdxl.params import InvalidParams
 from serve.batch import ledger, reading
-from serve.batch.job import load_job, need_job
+from serve.batch.job import load_job, open_job
 from serve.batch.progress import describe, read_status
 from serve.batch.results import write_lists, write_sheet
 from serve.batch.store import open_store
@@ -140,9 +140,8 @@ def read_job(folder: Path, chance: random.Random) -> None:
         (out / name).write_bytes("\n".join(lines[:place]).encode() + b"\n" + changed + b"\n")
     else:
         (out / name).write_bytes(change_json(text, chance))
-    store = open_store(str(out), "run")
+    store, job = open_job(str(out))
     store.join()
-    job = need_job(store, str(out))
     describe(read_status(store, job))
     list(job.shards())
     write_lists(store)
@@ -157,7 +156,7 @@ def read_input(folder: Path, chance: random.Random) -> None:
     data = (folder / name).read_bytes()
     is_json = name == "a.jsonl" and chance.random() < 0.7
     path.write_bytes(change_json(data.decode(), chance) if is_json else change_bytes(data, chance))
-    job = need_job(open_store(str(folder / "out"), "run"), str(folder))
+    _, job = open_job(str(folder / "out"))
     reading.count([path])
     for row in job.intake().rows(reading.read([path])):
         ledger.as_json({"error": row.error, "id": row.id})

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sdxl.params import InvalidParams
-from serve.batch.job import need_job
+from serve.batch.job import open_job
 from serve.batch.lock import locked
 from serve.batch.progress import (
     SAMPLE_S,
@@ -25,7 +25,6 @@ from serve.batch.progress import (
     describe,
     read_status,
 )
-from serve.batch.store import FolderStore
 from tests.serve.batch.drawers import Drawer, make, prompts
 from tests.serve.services import free_port
 
@@ -113,8 +112,7 @@ def test_the_status_of_an_unfinished_job_counts_its_ledger_and_says_how_to_resum
 ) -> None:
     out = tmp_path / "out"
     assert make(prompts(tmp_path, 5), out) == 0
-    store = FolderStore(out, "x")
-    job = need_job(store, str(out))
+    store, job = open_job(str(out))
     status = json.loads((out / "status.json").read_text()) | {"state": "running"}
     (out / "status.json").write_text(json.dumps(status))
     ledger = out / "ledger" / "000000.jsonl"
@@ -130,8 +128,7 @@ def test_the_status_of_an_unfinished_job_counts_its_ledger_and_says_how_to_resum
 def test_a_killed_job_is_broken_off_at_once_on_its_own_machine(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert make(prompts(tmp_path, 2), out) == 0
-    store = FolderStore(out, "x")
-    job = need_job(store, str(out))
+    store, job = open_job(str(out))
     status = json.loads((out / "status.json").read_text()) | {"state": "running", "at": time.time()}
     states = []
     for host in ("elsewhere", status["host"]):

@@ -22,7 +22,7 @@ from sdxl.pipeline import Pipeline, WithPictures
 from sdxl.provenance import Provenance
 from serve.batch import command
 from serve.batch.batch_spec import HAS_DEAD, BatchFailed
-from serve.batch.renderers import LocalRenderer, body_of
+from serve.batch.renderers import LocalRenderer
 from serve.batch.running import run
 from serve.front.api import create_app
 from serve.orders import ImageOrder
@@ -162,15 +162,6 @@ def test_a_changed_map_of_a_flag_is_another_job(folder: Path) -> None:
     (folder / "moved" / "a.png").write_bytes(PHOTO)
     with pytest.raises(InvalidParams, match="parameters must be .*to resume the job there"):
         make(source, folder / "out", *moved, load=Editor)
-
-
-def test_a_service_gets_maps_as_data_urls() -> None:
-    second = Control("depth", PHOTO_DIGEST)
-    params = GenerationParams("a", width=128, height=128, seed=1, controls=(EDGES, second))
-    body = body_of(ImageOrder(params, maps={DIGEST: MAP, PHOTO_DIGEST: PHOTO}), "m")
-    assert [each["image"] for each in body["controls"]] == [URL, PHOTO_URL]
-    assert params.controls and params.controls[0].image == DIGEST
-    json.dumps(body)
 
 
 def test_a_job_makes_the_library_s_pictures(folder: Path, mini: Pipeline) -> None:
