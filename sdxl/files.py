@@ -38,6 +38,19 @@ def read_toml(field: str, file: Path | str) -> dict[str, Any]:
         raise InvalidParams(field, str(file), f"must be a TOML file ({cause})") from error
 
 
+def read_entries(field: str, file: Path | str, kind: str) -> list[tuple[str, str]]:
+    """Read the lines of an operator's file without comments, each after its place for errors; raise
+    InvalidParams for the field that names the file."""
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        cause = getattr(error, "strerror", None) or error
+        needed = f"must be a readable file of {kind} ({cause})"
+        raise InvalidParams(field, str(file), needed) from error
+    texts = [line.partition("#")[0].strip() for line in lines]
+    return [(f"{file}, line {number}", text) for number, text in enumerate(texts, 1) if text]
+
+
 def write_atomic(path: Path, data: bytes, scratch: Path | None = None) -> None:
     """Write a temporary file, sync, and rename, so that readers see the old file or the new one.
     The temporary file is beside the target, or in a scratch folder of the same file system."""

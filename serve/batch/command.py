@@ -131,20 +131,18 @@ def read_order(options: argparse.Namespace) -> BatchSpec:
     check_ranges(options, {**RANGES, "workers": (0, 4096)})
     if options.stall_s <= 0:
         raise InvalidParams("stall_s", options.stall_s, "must be a number of seconds above 0")
-    if options.through and options.address:
-        raise InvalidParams(
-            "address", options.address, "cannot be used with --through, which needs no cluster"
-        )
-    files = {
-        "vae": options.vae,
-        "loras": options.lora_folder,
-        "controlnets": options.control_folder,
-        "ip-adapters": options.image_folder,
-    }
-    for name, file in files.items():
-        if options.through and file:
-            needed = "cannot be used with --through: the service has its own"
-            raise InvalidParams(name, file, needed)
+    if options.through:
+        local = {
+            "address": options.address,
+            "vae": options.vae,
+            "loras": options.lora_folder,
+            "controlnets": options.control_folder,
+            "ip-adapters": options.image_folder,
+        }
+        for name, value in local.items():
+            if value:
+                needed = "cannot be used with --through: the service has its own"
+                raise InvalidParams(name, value, needed)
     provenance = given_provenance(options)
     if provenance.is_signed and options.deterministic and not options.through:
         kinds = ", ".join(kind for kind in PROVENANCES if not Provenance(kind).is_signed)

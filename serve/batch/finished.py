@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -26,8 +25,6 @@ class FinishedPictures:
         self._store, self._read = store, reader(store)
         self._random = random.Random(seed)
         self._has_read = False
-        self._lock = threading.Lock()
-        """needed since several pieces are checked at a time"""
 
     def find_sound(self, entries: Sequence[Entry], on_progress: Callable[[], None]) -> list[Entry]:
         """Return the entries whose files agree with the ledger, by size and sample."""
@@ -43,9 +40,9 @@ class FinishedPictures:
 
         # Check all pictures of a tar or none, as a tar is read whole.
         chosen: dict[str, bool] = {}
-        with self._lock:
-            reads_all = self.reads_all
-            sample = [e for e in listed if chosen.setdefault(file_of(e), self._is_sampled())]
+        # Another thread, with another piece, may set `reads_all` meanwhile.
+        reads_all = self.reads_all
+        sample = [e for e in listed if chosen.setdefault(file_of(e), self._is_sampled())]
         checks = zip(sample, in_threads(check, sample, THREADS), strict=True)
         bad = {entry.ordinal for entry, is_sound in checks if not is_sound}
         if bad and not reads_all:

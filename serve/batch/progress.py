@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -102,7 +103,7 @@ class BatchProgress:
         }
 
     def describe(self) -> str:
-        left = f"{clock(self.eta_s)} left" if self.eta_s is not None else "…"
+        left = f"{timedelta(seconds=round(self.eta_s))} left" if self.eta_s is not None else "…"
         states = list(self.workers.items())
         loads = [f"{name} {state.occupancy:4.0%}" for name, state in states]
         if len(states) > SHOWN_WORKERS:
@@ -118,12 +119,6 @@ class BatchProgress:
 
 def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 # -- displays -------------------------------------------------------------------------------
@@ -297,7 +292,7 @@ def describe(status: dict[str, Any]) -> str:
     ]
     if status["state"] == "running":
         eta_s = status["eta_s"]
-        left = f", {clock(eta_s)} left" if eta_s is not None else ""
+        left = f", {timedelta(seconds=round(eta_s))} left" if eta_s is not None else ""
         lines.append(f"  {status['images_per_s']:.2f} images/s{left}")
         for name, worker in status["workers"].items():
             lines.append(f"  {name}: {worker['occupancy']:.0%} full, {worker['made']} made")

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -262,7 +263,7 @@ class BatchRun:
         if self.order.is_quiet:
             displays.print_json({"event": "finished", **counts, "out": out})
         else:
-            took = displays.clock(self.progress.now_s - self.progress.began_s)
+            took = timedelta(seconds=round(self.progress.now_s - self.progress.began_s))
             dead = counted(counts["dead_letters"], "dead letter")
             print(f"{out}: {counted(counts['images'], 'picture')}, {dead}, {took}")
             if counts["dead_letters"]:

@@ -13,7 +13,7 @@ from typing import Any
 from sdxl.params import COUNT_ALIASES
 from serve.batch.intake import BATCH_LINE, BATCH_URL
 from serve.batch.reading import Record, read_jsonl
-from serve.errors import Problem
+from serve.errors import Problem, invalid
 from serve.models import ImageModel, choose
 from serve.settings import MAX_N
 
@@ -31,12 +31,6 @@ class Checked:
     errors: list[dict[str, Any]] = field(default_factory=list)
 
 
-class WrongLine(Exception):
-    def __init__(self, code: str, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code, self.param = code, param
-
-
 def check(path: Path, most: int, models: Sequence[ImageModel]) -> Checked:
     checked, seen = Checked(), set[str]()
     for record in read_jsonl(path):
@@ -47,9 +41,10 @@ def check(path: Path, most: int, models: Sequence[ImageModel]) -> Checked:
         try:
             check_line(record, seen)
             checked.model = one_model(record.values["body"], checked.model, models)
-        except WrongLine as error:
+        except Problem as problem:
             number = int(record.line.rpartition(" ")[2])
-            checked.errors.append(error_of(error.code, str(error), error.param, number))
+            facts = {name: getattr(problem, name) for name in ("code", "message", "param")}
+            checked.errors.append({**facts, "line": number})
             if len(checked.errors) >= MOST_ERRORS:
                 break
             continue
@@ -70,44 +65,40 @@ def one_model(body: dict[str, Any], known: str, models: Sequence[ImageModel]) ->
     except Problem:
         return known
     if known and id_ != known:
-        raise WrongLine(
-            "mismatched_model", f"{id_!r}: must be {known!r}, as in the other lines", "model"
-        )
+        message = f"{id_!r}: must be {known!r}, as in the other lines"
+        raise invalid("model", message, "mismatched_model")
     return id_
 
 
 def check_line(record: Record, seen: set[str]) -> None:
+    """Raise Problem for a line that fails the whole file."""
     if record.error is not None:
-        raise WrongLine("invalid_json_line", record.error)
+        raise invalid(None, record.error, "invalid_json_line")
     for name in BATCH_LINE:
         if name not in record.values:
-            raise WrongLine("missing_required_parameter", f"{name}: is missing", name)
+            raise invalid(name, f"{name}: is missing", "missing_required_parameter")
     for name in record.values:
         if name not in BATCH_LINE:
             # The batch's record must be valid Unicode.
             shown = name[:100].encode(errors="backslashreplace").decode()
             needed = f"{shown} is not a field of a line; must be one of {', '.join(BATCH_LINE)}"
-            raise WrongLine("unknown_parameter", needed, shown)
+            raise invalid(shown, needed, "unknown_parameter")
     id_, method, url, body = (record.values[name] for name in BATCH_LINE)
     # Other invalid ids fail only their request.
     if isinstance(id_, str) and id_ in seen:
-        raise WrongLine("duplicate_custom_id", f"{id_[:100]!r} is in an earlier line", "custom_id")
+        raise invalid("custom_id", f"{id_[:100]!r} is in an earlier line", "duplicate_custom_id")
     seen.add(str(id_))
     if method != "POST":
-        raise WrongLine(
-            "invalid_method", f"method must be POST, got {str(method)[:20]!r}", "method"
-        )
+        raise invalid("method", f"method must be POST, got {str(method)[:20]!r}", "invalid_method")
     if url != BATCH_URL:
         needed = f"url must be the batch's endpoint, {BATCH_URL}, got {str(url)[:100]!r}"
-        raise WrongLine("mismatched_endpoint", needed, "url")
+        raise invalid("url", needed, "mismatched_endpoint")
     if not isinstance(body, dict):
-        raise WrongLine("invalid_body", "body must be an object", "body")
+        raise invalid("body", "body must be an object", "invalid_body")
 
 
-def error_of(
-    code: str, message: str, param: str | None = None, line: int | None = None
-) -> dict[str, Any]:
-    return {"code": code, "message": message, "param": param, "line": line}
+def error_of(code: str, message: str) -> dict[str, Any]:
+    return {"code": code, "message": message, "param": None, "line": None}
 
 
 def pictures_of(body: dict[str, Any]) -> int:

@@ -17,10 +17,10 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from sdxl.files import read_entries
 from sdxl.params import InvalidParams
 from serve.batch_api.records import OUTBOX, Records, WorkRecord, id_of, kind_of
 from serve.errors import Problem
@@ -64,17 +64,8 @@ class Pending:
 
 def read_endpoints(path: str) -> list[Endpoint]:
     """Read the operator's file: a line is `<URL> <whsec_…>`."""
-    if not path:
-        return []
-    try:
-        rows = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        needed = (
-            f"must be a readable file of addresses ({getattr(error, 'strerror', None) or error})"
-        )
-        raise InvalidParams("webhooks", path, needed) from error
-    texts = [(number, row.partition("#")[0].split()) for number, row in enumerate(rows, 1)]
-    return [endpoint_of(words, f"{path}, line {number}") for number, words in texts if words]
+    lines = read_entries("webhooks", path, "addresses") if path else []
+    return [endpoint_of(text.split(), place) for place, text in lines]
 
 
 def endpoint_of(words: Sequence[str], place: str) -> Endpoint:

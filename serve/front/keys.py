@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from sdxl.arguments import Parser, add_option, number, whole
-from sdxl.files import OutputError
+from sdxl.files import OutputError, read_entries
 from sdxl.params import InvalidParams
 
 LINE = re.compile(
@@ -63,21 +63,10 @@ class Keyring:
 
     @classmethod
     def read(cls, path: Path) -> Keyring:
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            cause = getattr(error, "strerror", None) or error
-            raise InvalidParams(
-                "keys", str(path), f"must be a readable file of keys ({cause})"
-            ) from error
         keys = []
-        for count, line in enumerate(lines, 1):
-            text = line.partition("#")[0].strip()
-            if not text:
-                continue
+        # Errors name the place and not the line, which may contain a key in clear text.
+        for place, text in read_entries("keys", path, "keys"):
             match = LINE.fullmatch(text)
-            # Errors do not quote the line, which may contain a key in clear text.
-            place = f"{path}, line {count}"
             if match is None:
                 raise InvalidParams("keys", place, NEEDED)
             rate, work, weight = (match[name] for name in ("rate", "work", "weight"))

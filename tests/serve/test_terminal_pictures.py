@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from serve.render.terminal_pictures import Frame, draw_picture, fitted, frame_for, kitty_erased
+from serve.render.terminal_pictures import Frame, draw_picture, fitted, frame_for
 from tests.serve.terminals import Display
 
 CELL = (10, 20)
@@ -85,7 +85,3 @@ def test_sixels_show_one_colour_and_noise() -> None:
     noise = np.random.default_rng(0).integers(0, 256, (*frame.size[::-1], 3), np.uint8)
     (drawn,) = Display().take(draw_picture(Image.fromarray(noise), "sixel", frame)).drawn
     assert difference(drawn.picture, Image.fromarray(noise)) < 25
-
-
-def test_a_picture_on_kitty_can_be_erased() -> None:
-    assert Display().take(kitty_erased(7)).erased == [7]

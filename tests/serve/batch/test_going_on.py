@@ -110,14 +110,6 @@ def test_a_damaged_picture_outside_the_sample_is_reported_and_stops_no_job(
     assert command.main(["--verify", str(out)]) == 0
 
 
-def test_verify_reads_every_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "out"
-    assert make(prompts(tmp_path, 24), out, *SMALL) == 0
-    read = pictures_read(monkeypatch)
-    assert command.main(["--verify", str(out)]) == 0
-    assert len(read) == 24
-
-
 # -- several kinds of GPU -------------------------------------------------------------------
 
 

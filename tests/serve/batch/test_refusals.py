@@ -18,45 +18,32 @@ from tests.serve.batch.drawers import order_of, parquet, prompts
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "needed", "kind"),
-    [
-        ("prompt", 1, "text", "int64"),
-        ("prompt", b"a", "text", "binary"),
-        ("steps", "3", "whole numbers", "string"),
-        ("steps", 2.5, "whole numbers", "double"),
-        ("guidance_scale", [1.0], "numbers", "list"),
-        ("deep_steps", 3, "lists of whole numbers", "int64"),
-        ("guidance_interval", ["0"], "lists of numbers", "list"),
-        ("loras", [7], r"lists of NAME\S+", "list"),
-        ("id", 7, "text", "int64"),
-    ],
-)
-def test_a_parquet_column_of_a_wrong_type_is_refused_before_a_worker_starts(
-    name: str, value: object, needed: str, kind: str, tmp_path: Path
-) -> None:
-    source = parquet(tmp_path, {"prompt": ["a"], name: [value]})
-    message = f"input must be a column of {needed}, got .*: {name} of {kind}"
-    with pytest.raises(InvalidParams, match=message):
-        run(order_of(source, tmp_path / "out"), lambda *_: pytest.fail("started"))
-
-
-@pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (
-            {"prompt": ["a"], "stepz": [3]},
-            "must be one of the columns prompt, .*: stepz.; did you mean steps.$",
-        ),
-        ({"text": ["a"]}, "must be one of the columns prompt, .*: text.$"),
-        ({"steps": [3]}, "must have a column named prompt"),
+        ({"prompt": [1]}, "a column of text, got .*: prompt of int64"),
+        ({"prompt": [b"a"]}, "a column of text, got .*: prompt of binary"),
+        ({"steps": ["3"]}, "a column of whole numbers, got .*: steps of string"),
+        ({"steps": [2.5]}, "a column of whole numbers, got .*: steps of double"),
+        ({"guidance_scale": [[1.0]]}, "a column of numbers, got .*: guidance_scale of list"),
+        ({"deep_steps": [3]}, "a column of lists of whole numbers, got .*: deep_steps of int64"),
+        ({"guidance_interval": [["0"]]}, "a column of lists of numbers, got .*l of list"),
+        ({"loras": [[7]]}, r"a column of lists of NAME\S+, got .*: loras of list"),
+        ({"id": [7]}, "a column of text, got .*: id of int64"),
+        ({"stepz": [3]}, "one of the columns prompt, .*: stepz.; did you mean steps.$"),
+        ({"text": ["a"]}, "one of the columns prompt, .*: text.$"),
     ],
 )
-def test_a_parquet_column_of_a_wrong_name_is_refused_before_a_worker_starts(
+def test_a_wrong_parquet_column_is_refused_before_a_worker_starts(
     columns: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    source = parquet(tmp_path, columns)
-    with pytest.raises(InvalidParams, match=f"input {message}"):
+    source = parquet(tmp_path, {"prompt": ["a"], **columns})
+    with pytest.raises(InvalidParams, match=f"input must be {message}"):
         run(order_of(source, tmp_path / "out"), lambda *_: pytest.fail("started"))
+
+
+def test_a_file_needs_prompts(tmp_path: Path) -> None:
+    with pytest.raises(InvalidParams, match="input must have a column named prompt"):
+        run(order_of(parquet(tmp_path, {"steps": [3]}), tmp_path / "out"))
 
 
 @pytest.mark.parametrize(
