@@ -38,7 +38,7 @@ BATCH_LINE = ("custom_id", "method", "url", "body")
 BATCH_URL = "/v1/images/generations"
 NOT_IN_BATCHES = ("expand_prompt", "stream", "partial_images")
 NOT_IN_JOBS = (*NOT_IN_BATCHES, "output_compression")
-"""Fields of a request that a batch, or `sdxl batch`, cannot have."""
+"""Fields of a request that a batch or a job of the service, or `sdxl batch`, cannot have."""
 IGNORED = ("response_format", "user", "moderation", "style")
 """OpenAI's fields that do not change a picture here."""
 DUPLICATES_CACHE_KB = 16_000

@@ -16,6 +16,7 @@ from fastapi import FastAPI, Query, Request
 from starlette.responses import Response
 
 from sdxl.params import DRAWN_SEEDS
+from serve.batch.intake import NOT_IN_BATCHES
 from serve.batch_api.records import DATA, ImageJobRecord, Records, id_of
 from serve.batch_api.wire import (
     After,
@@ -37,8 +38,6 @@ from serve.settings import ServeSettings
 
 MOST_OPEN = 1000
 """The most open jobs of one owner."""
-REFUSED = ("stream", "partial_images", "expand_prompt")
-"""Fields of a request that a job cannot have."""
 BODIES = [each.model_json_schema() for each in (ImageRequest, EditBody)]
 CONTENT = {"application/json": {"schema": {"anyOf": BODIES}}}
 BODY: dict[str, Any] = {"requestBody": {"required": True, "content": CONTENT}}
@@ -87,7 +86,7 @@ class ImageJobApi:
     async def make(self, body: bytes, request: Request) -> ImageJobObject:
         """Make a job. Raises Problem as `/v1/images/generations` or `/v1/images/edits` would."""
         asked = await self.reader.read_json(body)
-        for field in REFUSED:
+        for field in NOT_IN_BATCHES:
             if getattr(asked.request, field):
                 raise invalid(field, f"{field} must be left out of a job")
         owner = owner_in(request)

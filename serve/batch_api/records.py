@@ -61,6 +61,14 @@ class FileRecord:
     """the batch of a result file, which is made while it is read"""
     part: Part = "output"
 
+    @classmethod
+    def new(
+        cls, id_: str, filename: str, purpose: str, size: int, lives_s: int, **facts: Any
+    ) -> FileRecord:
+        now_s = time.time()
+        times = int(now_s), int(now_s) + lives_s, now_s
+        return cls(id_, filename, purpose, size, *times, **facts)
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkRecord:

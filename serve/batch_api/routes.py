@@ -93,9 +93,7 @@ class BatchApi:
         # If a front end dies, Ray's proxy repeats the request, which must make the same file.
         digest = hashlib.sha256(data).hexdigest()
         id_ = id_of("file-", owner, request.state.request_id, name, digest)
-        now_s = time.time()
-        ends_at = int(now_s) + life_s
-        file = FileRecord(id_, name, PURPOSE, len(data), int(now_s), ends_at, now_s)
+        file = FileRecord.new(id_, name, PURPOSE, len(data), life_s)
         return await asyncio.to_thread(self._keep, owner, file, data)
 
     def _keep(self, owner: str, file: FileRecord, data: bytes) -> FileRecord:

@@ -193,12 +193,9 @@ class BatchRunner:
             return
         # The batch may have ended since the record was read.
         now = self.records.read(BatchRecord, batch.owner, batch.id)
-        if now is not None and not now.is_ended:
-            self._advance(now, end, others)
-
-    def _advance(
-        self, batch: BatchRecord, end: Status | None, others: Sequence[BatchRecord]
-    ) -> None:
+        if now is None or now.is_ended:
+            return
+        batch = now
         if batch.owner not in (ANYBODY, *self._keys):
             self._fail(batch, [lines.error_of("invalid_api_key", "Its key is no longer valid.")])
         elif batch.status == "validating":
@@ -379,18 +376,9 @@ class BatchRunner:
     def _add_file(self, batch: BatchRecord, part: Part, size: int) -> str | None:
         if not size:
             return None
-        now_s = self.clock()
-        file = FileRecord(
-            id_of("file-", batch.id, part),
-            f"{batch.id}_{part}.jsonl",
-            RESULTS,
-            size,
-            created_at=int(now_s),
-            expires_at=int(now_s) + batch.files_live_s,
-            arrived_s=now_s,
-            batch=batch.id,
-            part=part,
-        )
+        id_, name = id_of("file-", batch.id, part), f"{batch.id}_{part}.jsonl"
+        marks = {"batch": batch.id, "part": part}
+        file = FileRecord.new(id_, name, RESULTS, size, batch.files_live_s, **marks)
         self.records.add_file(batch.owner, file)
         return file.id
 

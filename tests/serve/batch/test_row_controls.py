@@ -1,4 +1,4 @@
-"""Rows of a job that name ControlNets and their maps."""
+"""Rows of a job that name ControlNets and their maps, or have a refiner."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import engines
 from sdxl.catalogue import Catalogue
 from sdxl.controls import Control
 from sdxl.images import read_parameters, to_pixels
@@ -22,6 +23,7 @@ from sdxl.pipeline import Pipeline, WithPictures
 from sdxl.provenance import Provenance
 from serve.batch import command
 from serve.batch.batch_spec import HAS_DEAD, BatchFailed
+from serve.batch.job import FILE
 from serve.batch.renderers import LocalRenderer
 from serve.batch.running import run
 from serve.front.api import create_app
@@ -29,6 +31,7 @@ from serve.orders import ImageOrder
 from serve.settings import ServeSettings
 from serve.worker.worker import Worker
 from tests.sdxl.control_nets import random_control
+from tests.sdxl.refiners import write_refiner
 from tests.sdxl.test_source import plain, saved
 from tests.serve.batch.drawers import (
     Editor,
@@ -50,6 +53,7 @@ DIGEST, PHOTO_DIGEST = (hashlib.sha256(each).hexdigest() for each in (MAP, PHOTO
 URL, PHOTO_URL = (
     f"data:image/png;base64,{base64.b64encode(each).decode()}" for each in (MAP, PHOTO)
 )
+SIZE: dict[str, Any] = {"width": 128, "height": 128}
 EDGES = Control("edges", DIGEST, 0.8, preprocess="canny")
 
 
@@ -169,8 +173,7 @@ def test_a_job_makes_the_library_s_pictures(folder: Path, mini: Pipeline) -> Non
     (folder / "wide.png").write_bytes(saved(plain(128, 64)))
     random_control(1).save_pretrained(folder / "nets" / "edges")
     model = replace(mini, catalogue=Catalogue(control_folders=[folder / "nets"]))
-    size = {"width": 128, "height": 128}
-    fields: dict[str, Any] = {"prompt": "a ring", "steps": 3, "seed": 7, **size}
+    fields: dict[str, Any] = {"prompt": "a ring", "steps": 3, "seed": 7, **SIZE}
     rows = [
         {**fields, "control": "edges", "control_image": "maps/a.png", "id": "a"},
         {**fields, "control": "edges", "control_image": "wide.png"},
@@ -222,3 +225,37 @@ def test_a_job_through_a_service_has_its_pictures(folder: Path, controlled: Work
     assert read_parameters(file)["controls"][0]["image"] == DIGEST
     (dead,) = dead_letters(out)
     assert "its map is 128x64, the picture 128x128" in dead["error"]
+
+
+# -- the refiner ----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_rows_with_deep_steps_and_a_refiner_are_as_from_the_pipeline(tmp_path: Path) -> None:
+    folder = write_refiner(tmp_path / "small")
+    model = engines.load("mini", "torch", refiner=str(folder))
+    row = {"prompt": "a ring", "seed": 7, "steps": 5, **SIZE}
+    flags = "--refiner", str(folder), "--refiner-switch-at", "0.6", "--deep-steps", "0,2"
+    source, out = jsonl(tmp_path, [row]), tmp_path / "out"
+    assert make(source, out, *flags, load=lambda: LocalRenderer(model, Provenance())) == 0
+    (file,) = pictures(out).values()
+    params = GenerationParams(
+        "a ring", seed=7, steps=5, deep_steps=(0, 2), refiner="small", refiner_switch_at=0.6, **SIZE
+    )
+    (result,) = model.generate([params])
+    assert result.image is not None and result.deep_steps == 3
+    distance = np.abs(pixels(file).astype(int) - to_pixels(result.image)).max()
+    assert distance <= 2, f"differs by {distance} of 255"
+    assert read_parameters(file)["refiner"] == "small"
+
+
+def test_a_changed_refiner_stops_the_resumed_job(tmp_path: Path) -> None:
+    folder = write_refiner(tmp_path / "small")
+    source, out = jsonl(tmp_path, [{"prompt": "a ring"}]), tmp_path / "out"
+    flags = "--refiner", str(folder)
+    assert make(source, out, *flags, load=Editor) == 0
+    assert [*json.loads((out / FILE).read_text())["files"]] == ["refiner 'small'"]
+    config = folder / "unet" / "config.json"
+    config.write_text(config.read_text() + "\n")
+    with pytest.raises(BatchFailed, match="refiner 'small' has changed since the job began"):
+        make(source, out, *flags, load=Editor)
