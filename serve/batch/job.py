@@ -30,11 +30,9 @@ FILE = "job.json"
 KINDS = {"lora": "LoRA", "embedding": "embedding", "control": "ControlNet", "image": "IP-Adapter"}
 KEPT = ("threads", "engine", "presets", "files")
 """Fields that a resumed job takes from its first run."""
-ADDED = ("maps", "files")
-"""Fields that depend on others; `files` are compared when a row names them."""
-NOT_IDENTITY = ("inputs", "rows", "threads", "origin", "presets", *ADDED)
-"""Fields that may differ: inputs may move, a revision may be renamed, the rest follows from others
-or is kept."""
+NOT_IDENTITY = ("inputs", "rows", "threads", "origin", "presets", "maps", "files")
+"""Fields that may differ: inputs may move, a revision may be renamed, `files` are compared when a
+row names them, the rest follows from others or is kept."""
 MAY_DIFFER = ("backend", "device", "gpu", "version")
 """Facts that may differ between workers with --mixed-gpus: pictures then differ in rounding."""
 LABEL = ("backend", "precision", "device", "gpu", "version", "service")

@@ -203,12 +203,3 @@ class ImageJobRunner:
             except OutputError as error:
                 log.warning("%s: %s; retry in %g s", ended.id, error, RETRY_S)
                 await asyncio.sleep(RETRY_S)
-
-
-def drop_expired(records: Records, now: int) -> None:
-    for owner in records.owners(ImageJobRecord.folder):
-        for job in records.read_all(ImageJobRecord, owner):
-            if job.has_expired(now):
-                records.drop(job)
-                for name in (job.id, *job.pictures):
-                    records.drop_data(name)

@@ -22,12 +22,13 @@ from serve.batch.batch_spec import BatchFailed
 from serve.batch.progress import BatchProgress
 from serve.batch_api import answers, lines
 from serve.batch_api.batch_job import BackendRenderer, BatchJobRun, input_file, keep_input
-from serve.batch_api.image_jobs import ImageJobRunner, drop_expired
+from serve.batch_api.image_jobs import ImageJobRunner
 from serve.batch_api.records import (
     ANYBODY,
     FILES,
     BatchRecord,
     FileRecord,
+    ImageJobRecord,
     OpenRecords,
     Part,
     Records,
@@ -409,7 +410,12 @@ def sweep(records: Records, now: int) -> None:
                 records.job_store(batch.id).remove_all()
             if is_old:
                 records.drop(batch)
-    drop_expired(records, now)
+    for owner in records.owners(ImageJobRecord.folder):
+        for job in records.read_all(ImageJobRecord, owner):
+            if job.has_expired(now):
+                records.drop(job)
+                for name in (job.id, *job.pictures):
+                    records.drop_data(name)
     records.store.sweep(now - UNFINISHED_S)
 
 
