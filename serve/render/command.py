@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from engines.flags import ModelFlags, add_engine_flags, given_engine_flags
 from sdxl.arguments import (
@@ -49,23 +49,13 @@ COMMON_FLAGS = (
     *("--negative-prompt", "--width", "--height", "--steps", "--guidance", "--seed"),
     *("--scheduler", "--lora", "--quality"),
 )
+CONTROLS = "controls"
+NOUNS = {CONTROLS: ("ControlNet", "map"), "image_prompts": ("image prompt", "picture")}
+"""What messages call an entry of a list, and its picture."""
 
 
 class RenderFailed(RuntimeError):
     """Some images of a run failed."""
-
-
-class _Words(NamedTuple):
-    kind: str
-    pictures: str
-    file: str
-
-
-CONTROLS = "controls"
-NAMED_IN_MESSAGES: Mapping[str, _Words] = {
-    CONTROLS: _Words("ControlNet", "the maps", "the file of its map"),
-    "image_prompts": _Words("image prompt", "the pictures", "the file of its picture"),
-}
 
 
 @dataclass(frozen=True)
@@ -262,24 +252,24 @@ def read_list(
 ) -> tuple[Any, ...] | None:
     """Return the ControlNets or image prompts of flags and of the picture to make again, which does
     not contain their pictures; add their files. A ControlNet's map may be the edited image."""
-    may_lack, words = is_edit and field == CONTROLS, NAMED_IN_MESSAGES[field]
+    may_lack, (noun, picture) = is_edit and field == CONTROLS, NOUNS[field]
     kept = PICTURED[field].read_list(stored.get(field) or ())
     given: Sequence[Any] | None = getattr(options, field, None)
     if given is None:
         if missing := [each for each in kept if each.image or not may_lack]:
             flags = input_pictures.needed_flags(field, missing)
-            raise InvalidParams("from", options.source, f"needs {words.pictures} again: {flags}")
+            raise InvalidParams("from", options.source, f"needs the {picture}s again: {flags}")
         return kept or None
     entries, pictures = input_pictures.read_pictures(field, given, input_pictures.read_file)
     files |= pictures
     without = next((each.name for each in entries if not each.image), None)
     if without is not None and not may_lack:
-        needed = f"with {without!r}: needs {words.file}, {without}=FILE"
+        needed = f"with {without!r}: needs the file of its {picture}, {without}=FILE"
         needed += ", or --image" if field == CONTROLS else ""
         raise InvalidParams(field, None, needed)
     names = {each.name for each in entries}
     if left := ", ".join(each.name for each in kept if each.name not in names):
-        print(f"sdxl render: {options.source}: left out: {words.kind} {left}", file=sys.stderr)
+        print(f"sdxl render: {options.source}: left out: {noun} {left}", file=sys.stderr)
     return input_pictures.filled(entries, kept)
 
 
