@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import AsyncGenerator
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from serve.batch import command
 from serve.batch.batch_spec import HAS_DEAD, BatchFailed
 from serve.batch.running import run
+from serve.orders import ImageOrder, Update
 from tests.serve.batch.conftest import OnRay
 from tests.serve.batch.drawers import (
     DIES,
@@ -19,9 +22,11 @@ from tests.serve.batch.drawers import (
     RAISES,
     STOPS,
     Drawer,
+    append_line,
     dead_letters,
     jsonl,
     lines_of,
+    make,
     order_of,
     pictures,
     prompts,
@@ -55,6 +60,30 @@ def test_a_silent_worker_is_replaced_long_before_the_stall_time(
     assert len(pictures(out)) == 10 and command.main(["--verify", str(out)]) == 0
     (stopped,) = lines_of(Path(f"{log}.stopped"))
     wait_until(lambda: not psutil.pid_exists(int(stopped)))
+
+
+class Accompanied(Drawer):
+    """Draws only when two workers have started, so that one cannot draw everything."""
+
+    async def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
+        started = Path(f"{self.log}.started")
+        if str(os.getpid()) not in lines_of(started):
+            append_line(str(started), str(os.getpid()))
+        while len(set(lines_of(started))) < 2:
+            await asyncio.sleep(0.05)
+        async for update in super().generate(order):
+            yield update
+
+
+@pytest.mark.slow
+def test_two_workers_share_a_job_and_make_the_same_pictures(on_ray: OnRay, tmp_path: Path) -> None:
+    source, log = prompts(tmp_path, 64), tmp_path / "log"
+    load = partial(Accompanied, str(log), 0.05)
+    order = order_of(source, tmp_path / "two", "--workers", "2", "--shard-size", "8")
+    assert run(order, on_ray(load)) == 0
+    assert make(source, tmp_path / "one", "--shard-size", "8") == 0
+    assert pictures(tmp_path / "two") == pictures(tmp_path / "one")
+    assert len({line.split()[0] for line in lines_of(log)}) == 2, "one worker did everything"
 
 
 @pytest.mark.slow
