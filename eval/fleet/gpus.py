@@ -1,5 +1,5 @@
 """The costs of one GPU, as a replica measures them. An H200's are measured (docs/h200, 2026-11-27).
-Another GPU's are the H200's times the ratio that `sdxl bench floor --gpu` estimates.
+Another GPU's are the H200's times an estimated ratio.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from sdxl.params import GenerationParams
 from sdxl.policy import Limits
 from sdxl.specs import CHUNK, Axes
 
-MEASURED = "H200"
 FIGURES = Path(__file__).parents[2] / "docs" / "h200" / "2026-11-27-mixed.json"
-PRECISION, ROWS = "fp8", 16
-"""of the measurement, and of the estimated calls"""
+ESTIMATED = {"H100": (1.04, 1.08), "L40S": (2.91, 3.25)}
+"""seconds of deep and shallow calls in FP8 of 16 rows, as shares of the H200's, from published
+rates of arithmetic and memory (docs/log.md)"""
 SIDE, SCALE = 128, 8
 """side of a standard picture in latents; pixels per latent"""
 LORA_SHARE, NET_SHARE = 1.04, 0.73
@@ -44,21 +44,11 @@ class SimulatedGpu:
 
     @classmethod
     def named(cls, name: str) -> SimulatedGpu:
-        if name.upper() == MEASURED:
-            return cls(MEASURED, "ticks measured on an H200, fp8", (1.0, 1.0))
-        # Imported here: it counts the work of whole networks.
-        from eval.speed import estimated_time
-
-        estimated, h200 = (
-            estimated_time.report(each, [ROWS], [PRECISION])["groups"]
-            for each in (name.lower(), MEASURED.lower())
-        )
-        deep, shallow = (
-            estimated[key]["sum"] / h200[key]["sum"]
-            for key in (f"{PRECISION} unet_deep", f"{PRECISION} unet_shallow")
-        )
-        source = f"not measured: an H200's ticks × {deep:.2f}, as `sdxl bench floor` estimates"
-        return cls(name.upper(), source, (deep, shallow))
+        name = name.upper()
+        if name not in ESTIMATED:
+            return cls(name, "ticks measured on an H200, fp8", (1.0, 1.0))
+        deep, _ = ratios = ESTIMATED[name]
+        return cls(name, f"not measured: an H200's ticks × {deep:.2f}, estimated", ratios)
 
     @property
     def standard(self) -> Flight:
