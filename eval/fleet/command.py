@@ -3,8 +3,7 @@
 A fleet of any size, simulated with the service's own policy, admission, costs, router and
 autoscaler (sdxl/policy.py, admission.py, cost.py, fleet.py). Every request and every routing
 decision is simulated; a replica is a queue whose pace is calibrated tick by tick. `check` compares
-this model with simulated ticks, and `reality` compares the ticks with a service of the embedded
-model on this machine.
+this model with simulated ticks.
 Clusters have at most 250 replicas; a request reaches any front end with equal chance. So clusters
 are independent, and `scale` simulates a part of them on each core.
 """
@@ -20,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,21 +26,19 @@ import numpy as np
 from eval.fleet.calibration import Pace
 from eval.fleet.flow import Flow
 from eval.fleet.fronts import OURS, POLICIES, Fronts, Shape
-from eval.fleet.gpus import SimulatedGpu
+from eval.fleet.gpus import RATIOS, SimulatedGpu
 from eval.fleet.outcome import Outcome
 from eval.fleet.scaling import ScaledFlow
 from eval.fleet.ticks import TickFleet
-from eval.fleet.traffic import LOADING_S, Level, Traffic, bursts, day, kinds, steady, zipf
+from eval.fleet.traffic import LOADING_S, Level, Traffic, bursts, day, kinds, steady
 from eval.measuring.markdown import table_lines
 from sdxl.arguments import Parser, add_option, number, whole
-from sdxl.fleet import ASKED, Loads, homes
 
 CLUSTER, FRONT_RATE, FEWEST_FRONTS = 250, 250.0, 2
 """limits of a cluster's replicas, a front end's requests a second, a cluster's front ends"""
 WARM_S = 60.0
 PICTURES, LONGEST_S = 20_000, 600.0
-SECTIONS = ("check", "routers", "scale", "events", "models", "autoscaling", "decision")
-REALITY = "reality"
+SECTIONS = ("check", "routers", "scale", "events", "autoscaling")
 HEAD = ("goodput", "mean s", "p50", "p99", "refused", "loads", "GPU-hours", "$ per 1000")
 
 
@@ -53,7 +49,6 @@ class FleetBench:
     seconds: float
     price: float
     """dollars for a GPU's hour"""
-    plot: Path | None = None
 
     @cached_property
     def kinds(self) -> Any:
@@ -113,26 +108,12 @@ class FleetBench:
         yield self.row("ticks", ticks.run(self.seconds, WARM_S))
         yield self.row("pictures", flow.run(self.seconds, WARM_S))
 
-    def reality(self, sizes: Sequence[int]) -> Iterator[list[str]]:
-        """Takes a quarter of an hour on a quiet machine."""
-        from eval.fleet.reality import rows
-
-        return rows()
-
     def routers(self, sizes: Sequence[int]) -> Iterator[list[str]]:
         yield ["replicas, router", *HEAD]
-        outcomes: dict[str, list[Outcome]] = {policy: [] for policy in POLICIES}
         for replicas in sizes:
             for policy in POLICIES:
                 out = self.flow(replicas, policy).run(self.long_enough_s(replicas), WARM_S)
-                outcomes[policy].append(out)
                 yield self.row(f"{replicas:,} {policy}", out)
-        if self.plot:
-            from eval.fleet.plot import plot_fleet
-
-            title = f"{self.gpu.name}, {self.load:.0%} load"
-            name = f"{self.plot.stem}-{self.gpu.name.lower()}"
-            plot_fleet(title, sizes, outcomes, self.plot.with_name(name))
 
     def scale(self, sizes: Sequence[int]) -> Iterator[list[str]]:
         yield ["replicas", *HEAD, "CPU s", "s"]
@@ -172,37 +153,12 @@ class FleetBench:
             out = self.flow(CLUSTER, policy, hours_to_failure=10.0).run(run_s, WARM_S)
             yield self.row(f"{CLUSTER}, each fails every 10 h, {policy}", out)
 
-    def models(self, sizes: Sequence[int]) -> Iterator[list[str]]:
-        """Each model has its own replicas and routers, as in the service."""
-        yield ["model, replicas", *HEAD]
-        total = Outcome()
-        for place, share in enumerate(zipf(4), 1):
-            replicas = round(1000 * share)
-            out = self.flow(replicas, seed=place).run(self.seconds, WARM_S)
-            total.add(out)
-            yield self.row(f"{place}, {replicas}", out)
-        yield self.row("all, 1,000", total)
-
     def autoscaling(self, sizes: Sequence[int]) -> Iterator[list[str]]:
         yield ["a day's curve in 40 minutes, at most 64 replicas", *HEAD]
         length = 2400
         traffic = Traffic(0.4 * 64 * self.pace.rate, day(length), self.kinds)
         flow = Flow(self.gpu, self.pace, traffic, self.fronts(64))
         yield self.row("by arriving work", ScaledFlow(flow, begin=16).run(length))
-
-    def decision(self, sizes: Sequence[int]) -> Iterator[list[str]]:
-        yield ["one decision among 10,000 replicas", "µs"]
-        loads, rng = Loads(10_000), np.random.default_rng(0)
-        places = rng.integers(10_000, size=(1, ASKED))
-        kept = homes(7, rng.integers(2**63, size=10_000).astype(np.uint64))[None]
-        for name, file_homes in (("no file", kept[:, :0]), ("a file", kept)):
-            rounds = []
-            for _ in range(5):
-                began_s = time.process_time()
-                for _ in range(1000):
-                    loads.candidates(places, 1.0, file_homes, 0.3, rng)[1].argmin()
-                rounds.append(time.process_time() - began_s)
-            yield [name, f"{1000 * min(rounds):.0f}"]
 
 
 def build_parser() -> Parser:
@@ -212,26 +168,26 @@ def build_parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = partial(add_option, parser)
-    add("--gpu", ["h200"], "a fleet of each", choices=("h200", "h100", "l40s"))
+    add("--gpu", ["h200"], "a fleet of each", choices=tuple(RATIOS))
     add("--replicas", [8, 64, 1000, 10_000], "sizes of the fleet", type=whole)
     add("--seconds", 60.0, "of simulated traffic, after a minute", type=number)
     add("--load", 0.8, "share of the capacity that arrives", type=number)
     add("--price-per-hour", 3.0, "of a GPU: an assumption", "DOLLARS", type=number)
-    add("--sections", list(SECTIONS), "what to simulate", choices=(*SECTIONS, REALITY))
-    add("--plot", None, "plot of `routers`: STEM-h200.png and .svg", "STEM", type=Path)
+    add("--sections", list(SECTIONS), "what to simulate", choices=SECTIONS)
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
     for name in options.gpu:
-        gpu = SimulatedGpu.named(name)
-        bench = FleetBench(gpu, options.load, options.seconds, options.price_per_hour, options.plot)
-        print(f"{gpu.name}: {gpu.source}")
+        bench = FleetBench(
+            SimulatedGpu(name), options.load, options.seconds, options.price_per_hour
+        )
+        print(f"{name}: the ticks of an H200 in FP8 × {RATIOS[name][0]:.2f}")
         rate = f"{bench.pace.rate:.2f} pictures/s"
         print(f"a replica makes {rate} of this mix; load {options.load:.0%}")
         for section in options.sections:
             head, *rows = getattr(bench, section)(options.replicas)
-            print(f"\n{gpu.name}, {section}\n", *table_lines(head, rows), sep="\n", flush=True)
+            print(f"\n{name}, {section}\n", *table_lines(head, rows), sep="\n", flush=True)
         print()
     return 0

@@ -48,8 +48,6 @@ class Fronts:
     loading_s: Any
     """seconds to load each file; empty to ignore files"""
     rng: Any
-    active: int = 0
-    """replicas of each cluster that get requests"""
 
     def __post_init__(self) -> None:
         size = self.shape.all_fronts * self.shape.replicas
@@ -57,9 +55,10 @@ class Fronts:
         self.turn = self.rng.integers(self.shape.replicas, size=self.shape.all_fronts)
         self.hashes = np.array([hashed(str(i)) for i in range(self.shape.replicas)], np.uint64)
         self.asked = np.zeros((self.shape.all_fronts, min(ASKED, self.shape.replicas)), int)
-        self.resize(self.active or self.shape.replicas)
+        self.resize(self.shape.replicas)
 
     def resize(self, active: int) -> None:
+        """Send requests to the first `active` replicas of each cluster."""
         self.active = active
         files = [hashed(f"file {i}") for i in range(len(self.loading_s))]
         self.homes = np.array([homes(f, self.hashes[:active]) for f in files])

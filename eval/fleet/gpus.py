@@ -1,5 +1,5 @@
 """The costs of one GPU, as a replica measures them. An H200's are measured (docs/h200, 2026-11-27).
-Another GPU's are the H200's times an estimated ratio.
+Another GPU's are the H200's times RATIOS.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from sdxl.policy import Limits
 from sdxl.specs import CHUNK, Axes
 
 FIGURES = Path(__file__).parents[2] / "docs" / "h200" / "2026-11-27-mixed.json"
-ESTIMATED = {"H100": (1.04, 1.08), "L40S": (2.91, 3.25)}
-"""seconds of deep and shallow calls in FP8 of 16 rows, as shares of the H200's, from published
-rates of arithmetic and memory (docs/log.md)"""
+RATIOS = {"h200": (1.0, 1.0), "h100": (1.04, 1.08), "l40s": (2.91, 3.25)}
+"""seconds of deep and shallow calls of 16 rows in FP8, as shares of the H200's; the others' are
+estimated from published rates of arithmetic and memory (docs/log.md)"""
 SIDE, SCALE = 128, 8
 """side of a standard picture in latents; pixels per latent"""
 LORA_SHARE, NET_SHARE = 1.04, 0.73
@@ -38,17 +38,7 @@ QUEUE = 64
 @dataclass(frozen=True)
 class SimulatedGpu:
     name: str
-    source: str
-    ratios: tuple[float, float]
-    """seconds of deep and shallow calls, as shares of the H200's"""
-
-    @classmethod
-    def named(cls, name: str) -> SimulatedGpu:
-        name = name.upper()
-        if name not in ESTIMATED:
-            return cls(name, "ticks measured on an H200, fp8", (1.0, 1.0))
-        deep, _ = ratios = ESTIMATED[name]
-        return cls(name, f"not measured: an H200's ticks × {deep:.2f}, estimated", ratios)
+    """a key of RATIOS"""
 
     @property
     def standard(self) -> Flight:
@@ -67,11 +57,11 @@ class SimulatedGpu:
         cost_ratios = figures["promises slots, cost now over warm-up"]
         # Calls take longer if other pictures ran in between.
         mixed = [ratio for call, ratio in cost_ratios.items() if "shallow" in call]
-        ratios = dict(zip(("deep", "shallow"), self.ratios, strict=True))
+        ratios = dict(zip(("deep", "shallow"), RATIOS[self.name], strict=True))
         ratios["shallow"] *= statistics.median(mixed)
         costs, call = Costs(), self.standard.call("unet_deep")
         costs.encode_s, costs.decode_s = (
-            one_client[name] * self.ratios[0] for name in ("encode_s", "decode_s")
+            one_client[name] * ratios["deep"] for name in ("encode_s", "decode_s")
         )
         for entry, ms in figures["start slots, costs"].items():
             kind, rows = entry.split()

@@ -7,14 +7,14 @@ import itertools
 import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from eval.fleet.fronts import SHELF, STEP_S, TURNS, Fronts
 from eval.fleet.gpus import SimulatedGpu
 from eval.fleet.outcome import Outcome
-from eval.fleet.traffic import DEADLINE_S, LOADING_S, LORA_LOAD_S, LORAS, PictureKind
+from eval.fleet.traffic import DEADLINE_S, LOADING_S, LORA_LOAD_S, LORAS, Traffic
 from sdxl.admission import Admission, Refused
 from sdxl.cost import CostKey
 from sdxl.fairness import VirtualTime
@@ -108,28 +108,10 @@ class TickReplica:
             self.flights[moved.id] = moved
 
 
-class ArrivalSource(Protocol):
-    """Traffic, or a recorded trace."""
-
-    @property
-    def kinds(self) -> list[PictureKind]: ...
-    def arrivals(self, rng: Any, begin_s: float, length_s: float) -> tuple[Any, Any, Any]: ...
-
-
 class TickFleet:
     """Draws the same requests as a Flow of the same seed."""
 
-    def __init__(
-        self,
-        gpu: SimulatedGpu,
-        traffic: ArrivalSource,
-        fronts: Fronts,
-        *,
-        seed: int = 1,
-        clients: int = CLIENTS,
-        deadline_s: float = DEADLINE_S,
-    ) -> None:
-        self.clients, self.deadline_s = clients, deadline_s
+    def __init__(self, gpu: SimulatedGpu, traffic: Traffic, fronts: Fronts, seed: int = 1) -> None:
         self.gpu, self.traffic, self.fronts, self.out = gpu, traffic, fronts, Outcome()
         self.trace, self.rng = np.random.default_rng(seed).spawn(2)
         self.replicas = [TickReplica(gpu) for _ in range(fronts.shape.all_replicas)]
@@ -158,8 +140,8 @@ class TickFleet:
         replica, id_ = self.replicas[number], next(self.ids)
         flight = self.traffic.kinds[kind].flight.changed(
             id=id_,
-            deadline_s=at_s + self.deadline_s,
-            client=str(self.rng.integers(self.clients)),
+            deadline_s=at_s + DEADLINE_S,
+            client=str(self.rng.integers(CLIENTS)),
             request_id=str(id_),
         )
         try:

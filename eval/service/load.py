@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import httpx
 import psutil
@@ -29,7 +28,6 @@ from eval.service.traffic import closed_loop, open_loop
 from sdxl.arguments import Parser, add_option
 from sdxl.params import InvalidParams
 
-GENERATE = "/v1/images/generations"
 PROMPT = "a small yellow star above a green square on a white background"
 SHARES = (0.5, 0.8, 0.9, 0.95, 1.5)
 OVERHEAD_REQUESTS = 30
@@ -78,27 +76,22 @@ def memory_mib() -> float:
     return sum(each.memory_info().rss for each in replicas) / 2**20
 
 
-async def request_picture(
-    http: httpx.AsyncClient, answers: LoadAnswers, body: dict[str, Any], due_s: float
-) -> None:
-    answer = await http.post(GENERATE, json=body)
-    answers.last_s = time.perf_counter()
-    latency = answers.last_s - due_s
-    answers.statuses[answer.status_code] += 1
-    if answer.status_code == 200:
-        answers.late += latency > body["deadline_s"]
-        answers.latencies.append(latency)
-        answers.added.append(latency - answer.json()["data"][0]["timings"]["total_s"])
-
-
 async def send_prompt(
     http: httpx.AsyncClient, answers: LoadAnswers, seed: int, due_s: float
 ) -> None:
     body = {"prompt": PROMPT, "seed": seed, "deadline_s": DEADLINE_S}
     try:
-        await request_picture(http, answers, body, due_s)
+        answer = await http.post("/v1/images/generations", json=body)
     except httpx.HTTPError:
         answers.statuses[0] += 1
+        return
+    answers.last_s = time.perf_counter()
+    latency = answers.last_s - due_s
+    answers.statuses[answer.status_code] += 1
+    if answer.status_code == 200:
+        answers.late += latency > DEADLINE_S
+        answers.latencies.append(latency)
+        answers.added.append(latency - answer.json()["data"][0]["timings"]["total_s"])
 
 
 async def run_closed(http: httpx.AsyncClient, seconds: float) -> LoadAnswers:

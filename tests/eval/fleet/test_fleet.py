@@ -20,7 +20,7 @@ from eval.fleet.traffic import DEADLINE_S, kinds, steady
 
 @cache
 def bench() -> FleetBench:
-    return FleetBench(SimulatedGpu.named("h200"), load=0.8, seconds=20, price=3.0)
+    return FleetBench(SimulatedGpu("h200"), load=0.8, seconds=20, price=3.0)
 
 
 def no_more(_: float) -> float:
