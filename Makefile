@@ -57,9 +57,9 @@ format: $(INSTALLED) ## format the code
 bench: $(INSTALLED) ## measure speed beside diffusers, torch.compile and DeepCache
 	$(VENV)/bin/sdxl bench peers
 
-quality: $(INSTALLED) ## measure the embedded model's quality against speed: renews docs/quality.*
+quality: $(INSTALLED) ## measure the embedded model's quality against speed: renews docs/quality.md and .png
 	$(VENV)/bin/sdxl eval --sweep --count 1000 --tuned docs/tuning.json --out out/sweep
-	cp out/sweep/quality.{md,png,svg} docs/
+	cp out/sweep/quality.{md,png} docs/
 
 load: $(INSTALLED) ## measure the service under load: overhead, throughput, latency, overload
 	$(VENV)/bin/sdxl bench load

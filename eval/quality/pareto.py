@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -111,11 +111,9 @@ def change_interval(name: str, tried: Tried, exact: Tried) -> Interval:
     return interval(value, tried.resamples[name] / exact.resamples[name] - 1)
 
 
-def front(
-    tried: Sequence[Tried], loss: Callable[[Change], float] = lambda change: change.loss
-) -> list[Tried]:
+def front(tried: Sequence[Tried]) -> list[Tried]:
     """The settings that no other beats in speed and loss, fastest first. `tried[0]` is exact."""
-    losses = {each.setting: loss(change(each, tried[0])) for each in tried}
+    losses = {each.setting: change(each, tried[0]).loss for each in tried}
     best: list[Tried] = []
     for each in sorted(tried, key=lambda t: (-t.speed, losses[t.setting])):
         if not best or losses[each.setting] < losses[best[-1].setting]:

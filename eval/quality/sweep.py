@@ -221,7 +221,7 @@ def write_report(tried: Sequence[Tried], task: QualityTask, root: Path) -> None:
     report = {"task": task.as_dict(), "note": task.note, "settings": [t.as_dict() for t in tried]}
     write_json(root / f"{STEM}.json", report)
     write_atomic(root / f"{STEM}.md", page(tried, task).encode())
-    plot_pareto(tried, root / STEM)
+    plot_pareto(tried, root / f"{STEM}.png")
 
 
 def page(tried: Sequence[Tried], task: QualityTask) -> str:

@@ -206,11 +206,8 @@ def test_the_front_and_the_changes_from_the_exact_model() -> None:
 def test_the_table_and_the_plot(tmp_path: Path) -> None:
     text = table(EXAMPLES)
     assert text.splitlines()[2].startswith("| ★ fp32, interval 1") and text.count("\n") == 5
-    plot_pareto(EXAMPLES, tmp_path / "pareto")
+    plot_pareto(EXAMPLES, tmp_path / "pareto.png")
     assert (tmp_path / "pareto.png").read_bytes().startswith(b"\x89PNG")
-    first = (tmp_path / "pareto.svg").read_bytes()
-    plot_pareto(EXAMPLES, tmp_path / "pareto")
-    assert (tmp_path / "pareto.svg").read_bytes() == first, "equal figures give equal bytes"
 
 
 ROW = re.compile(
