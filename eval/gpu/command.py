@@ -13,8 +13,8 @@ import importlib
 import json
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from sdxl.files import prepare_folder, write_json
 from sdxl.params import InvalidParams
 
 if TYPE_CHECKING:
-    from eval.gpu.bench import Bench
+    from eval.gpu.bench import Bench, Figures
 
 FILE = "gpu.json"
 BUDGET_S = 240.0
@@ -32,35 +32,23 @@ SHOWN = 400
 """the most characters that the terminal shows of a figure"""
 
 
-@dataclass(frozen=True)
-class Section:
-    """`needs_s`: on a GPU the section is skipped if less time is left."""
-
-    module: str
-    function: str
-    needs_s: float
-
-    def begin(self, bench: Bench) -> Iterator[tuple[str, Any]]:
-        module = importlib.import_module(self.module)
-        figures: Iterator[tuple[str, Any]] = getattr(module, self.function)(bench)
-        return figures
-
-
 SECTIONS = {
-    "start": Section("eval.gpu.mixed", "start", 60),
-    "one_size": Section("eval.gpu.mixed", "one_size", 30),
-    "four_sizes": Section("eval.gpu.mixed", "four_sizes", 15),
-    "official_sizes": Section("eval.gpu.mixed", "official_sizes", 15),
-    "free_sizes": Section("eval.gpu.mixed", "free_sizes", 15),
-    "promises": Section("eval.gpu.mixed", "promises", 10),
-    "one_client": Section("eval.gpu.mixed", "one_client", 10),
-    "profile": Section("eval.gpu.proof", "profile", 20),
-    "requests": Section("eval.gpu.proof", "requests", 20),
-    "pictures": Section("eval.gpu.proof", "pictures", 15),
-    "agreement": Section("eval.gpu.proof", "agreement", 40),
-    "loras": Section("eval.gpu.attached", "loras", 45),
-    "controls": Section("eval.gpu.attached", "controls", 45),
+    "start": ("mixed", 60),
+    "one_size": ("mixed", 30),
+    "four_sizes": ("mixed", 15),
+    "official_sizes": ("mixed", 15),
+    "free_sizes": ("mixed", 15),
+    "promises": ("mixed", 10),
+    "one_client": ("mixed", 10),
+    "profile": ("proof", 20),
+    "requests": ("proof", 20),
+    "pictures": ("proof", 15),
+    "agreement": ("proof", 40),
+    "loras": ("attached", 45),
+    "controls": ("attached", 45),
 }
+"""the module of each section's function, and the seconds that it needs: on a GPU it is skipped if
+less time is left"""
 USUAL = [*SECTIONS][:8]
 TRACES = ("one_size", "four_sizes", "official_sizes", "free_sizes")
 OF_ONE_SIZE = "of one size"
@@ -79,13 +67,12 @@ def main(argv: Sequence[str]) -> int:
     from eval.gpu.bench import Bench
 
     prepare_folder(options.out)
-    options.report = options.report or options.out / FILE
     until_s = time.perf_counter() + options.time_budget
     bench = Bench(options.out, until_s, options.is_dry, options.precisions, options.torch_options)
     report = run(bench, options)
     print(table(report["sections"]))
     failed = [name for name in options.sections if "error" in report["sections"][name]]
-    print(f"{options.report}: {len(options.sections)} sections, failed: {failed or 'none'}")
+    print(f"{options.out / FILE}: {len(options.sections)} sections, failed: {failed or 'none'}")
     return 1 if failed else 0
 
 
@@ -93,7 +80,6 @@ def build_parser() -> Parser:
     parser = Parser(prog="sdxl bench gpu", description="Measure one GPU.")
     add = partial(add_option, parser)
     add("--out", Path("out/gpu"), "results", "DIR")
-    add("--report", None, "the report (default: DIR/gpu.json)", "FILE", type=Path)
     add("--time-budget", BUDGET_S, "time limit", "SECONDS")
     add("--sections", USUAL, f"what to measure: {', '.join(SECTIONS)}", "NAME")
     add("--torch-options", "", "options of the torch backend")
@@ -105,7 +91,8 @@ def build_parser() -> Parser:
 def run(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
     from eval.measuring.system_description import describe_system
 
-    sections = read_sections(options.report, bench.is_dry)
+    file = options.out / FILE
+    sections = read_sections(file, bench.is_dry)
     report: dict[str, Any] = {
         "system": describe_system(),
         "is_dry": bench.is_dry,
@@ -116,29 +103,35 @@ def run(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
         if is_finished(sections.get(name, {})):
             print(f"{name}: kept from an earlier run", flush=True)
             continue
-        section = SECTIONS[name]
-        if not bench.is_dry and bench.left_s < section.needs_s:
-            why = f"{bench.left_s:.0f} s left, needs {section.needs_s:.0f}"
+        needs_s = SECTIONS[name][1]
+        if not bench.is_dry and bench.left_s < needs_s:
+            why = f"{bench.left_s:.0f} s left, needs {needs_s}"
             # Keep the figures of an earlier run.
             sections.setdefault(name, {})["passed over"] = why
-            save(report, options.report)
+            save(report, file)
             continue
         figures: dict[str, Any] = {}
         sections[name] = figures
         began_s = time.perf_counter()
         try:
-            for key, value in section.begin(bench):
+            for key, value in begin(name, bench):
                 figures[key] = value
                 print(f"{name}, {key}: {shorten(value)}", flush=True)
-                save(report, options.report)
+                save(report, file)
         except Exception as error:
             # Time on the machine is too expensive to stop: report the error at the end.
             figures["error"] = f"{type(error).__name__}: {error}"
             figures["traceback"] = traceback.format_exc()
         figures["seconds"] = time.perf_counter() - began_s
-        save(report, options.report)
+        save(report, file)
         print(f"{name}: {figures['seconds']:.0f} s {figures.get('error', '')}", flush=True)
     return report
+
+
+def begin(name: str, bench: Bench) -> Figures:
+    module = importlib.import_module(f"eval.gpu.{SECTIONS[name][0]}")
+    figures: Figures = getattr(module, name)(bench)
+    return figures
 
 
 def table(sections: Mapping[str, Mapping[str, Any]]) -> str:
@@ -153,14 +146,14 @@ def table(sections: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def read_sections(report: Path, is_dry: bool) -> dict[str, dict[str, Any]]:
+def read_sections(file: Path, is_dry: bool) -> dict[str, dict[str, Any]]:
     """The sections of earlier runs."""
-    if not report.exists():
+    if not file.exists():
         return {}
-    stored = json.loads(report.read_text(encoding="utf-8"))
+    stored = json.loads(file.read_text(encoding="utf-8"))
     if stored["is_dry"] != is_dry:
-        needed = "must be another file: dry and real runs do not mix"
-        raise InvalidParams("report", str(report), needed)
+        needed = "must be another folder: dry and real runs do not mix"
+        raise InvalidParams("out", str(file.parent), needed)
     sections: dict[str, dict[str, Any]] = stored["sections"]
     return sections
 
@@ -175,5 +168,4 @@ def shorten(value: object) -> str:
 
 
 def save(report: dict[str, Any], file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
     write_json(file, report, end="", default=asdict)

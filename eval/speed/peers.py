@@ -42,8 +42,6 @@ from sdxl.files import prepare_folder, write_atomic, write_json
 
 FULL_SIZE = Path("out/full-size/model")
 BUDGET_S = 540.0
-LOOPS_SHARE = 0.25
-"""the share of the time budget for timing the denoising alone"""
 Report = dict[str, Any]
 
 
@@ -109,9 +107,7 @@ def measure(setting: BenchSetting, options: argparse.Namespace, argv: list[str])
         part_s = max(until_s - now, 0) / (len(options.batch) - done)
         prompts = prompts_for(batch)
         runs = {name: partial(paint, prompts) for name, paint in loaded.paints.items()}
-        measured = measure_turns(runs, batch, options, now + (1 - LOOPS_SHARE) * part_s)
-        loops = {name: begin(prompts) for name, begin in loaded.loops.items()}
-        report["batches"][batch] = measured | measure_denoising(loops, options, now + part_s)
+        report["batches"][batch] = measure_turns(runs, batch, options, now + part_s)
     return report
 
 
@@ -139,7 +135,6 @@ def measure_turns(
     if counter is not None:
         energy = {name: joules[name][-len(values) :] for name, values in seconds.items()}
         report["joules an image"] = spreads(energy, lambda j: j / batch)
-        report["images per joule"] = spreads(energy, lambda j: batch / j)
     if price := options.price_per_hour:
         report["images per dollar"] = spreads(seconds, lambda s: 3600 * batch / s / price)
     return report | compare_peers(seconds, options.ours)
@@ -151,18 +146,6 @@ def spreads(
     return {name: Spread.of([*map(figure, values)]) for name, values in rounds.items()}
 
 
-def measure_denoising(
-    loops: Mapping[str, Run], options: argparse.Namespace, until_s: float
-) -> Report:
-    """The figures of denoising alone."""
-    timed = cuda_s if torch.cuda.is_available() else wall_s
-    seconds = take_turns(loops, options.rounds, timed=timed, until_s=until_s)
-    return {
-        "milliseconds of denoising": spreads(seconds, lambda s: 1000 * s),
-        "denoising at interval 2 over interval 1": compare_intervals(seconds, options.ours),
-    }
-
-
 def compare_peers(seconds: Mapping[str, list[float]], ours: Sequence[str]) -> Report:
     by_peer: Report = {
         f"times as fast as {peer}": {
@@ -171,17 +154,13 @@ def compare_peers(seconds: Mapping[str, list[float]], ours: Sequence[str]) -> Re
         for peer in PEERS
         if peer in seconds
     }
-    by_peer["time at interval 2 over interval 1"] = compare_intervals(seconds, ours)
-    return by_peer
-
-
-def compare_intervals(seconds: Mapping[str, list[float]], ours: Sequence[str]) -> dict[str, Spread]:
     one, two = INTERVALS
-    return {
+    by_peer["time at interval 2 over interval 1"] = {
         each: ratio(seconds[variant_name(each, two)], seconds[variant_name(each, one)])
         for each in ours
         if variant_name(each, one) in seconds
     }
+    return by_peer
 
 
 def _metered(run: Run, joules: list[float], counter: Callable[[], float] | None) -> Run:

@@ -14,9 +14,7 @@ import torch
 import engines
 from engines.folders.export_folder import ExportError
 from engines.trt.flavours import BackendMissing
-from eval.measuring.timing import Run
 from sdxl.checkpoint import find
-from sdxl.inflight import Failed, Request
 from sdxl.params import GenerationParams, InvalidParams
 
 if TYPE_CHECKING:
@@ -42,8 +40,6 @@ OURS = {
 """backend and precision; unavailable variants are reported"""
 
 Paint = Callable[[Sequence[str]], object]
-Begin = Callable[[Sequence[str]], Run]
-"""encodes prompts and returns a function that only denoises them"""
 
 
 @dataclass(frozen=True)
@@ -73,8 +69,6 @@ class Loaded:
     """The available variants by name, and why the others are unavailable."""
 
     paints: dict[str, Paint]
-    loops: dict[str, Begin] = field(default_factory=dict)
-    """denoising alone, of our variants"""
     passed_over: dict[str, str] = field(default_factory=dict)
 
 
@@ -90,7 +84,6 @@ def load_all(setting: BenchSetting, ours: Sequence[str], has_compile: bool) -> L
         for interval in INTERVALS:
             name = variant_name(each, interval)
             loaded.paints[name] = partial(paint, pipeline, setting, interval)
-            loaded.loops[name] = partial(_begin, pipeline, setting, interval)
     return loaded
 
 
@@ -118,21 +111,6 @@ def generate(pipeline: Pipeline, requests: Iterable[GenerationParams | WithPictu
     if errors := [result.error for result in results if result.error]:
         raise errors[0]
     return results
-
-
-def _begin(pipeline: Pipeline, setting: BenchSetting, interval: int, prompts: Sequence[str]) -> Run:
-    requests = [pipeline.resolve(params) for params in requests_of(setting, interval, prompts)]
-    encoded = zip(requests, pipeline.encode(requests), strict=True)
-    return partial(_denoise, pipeline, [pipeline.request(*each) for each in encoded])
-
-
-def _denoise(pipeline: Pipeline, requests: Sequence[Request]) -> None:
-    loop = pipeline.in_flight()
-    for request in requests:
-        loop.submit(request)
-    for event in loop.drain():
-        if isinstance(event, Failed):
-            raise event.cause
 
 
 def requests_of(

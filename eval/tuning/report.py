@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from eval.measuring.markdown import table_lines
 from eval.tuning.results import CheckedPlan, TuningResult
-from eval.tuning.tuned_sampling import TunedSampling
 from sdxl.files import write_atomic, write_json
 
 STEM = "tuning"
@@ -28,21 +26,7 @@ Cost is that of an image's steps, as a share of the first row's; engine calls ar
 PSNR is to the exact pictures of the same scheduler and guidance, and compares only those. A star
 marks a tuned plan.
 
-{table(result)}
-
-## Does it pay?
-
-A tuned plan pays where no score is clearly worse than that of the strongest plain choice at its
-cost, and either a score is clearly better or its pictures are clearly nearer to the exact ones than
-the nearest plain choice's. Clearly: the 95% interval of the paired difference leaves out zero.
-
-{verdicts(result)}
-
-{chosen(result)}
-
-## How well single steps predict
-
-{predictions(result.tuned)}
+{summary(result)}
 """
 
 
@@ -81,19 +65,6 @@ def chosen(result: TuningResult) -> str:
         for name, budget_s in result.budgets_s.items()
     ]
     return "\n".join(["The plan of each quality:", "", *lines])
-
-
-def predictions(tuned: Sequence[TunedSampling]) -> str:
-    lines = []
-    for each in tuned:
-        if (prediction := each.prediction) is None:
-            continue
-        adds = "independent errors" if prediction.power == 2 else "errors that point the same way"
-        lines.append(
-            f"- {each.sampling}: {len(each.trials.errors)} plans tried to the end; they add up as "
-            f"{adds}, and predictions are off by a factor of {2**prediction.misfit:.2f}."
-        )
-    return "\n".join(lines)
 
 
 def summary(result: TuningResult | None) -> str:

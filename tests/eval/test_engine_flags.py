@@ -41,7 +41,7 @@ def run(command: str, *flags: str) -> None:
 
 MODULES = {
     "eval": "eval.command.main",
-    "tune": "eval.tune_command.main",
+    "tune": "eval.tuning.command.main",
     "mlperf": "eval.mlperf.command.main",
 }
 COMMANDS: dict[str, Sequence[str]] = {

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from eval.gpu import command as gpu
-from eval.gpu.command import FILE, OF_ONE_SIZE, SECTIONS, Section, table
+from eval.gpu.command import FILE, OF_ONE_SIZE, SECTIONS, table
 from sdxl.params import InvalidParams
 
 QUICK = ["agreement", "pictures", "requests", "promises"]
@@ -65,34 +65,26 @@ def began(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     second time."""
     names: list[str] = []
 
-    def begin(self: Section, bench: object) -> Iterator[tuple[str, Any]]:
-        names.append(self.function)
-        return (broken if names.count("broken") == 1 and names[-1] == "broken" else whole)(bench)
+    def begin(name: str, bench: object) -> Iterator[tuple[str, Any]]:
+        names.append(name)
+        return (broken if names.count("broken") == 1 and name == "broken" else whole)(bench)
 
-    monkeypatch.setattr(gpu, "SECTIONS", {n: Section("", n, 0) for n in ("broken", "whole")})
-    monkeypatch.setattr(Section, "begin", begin)
+    monkeypatch.setattr(gpu, "SECTIONS", {"broken": ("", 0), "whole": ("", 0)})
+    monkeypatch.setattr(gpu, "begin", begin)
     return names
 
 
 def test_a_failed_section_does_not_stop_the_others_and_is_repeated(
     began: list[str], tmp_path: Path
 ) -> None:
-    report = tmp_path / "small" / "report.json"
-    command = ["--dry-run", "--out", str(tmp_path / "out"), "--report", str(report)]
-    assert gpu.main([*command, "--sections", "broken"]) == 1
-    assert gpu.main([*command, "--sections", "whole"]) == 0, "the other section stays"
-    sections = json.loads(report.read_text())["sections"]
+    command = ["--dry-run", "--out", str(tmp_path), "--sections", "broken", "whole"]
+    assert gpu.main(command) == 1
+    sections = json.loads((tmp_path / FILE).read_text())["sections"]
     assert sections["broken"]["before"] == 1 and "the GPU has gone" in sections["broken"]["error"]
-    assert gpu.main([*command, "--sections", "broken", "whole"]) == 0
-    assert began == ["broken", "whole", "broken"]
-    sections = json.loads(report.read_text())["sections"]
+    assert gpu.main(command) == 0
+    assert began == ["broken", "whole", "broken"], "the other section is kept"
+    sections = json.loads((tmp_path / FILE).read_text())["sections"]
     assert sections["broken"]["found"] == sections["whole"]["found"] == 2
-    assert not (tmp_path / "out" / FILE).exists()
-
-
-def test_sections_after_a_failed_one_run(began: list[str], tmp_path: Path) -> None:
-    assert gpu.main(["--dry-run", "--out", str(tmp_path), "--sections", "broken", "whole"]) == 1
-    assert began == ["broken", "whole"]
 
 
 def test_every_figure_is_stored_before_the_next(
@@ -101,13 +93,13 @@ def test_every_figure_is_stored_before_the_next(
     """Read the file in the middle of a section, as a kill would leave it."""
     seen: list[dict[str, Any]] = []
 
-    def observed(_: Section, bench: object) -> Iterator[tuple[str, Any]]:
+    def observed(name: str, bench: object) -> Iterator[tuple[str, Any]]:
         for number in range(3):
             yield str(number), number
             seen.append(json.loads((tmp_path / FILE).read_text())["sections"]["looking"])
 
-    monkeypatch.setattr(gpu, "SECTIONS", {"looking": Section("", "", 0)})
-    monkeypatch.setattr(Section, "begin", observed)
+    monkeypatch.setattr(gpu, "SECTIONS", {"looking": ("", 0)})
+    monkeypatch.setattr(gpu, "begin", observed)
     gpu.main(["--dry-run", "--out", str(tmp_path), "--sections", "looking"])
     assert [list(each) for each in seen] == [["0"], ["0", "1"], ["0", "1", "2"]]
 
