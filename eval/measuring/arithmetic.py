@@ -21,7 +21,7 @@ from onnx_export.recipes import RECIPES
 from sdxl.checkpoint import NETWORK_FOLDERS, find
 from sdxl.engine import torch_dtype
 from sdxl.networks.parts import networks_of
-from sdxl.specs import CHUNK, Architecture, Cut, ModelSpec, image_axes, network_specs
+from sdxl.specs import CHUNK, Architecture, ModelSpec, image_axes, network_specs
 
 FULL_SIZE = "sdxl-1.0"
 """the name of the full-size model without weights"""
@@ -70,15 +70,13 @@ def architecture_of(configs: Configs) -> Architecture:
     return Architecture.from_configs(*(configs[part] for part in parts))
 
 
-def work_of(
-    configs: Configs, shapes: Shapes, precision: str, cut: Cut = "reference"
-) -> dict[str, CallWork]:
+def work_of(configs: Configs, shapes: Shapes, precision: str) -> dict[str, CallWork]:
     """The work of every network, by name."""
     arch = architecture_of(configs)
-    specs = network_specs(arch, DTYPES.get(precision, "float16"), cut)
+    specs = network_specs(arch, DTYPES.get(precision, "float16"))
     return {
         name: _work(network, specs[name], shapes.axes(arch), precision)
-        for name, network in meta_networks(configs, cut)
+        for name, network in meta_networks(configs)
     }
 
 
@@ -88,11 +86,11 @@ def calls_a_picture(deep: int, shallow: int) -> dict[str, int]:
     return {**steps, "vae_decoder": 1, "clip_l": 1, "clip_g": 1}
 
 
-def meta_networks(configs: Configs, cut: Cut = "reference") -> Iterator[tuple[str, nn.Module]]:
+def meta_networks(configs: Configs) -> Iterator[tuple[str, nn.Module]]:
     """The networks by name, on the meta device."""
     with torch.device("meta"):
         for part in NETWORK_FOLDERS:
-            yield from networks_of(part, build_module(part, configs[part]), cut).items()
+            yield from networks_of(part, build_module(part, configs[part])).items()
 
 
 def build_module(part: str, config: Mapping[str, Any]) -> nn.Module:

@@ -200,10 +200,6 @@ class Prediction:
             for gain, row in zip(self.gains, errors, strict=True)
         ]
 
-    def of(self, errors: StepErrors, deep_steps: Deep) -> float:
-        added = powered(errors, deep_steps, self.power) @ np.array(self.gains)
-        return float(added) ** (1 / self.power)
-
 
 def powered(errors: StepErrors, deep_steps: Deep, power: int) -> NDArray[np.float64]:
     """Each step's error in this plan, raised to the power; 0 for a deep step."""

@@ -20,7 +20,6 @@ from eval.quality.pareto import Change
 from eval.quality.sources import Folder, Painted
 from eval.quality.task import QualityTask
 from eval.tuning.plans import CachePlan, SamplingSpec, exact
-from eval.tuning.tuned_sampling import TunedSampling
 from sdxl.pipeline import Pipeline
 from sdxl.presets import EXACT, MEASURED, Presets
 
@@ -203,7 +202,6 @@ class TuningResult:
     """`checked[0]` is the exact model."""
 
     checked: Sequence[CheckedPlan]
-    tuned: Sequence[TunedSampling]
     budgets_s: Mapping[str, float]
     """the most that an image may cost, by quality"""
     frechet: FrechetDistance
@@ -254,5 +252,4 @@ class TuningResult:
             "checked": [each.as_dict() for each in self.checked],
             "verdicts": verdicts,
             "chosen": {name: each.plan.as_dict() for name, each in self.chosen.items()},
-            "courses": [each.as_dict() for each in self.tuned],
         }

@@ -5,10 +5,9 @@ plans, and repeat with a better prediction.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from eval.tuning.measurements import (
     UNITS_A_S,
@@ -19,8 +18,8 @@ from eval.tuning.measurements import (
 )
 from eval.tuning.plans import (
     CachePlan,
-    Prediction,
     SamplingSpec,
+    StepErrors,
     all_but,
     even,
     find_best_within,
@@ -50,8 +49,6 @@ class TunedSampling:
     costs: StepCosts
     budgets_s: Sequence[float]
     folder: Path
-    errors: list[list[float]] = field(default_factory=list)
-    prediction: Prediction | None = None
 
     @cached_property
     def trials(self) -> PlanTrials:
@@ -66,14 +63,12 @@ class TunedSampling:
         prepare_folder(self.folder)
         report(f"{self.sampling}: single steps")
         path = self.folder / "local-errors.json"
-        self.errors = measure_errors(self.pipeline, self.sampling, self.requests, path, OLDEST)
+        errors = measure_errors(self.pipeline, self.sampling, self.requests, path, OLDEST)
         training = [even(self.sampling, interval) for interval in INTERVALS]
         training += [all_but(self.sampling, step) for step in range(1, self.sampling.steps)]
         self._try(training, is_late, report)
         for _ in range(ROUNDS):
-            self.prediction = fit(self.errors, self.trials.errors)
-            self._try(self.proposed(), is_late, report)
-        self.prediction = fit(self.errors, self.trials.errors)
+            self._try(self.proposed(errors), is_late, report)
 
     def _try(self, plans: Iterable[CachePlan], is_late: IsLate, report: Report) -> None:
         for plan in plans:
@@ -82,12 +77,11 @@ class TunedSampling:
             report(str(plan))
             self.trials.run(plan)
 
-    def proposed(self) -> list[CachePlan]:
+    def proposed(self, errors: StepErrors) -> list[CachePlan]:
         """For each budget, the plan with the best prediction."""
-        assert self.prediction is not None
         kinds = even(self.sampling, 1).step_plan(self.requests[0].guidance)
         deep, shallow = (self.costs.units(kinds, is_deep=is_deep) for is_deep in (True, False))
-        ways = search(self.prediction.terms(self.errors), deep, shallow)
+        ways = search(fit(errors, self.trials.errors).terms(errors), deep, shallow)
         best = (find_best_within(ways, budget * UNITS_A_S) for budget in self.budgets_s)
         return [CachePlan(self.sampling, way.deep_steps) for way in best if way is not None]
 
@@ -99,19 +93,3 @@ class TunedSampling:
             within = [plan for plan in errors if self.cost(plan) <= budget]
             best += [min(within, key=errors.__getitem__)] if within else []
         return list(dict.fromkeys(best))
-
-    def as_dict(self) -> dict[str, Any]:
-        tried = []
-        for deep, error in self.trials.errors.items():
-            plan = CachePlan(self.sampling, deep)
-            row = {"deep_steps": deep, "cost_s": self.cost(plan), "error": error}
-            if self.prediction is not None:
-                row["predicted"] = self.prediction.of(self.errors, deep)
-            tried.append(row)
-        prediction = vars(self.prediction) if self.prediction else None
-        return {
-            "course": vars(self.sampling),
-            "errors": self.errors,
-            "prediction": prediction,
-            "trials": tried,
-        }

@@ -41,7 +41,6 @@ class Tuning:
     checkpoint: Checkpoint
     is_late: IsLate
     report: Report
-    tuned: list[TunedSampling] = field(default_factory=list)
     checked: list[CheckedPlan] = field(default_factory=list)
     pipelines: dict[str, Pipeline] = field(default_factory=dict)
     costs: dict[str, StepCosts] = field(default_factory=dict)
@@ -68,7 +67,6 @@ class Tuning:
                 break
             tuned = self._tuned(sampling)
             tuned.run(self.is_late, self.report)
-            self.tuned.append(tuned)
             self._check_all(tuned)
         return self._report()
 
@@ -128,14 +126,8 @@ class Tuning:
         if not self.checked:
             return None
         frechet = FrechetDistance(self.task.load().reference)
-        budgets_s = self._budgets_s
         result = TuningResult(
-            tuple(self.checked),
-            tuple(self.tuned),
-            budgets_s,
-            frechet,
-            self.task.name,
-            self.task.note,
+            tuple(self.checked), self._budgets_s, frechet, self.task.name, self.task.note
         )
         write_report(result, self.folder)
         self._store(result)

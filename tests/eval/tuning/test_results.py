@@ -91,7 +91,7 @@ def test_the_plain_plan_is_chosen_if_no_tuned_plan_pays(psnr: float, name: Cache
 def test_the_page_of_a_result() -> None:
     checks = [EXACT, checked(even(SAMPLING, 2), 5.0, psnr=30), checked(TUNED, 5.0, psnr=30)]
     budgets_s = {"low": 5.0, "medium": 5.0, "high": 10.0}
-    result = TuningResult(checks, [], budgets_s, FRECHET, "a task", "a note")
+    result = TuningResult(checks, budgets_s, FRECHET, "a task", "a note")
     text = page(result)
     assert "No tuned plan pays here." in text and "★ fp32 euler 10, deep 0,1,2,5 | 0.500" in text
     assert "- low, up to 0.5: fp32 euler 10, interval 2" in text

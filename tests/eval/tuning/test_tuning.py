@@ -50,7 +50,6 @@ def test_a_tuning_reports_tuned_plans_beside_plain_ones_and_resumes(
     assert re.search(r"tuned plans? pay|No tuned plan", page)
     report = json.loads((tmp_path / "tuning.json").read_text())
     assert set(report["chosen"]) <= {"low", "medium", "high"}
-    assert {len(c["errors"]) for c in report["courses"]} == {4}
 
     def refuse(*_: object) -> None:
         raise AssertionError("done again")
