@@ -32,10 +32,11 @@ from eval.llm.client import (
     read_prompts,
     wait_until_loaded,
 )
+from eval.measuring.kept_facts import check_facts
 from eval.service.client import local_service
 from sdxl.arguments import Parser, add_option, check_positive
 from sdxl.digests import sha256_of
-from sdxl.files import prepare_folder, read_toml, write_atomic, write_json
+from sdxl.files import read_toml, write_atomic, write_json
 from sdxl.params import InvalidParams
 
 Options = dict[str, Any]
@@ -108,26 +109,19 @@ def search(run: Try, splits: Sequence[Options], choices: Mapping[str, Sequence[i
 class Trials:
     """Trials saved in a file; `run` makes those that are missing or failed in an earlier run."""
 
-    def __init__(self, path: Path, settings: Mapping[str, Any], run: Try) -> None:
-        self.path, self.settings, self.run = path, dict(settings), run
+    def __init__(self, path: Path, run: Try) -> None:
+        self.path, self.run = path, run
         self.known: dict[str, OptionsTrial] = {}
         if path.exists():
             stored = json.loads(path.read_text(encoding="utf-8"))
-            if stored["settings"] != self.settings:
-                needed = f"must be a folder whose trials have these settings: {self.settings}"
-                raise InvalidParams("out", str(path.parent), needed)
-            trials = {key: OptionsTrial(**value) for key, value in stored["trials"].items()}
+            trials = {key: OptionsTrial(**value) for key, value in stored.items()}
             self.known = {key: trial for key, trial in trials.items() if not trial.error}
 
     def __call__(self, options: Options) -> OptionsTrial:
         key = json.dumps(options, sort_keys=True)
         if key not in self.known:
             self.known[key] = self.run(options)
-            content = {
-                "settings": self.settings,
-                "trials": {name: asdict(trial) for name, trial in self.known.items()},
-            }
-            write_json(self.path, content)
+            write_json(self.path, {name: asdict(trial) for name, trial in self.known.items()})
         return self.known[key]
 
 
@@ -206,9 +200,9 @@ def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
     limits, base = check(options)
     folder = Path(options.out)
-    prepare_folder(folder)
+    check_facts(folder, "settings.json", describe_settings(options, base), "tuning")
     bench = Services(options, base, limits, folder, read_prompts(options.prompts))
-    trials = Trials(folder / TRIALS, describe_settings(options, base), bench)
+    trials = Trials(folder / TRIALS, bench)
     choices = {"max_batch_size": options.batch}
     splits: list[Options] = [{}]
     if options.backend == "tensorrt-llm":
