@@ -21,14 +21,13 @@ BENCHMARKS = {
     "llm": ("llm.bench", "a language model: time to tokens, tokens per second and dollar"),
 }
 """module below eval, and what it measures"""
-OF_DEVELOPERS = ("floor", "sizing")
-"""shown by --help-all only"""
 
 
 def main(argv: Sequence[str]) -> int:
     match list(argv):
-        case ["-h" | "--help" | "--help-all" as flag, *_]:
-            print(usage(is_whole=flag == "--help-all"))
+        case ["-h" | "--help" | "--help-all", *_]:
+            rows = (f"  {name:<12}{text}" for name, (_, text) in BENCHMARKS.items())
+            print("\n".join(("usage: sdxl bench BENCHMARK …", "", *rows)))
             return 0
         case [name, *rest] if name in BENCHMARKS:
             result: int = importlib.import_module(f"eval.{BENCHMARKS[name][0]}").main(rest)
@@ -36,13 +35,3 @@ def main(argv: Sequence[str]) -> int:
         case _:
             unknown = argv[0] if argv else None
             raise InvalidParams.unknown("benchmark", unknown, BENCHMARKS)
-
-
-def usage(*, is_whole: bool) -> str:
-    rows = (
-        f"  {name:<12}{text}"
-        for name, (_, text) in BENCHMARKS.items()
-        if is_whole or name not in OF_DEVELOPERS
-    )
-    more = () if is_whole else ("", "`sdxl bench --help-all` adds those for developers.")
-    return "\n".join(("usage: sdxl bench BENCHMARK …", "", *rows, *more))

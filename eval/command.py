@@ -74,8 +74,6 @@ def table(task: QualityTask, scores: Scores) -> str:
         "",
     ]
     lines += [row(LABELS.get(name, name), figure) for name, figure in scores.figures.items()]
-    label = f"FID of {scores.pictures} references"
-    lines.append(f"{label:<26}{scores.reference_fid:10.4f}  as a perfect model has at this --count")
     if scores.images_per_s is not None:
         lines.append(f"{'images/s':<26}{scores.images_per_s.median:10.2f}")
     return "\n".join(lines)

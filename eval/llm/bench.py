@@ -173,7 +173,7 @@ def run_loadgen(url: str, client: Client, options: Any) -> dict[str, Any]:
     )
     system = Streams(client, concurrent_requests(url, options.key))
     try:
-        summary = run.start(system)
+        summary = run.start(system.issue)
     finally:
         system.close()
     is_valid = bool(summary.is_valid) and not system.failed

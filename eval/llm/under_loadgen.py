@@ -34,9 +34,6 @@ class Streams:
         for response, index in samples:
             asyncio.run_coroutine_threadsafe(self._answer(response, index), self._loop)
 
-    def flush(self) -> None:
-        """Nothing is buffered."""
-
     def close(self) -> None:
         asyncio.run_coroutine_threadsafe(self.client.http.aclose(), self._loop).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -24,7 +24,7 @@ from sdxl.arguments import MODEL, Parser, add_generation_flags, add_option, give
 from sdxl.params import GenerationParams, InvalidParams
 
 if TYPE_CHECKING:
-    from eval.mlperf.loadgen import ScenarioRun, Summary, System
+    from eval.mlperf.loadgen import Issue, ScenarioRun, Summary
 
 COMMON_FLAGS = (
     *("--scenario", "--model", "--backend", "--precision", "--over", "--url", "--captions"),
@@ -75,7 +75,7 @@ def probe(make: Make, requests: Sequence[GenerationParams], at_once: int) -> Exp
 class SystemUnderTest:
     """A system with its description, its measured speed and its meter of joules."""
 
-    system: System
+    issue: Issue
     facts: dict[str, Any]
     expected: Expected
     meter: Meter | None
@@ -226,7 +226,7 @@ def measure(
             check_same(folder, reference)
         read = tested.meter or (lambda: 0.0)
         joules, began_s = read(), time.perf_counter()
-        summary = run.start(tested.system)
+        summary = run.start(tested.issue)
         seconds = time.perf_counter() - began_s
         result = summary.as_dict() | energy_figures(summary, read() - joules, seconds)
     write(folder / "result.json", result)
@@ -251,7 +251,7 @@ def system_of(
                 facts |= {"replicas": options.replicas, "deterministic": options.deterministic}
             try:
                 expected = probe(over.make, requests, over.connections)
-                yield SystemUnderTest(over, facts, expected, energy_meter(url, "images"))
+                yield SystemUnderTest(over.issue, facts, expected, energy_meter(url, "images"))
             finally:
                 over.close()
         return
@@ -264,7 +264,7 @@ def system_of(
     facts = {"over": "process", "model": options.model, "deterministic": options.deterministic}
     facts |= {"engines": dict(pipeline.engines.description)}
     try:
-        yield SystemUnderTest(system, facts, expected, open_meter())
+        yield SystemUnderTest(system.issue, facts, expected, open_meter())
     finally:
         system.close()
 

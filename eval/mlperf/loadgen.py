@@ -7,10 +7,10 @@ seeds). `is_short` changes only durations and counts.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import mlperf_loadgen as lg
 
@@ -29,14 +29,9 @@ class LoadGenError(RuntimeError):
     """A run that LoadGen did not accept."""
 
 
-class System(Protocol):
-    """The system under test. It calls `complete` for each sample, from any thread."""
-
-    def issue(self, samples: Sequence[tuple[int, int]]) -> None:
-        """(response id, index of the caption) of each sample of a query."""
-        ...
-
-    def flush(self) -> None: ...
+Issue = Callable[[Sequence[tuple[int, int]]], None]
+"""takes the samples of a query, each a response id and the index of its caption, and calls
+`complete` for each of them later, from any thread"""
 
 
 @dataclass(frozen=True)
@@ -82,16 +77,16 @@ class ScenarioRun:
             settings.performance_issue_same_index = min(TEST04_INDEX, self.captions - 1)
         return settings
 
-    def start(self, system: System) -> Summary:
+    def start(self, issue: Issue) -> Summary:
         """Run LoadGen, which writes its logs to the folder."""
         logs = lg.LogSettings()
         logs.log_output.outdir = str(self.folder)
         logs.log_output.copy_summary_to_stdout = False
         settings = self.settings()
+        # No query is buffered, and captions are in memory, so flushing and loading do nothing.
         sut = lg.ConstructSUT(
-            lambda samples: system.issue([(s.id, s.index) for s in samples]), system.flush
+            lambda samples: issue([(s.id, s.index) for s in samples]), lambda: None
         )
-        # Captions are in memory, so loading them does nothing.
         count = settings.performance_sample_count_override
         library = lg.ConstructQSL(self.captions, count, lambda _: None, lambda _: None)
         try:

@@ -39,9 +39,6 @@ class Arrivals:
         for sample in samples:
             self._arrived.put(sample)
 
-    def flush(self) -> None:
-        """Nothing is buffered."""
-
 
 class InProcess(Arrivals):
     """Samples join the running loop at the next tick, as requests do at a replica."""

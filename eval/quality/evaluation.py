@@ -63,16 +63,13 @@ class Scores:
     figures: Mapping[str, Figure]
     images_per_s: Spread | None
     """over chunks; None for stored pictures"""
-    reference_fid: float
-    """FID of an equal number of reference pictures: the bias of a finite sample"""
     resamples: Mapping[str, Tensor]
     """the scores of resamples by figure, for intervals"""
 
     def as_dict(self) -> dict[str, Any]:
         figures = {n: {**asdict(f), "holds": f.holds} for n, f in self.figures.items()}
         speed = {"images/s": asdict(self.images_per_s)} if self.images_per_s else {}
-        reference = {"reference_fid": self.reference_fid}
-        return {"pictures": self.pictures, "figures": figures, **reference, **speed}
+        return {"pictures": self.pictures, "figures": figures, **speed}
 
 
 @dataclass(frozen=True)
@@ -163,7 +160,7 @@ class Evaluation:
         }
         is_stored = getattr(self.source, "is_stored", False)
         speed = None if is_stored else Spread.of(rows["images_per_s"].tolist())
-        scores = Scores(count, figures, speed, fid.of_reference(count), resamples)
+        scores = Scores(count, figures, speed, resamples)
         write_json(self.folder / "scores.json", scores.as_dict())
         return scores
 

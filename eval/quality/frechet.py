@@ -12,9 +12,6 @@ from torch import Tensor
 
 from sdxl.params import InvalidParams
 
-DRAWS = 5
-"""drawn sets of features, whose distances are averaged"""
-
 
 @dataclass(frozen=True)
 class Gaussian:
@@ -63,16 +60,6 @@ class FrechetDistance:
         values, vectors = torch.linalg.eigh(reference.covariance)
         self.root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
         self.trace = float(reference.covariance.trace())
-
-    def of_reference(self, count: int) -> float:
-        """The mean distance of `count` pictures of the reference's distribution."""
-        generator = torch.Generator().manual_seed(0)
-        shape, mean = (count, len(self.root)), self.reference.mean
-        drawn = (
-            mean + torch.randn(shape, generator=generator, dtype=self.root.dtype) @ self.root
-            for _ in range(DRAWS)
-        )
-        return sum(map(self, drawn)) / DRAWS
 
     def __call__(self, features: Tensor) -> float:
         rows = features.double()

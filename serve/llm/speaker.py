@@ -45,7 +45,6 @@ class Speaker:
     def __init__(self, id_: str, prompts: Prompts, engine: LlmEngine, queue: int = 64) -> None:
         self.id, self.prompts, self.engine, self.queue = id_, prompts, engine, queue
         self.meters = LlmMeters()
-        self._open = 0
         self._answer_s = 0.0
         """mean duration of recent answers, including their wait"""
 
@@ -62,7 +61,6 @@ class Speaker:
     async def generate(self, order: TextOrder) -> AsyncGenerator[Update]:
         meter = OrderMeter(self.meters)
         outcome, end, began_s = "cancelled", None, time.monotonic()
-        self._open += 1
         try:
             async with aclosing(self._answer(order, meter)) as updates:
                 async for update in updates:
@@ -80,16 +78,11 @@ class Speaker:
             log.exception("the language model's engine failed")
             raise Problem(500, "The language model failed.", None, "engine") from None
         finally:
-            self._open -= 1
             meter.ended(outcome, end)
 
     async def metrics(self) -> Sequence[Any]:
         at_once = self.engine.rows + self.queue
         return self.meters.collect(await self.engine.occupancy(), at_once)
-
-    @property
-    def is_idle(self) -> bool:
-        return not self._open
 
     def _queue_s(self, occupancy: Occupancy) -> float:
         """Predict by Little's law when all waiting orders have begun."""

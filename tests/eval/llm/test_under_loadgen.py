@@ -63,7 +63,7 @@ def run_loadgen(folder: Path, client: Any, limits: str) -> tuple[Any, Streams]:
     benchmark = LIMITS[limits].benchmark
     run = ScenarioRun("Server", folder, 8, target_qps=300.0, is_short=True, benchmark=benchmark)
     try:
-        return run.start(system), system
+        return run.start(system.issue), system
     finally:
         system.close()
 
@@ -97,7 +97,7 @@ def test_offline_samples_wait_for_room(tmp_path: Path, monkeypatch: pytest.Monke
     system = Streams(client, 30)
     run = ScenarioRun("Offline", tmp_path, 200, is_short=True, benchmark=LIMITS["server"].benchmark)
     try:
-        summary = run.start(system)
+        summary = run.start(system.issue)
     finally:
         system.close()
     assert summary.is_valid and not system.failed, (system.failed, summary.lines)

@@ -23,14 +23,9 @@ ALONE = Summary("SingleStream", True, 0.5, "s")
 REQUESTS = [GenerationParams(f"caption {i}") for i in range(8)]
 
 
-class Answering:
-    """A system that answers at once."""
-
-    def issue(self, samples: Sequence[tuple[int, int]]) -> None:
-        for response, _ in samples:
-            complete(response)
-
-    def flush(self) -> None: ...
+def answer_at_once(samples: Sequence[tuple[int, int]]) -> None:
+    for response, _ in samples:
+        complete(response)
 
 
 class Replicas:
@@ -53,7 +48,7 @@ def answering(meter: Meter | None) -> Any:
 
     @contextmanager
     def system_of(*_: object) -> Iterator[SystemUnderTest]:
-        yield SystemUnderTest(Answering(), {"over": "nothing"}, Expected(0.1, 10.0), meter)
+        yield SystemUnderTest(answer_at_once, {"over": "nothing"}, Expected(0.1, 10.0), meter)
 
     return system_of
 

@@ -15,8 +15,8 @@ import pytest
 
 from eval.measuring.timing import wall_s
 from eval.mlperf import compliance
-from eval.mlperf.loadgen import ScenarioRun, Summary, System, complete
-from eval.mlperf.systems import InProcess, OverHttp
+from eval.mlperf.loadgen import ScenarioRun, Summary, complete
+from eval.mlperf.systems import Arrivals, InProcess, OverHttp
 from eval.quality.accuracy_log import FILE, AccuracyLog, read_samples
 from eval.quality.sources import request_picture
 from eval.quality.task import QualityTask
@@ -43,19 +43,19 @@ def pipeline() -> Pipeline:
 
 
 @contextmanager
-def in_process(pipeline: Pipeline) -> Iterator[System]:
+def in_process(pipeline: Pipeline) -> Iterator[InProcess]:
     system = InProcess(pipeline, REQUESTS, complete)
     yield system
     system.close()
 
 
 def start(
-    system: System, folder: Path, scenario: str, qps: float = 100.0, **more: object
+    system: Arrivals, folder: Path, scenario: str, qps: float = 100.0, **more: object
 ) -> Summary:
     folder.mkdir(exist_ok=True)
     facts: dict[str, object] = {"target_qps": qps, "expected_latency_s": 0.02, **more}
     run = ScenarioRun(scenario, folder, CAPTIONS, is_short=True, **facts)  # type: ignore[arg-type]
-    return run.start(system)
+    return run.start(system.issue)
 
 
 def one_by_one(make: Callable[[], object]) -> float:
