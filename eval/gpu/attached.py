@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from torch import nn
 
 from engines.bank_shelf import BankShelf, shapes_of
 from engines.low_rank import TRANSFORMERS
@@ -26,6 +25,7 @@ from eval.speed.peers import prompts_for
 from eval.speed.variants import INTERVALS, generate, requests_of
 from sdxl.attachments import Lora
 from sdxl.catalogue import Catalogue
+from sdxl.checkpoint import find
 from sdxl.controls import CANNY, Control
 from sdxl.pipeline import Pipeline, WithPictures
 
@@ -117,20 +117,10 @@ def write_net(bench: Bench, folder: Path) -> None:
     """Write a ControlNet in diffusers' layout."""
     from diffusers.models.controlnets.controlnet import ControlNetModel
 
-    from sdxl.checkpoint import find
-
     if folder.exists():
         return
-    checkpoint = find(bench.setting.model)
-    unet: Any = bench._part(checkpoint, "unet")
-    with torch.device("meta"):
-        made: Any = ControlNetModel.from_unet(
-            unet,
-            load_weights_from_unet=False,
-            **({"conditioning_embedding_out_channels": (4, 8, 12, 16)} if bench.is_dry else {}),
-        )
-    net: Any = nn.Module.to(made, torch.float16).to_empty(device=bench.device)
-    for parameter in net.parameters():
-        fan_in = parameter[0].numel() if parameter.dim() > 1 else 1
-        parameter.data.normal_(0.0, 0.5 / fan_in**0.5 if parameter.dim() > 1 else 0.02)
-    net.save_pretrained(folder)
+    unet: Any = bench._part(find(bench.setting.model), "unet")
+    small: Any = {"conditioning_embedding_out_channels": (4, 8, 12, 16)} if bench.is_dry else {}
+    with bench.device:
+        net: Any = ControlNetModel.from_unet(unet, load_weights_from_unet=False, **small)
+    net.half().save_pretrained(folder)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from eval.quality.fetch import DIGESTS as KINDS
 from eval.quality.fetch import RECORD, SOURCES, FetchFailed, git_blob_of, main, read_sources
 from sdxl.params import InvalidParams
 from tests.http_servers import Quiet, serving
@@ -51,7 +50,7 @@ def fetch(folder: Path, listed: str, *flags: str) -> Path:
 
 def test_files_of_the_right_digest_are_fetched_once(url: str, tmp_path: Path) -> None:
     captions, clip = DIGESTS.values()
-    listed = sources(tmp_path, url, captions=captions, clip=clip[:8])
+    listed = sources(tmp_path, url, captions=captions, clip=clip)
     out = fetch(tmp_path, listed)
     assert {p.name: p.read_bytes() for p in (out / "in").iterdir()} == CONTENT
     for name in CONTENT:
@@ -98,11 +97,9 @@ def test_a_missing_file_is_reported_in_one_line(url: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ('path = "../x"\nurl = "https://a/b"', "path must be below the folder .*got '../x'"),
-        ('path = "x"\nurl = "http://a/b"', "url must start with https://.*got 'http://a/b'"),
         (
             'path = "x"\nurl = "https://a/b"\nsha256 = "12"',
-            "sha256 must be .* hexadecimal digits, got '12'",
+            "sha256 must be 64 hexadecimal digits, got '12'",
         ),
         ('path = "x"', r"sources must hold TOML with \[\[file\]\] tables of path, url and"),
         ("path = 3", r"sources must hold TOML with \[\[file\]\] tables of path, url and"),
@@ -132,7 +129,7 @@ def test_the_git_blob_id_is_checked(url: str, tmp_path: Path) -> None:
 
 
 def test_the_built_in_sources_are_immutable() -> None:
-    """Each source has a full digest, and an address that names a commit or a release."""
+    """Each source has a digest, and an address that names a commit or a release."""
     for file in read_sources(SOURCES):
-        assert len(file.sha256) == KINDS["sha256"][1] or len(file.git_blob) == KINDS["git_blob"][1]
+        assert file.has_digest
         assert re.search("/[0-9a-f]{40}/|/releases/download/", file.url), file.url
