@@ -50,9 +50,6 @@ SECTIONS = {
 """the module of each section's function, and the seconds that it needs: on a GPU it is skipped if
 less time is left"""
 USUAL = [*SECTIONS][:8]
-TRACES = ("one_size", "four_sizes", "official_sizes", "free_sizes")
-OF_ONE_SIZE = "of one size"
-COLUMNS = ("images/s", OF_ONE_SIZE, "p50_s", "compiled", "unrecorded", "captured", "broken")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -70,7 +67,6 @@ def main(argv: Sequence[str]) -> int:
     until_s = time.perf_counter() + options.time_budget
     bench = Bench(options.out, until_s, options.is_dry, options.precisions, options.torch_options)
     report = run(bench, options)
-    print(table(report["sections"]))
     failed = [name for name in options.sections if "error" in report["sections"][name]]
     print(f"{options.out / FILE}: {len(options.sections)} sections, failed: {failed or 'none'}")
     return 1 if failed else 0
@@ -132,18 +128,6 @@ def begin(name: str, bench: Bench) -> Figures:
     module = importlib.import_module(f"eval.gpu.{SECTIONS[name][0]}")
     figures: Figures = getattr(module, name)(bench)
     return figures
-
-
-def table(sections: Mapping[str, Mapping[str, Any]]) -> str:
-    """A line for each run of a trace."""
-    lines = [f"{'trace':<24}" + "".join(f"{name:>13}" for name in COLUMNS)]
-    for trace in TRACES:
-        for run in ("first", "second"):
-            figures = sections.get(trace, {}).get(run, {})
-            values = (figures.get(name, "" if name == OF_ONE_SIZE else 0) for name in COLUMNS)
-            shown = (f"{v:>13.3f}" if isinstance(v, float) else f"{v:>13}" for v in values)
-            lines += [f"{trace + ', ' + run:<24}" + "".join(shown)] if figures else []
-    return "\n".join(lines)
 
 
 def read_sections(file: Path, is_dry: bool) -> dict[str, dict[str, Any]]:

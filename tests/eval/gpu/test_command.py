@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from eval.gpu import command as gpu
-from eval.gpu.command import FILE, OF_ONE_SIZE, SECTIONS, table
+from eval.gpu.command import FILE, SECTIONS
 from sdxl.params import InvalidParams
 
 QUICK = ["agreement", "pictures", "requests", "promises"]
@@ -108,15 +108,3 @@ def test_a_missing_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(InvalidParams, match="dry-run must be set: there is no NVIDIA GPU here"):
         gpu.main(["--out", str(tmp_path)])
-
-
-def test_the_traces_are_a_table() -> None:
-    figures = {"images/s": 4.5, "p50_s": 2.0, "broken": 0, "captured": 3}
-    sections = {
-        "one_size": {"first": figures},
-        "four_sizes": {"first": {**figures, OF_ONE_SIZE: 1}},
-    }
-    head, *lines = [line.split() for line in table(sections).splitlines()]
-    assert [line[:2] for line in lines] == [["one_size,", "first"], ["four_sizes,", "first"]]
-    assert lines[0][2:] == ["4.500", "2.000", "0", "0", "3", "0"], head
-    assert lines[1][2:4] == ["4.500", "1"]

@@ -1,4 +1,4 @@
-"""The sizes of traces, and counts of the host's work."""
+"""Counts of the host's work."""
 
 from __future__ import annotations
 
@@ -10,11 +10,6 @@ from engines.cuda.recordings import Ticks
 from eval.gpu import mixed
 from sdxl.engine import Engines
 from sdxl.specs import SDXL_1_0
-
-
-def test_there_are_41_official_sizes() -> None:
-    assert len({*mixed.OFFICIAL}) == 41 and {*mixed.FOUR} <= {*mixed.OFFICIAL}
-    assert all(side % 64 == 0 for size in mixed.OFFICIAL for side in size)
 
 
 def test_only_work_within_the_context_is_counted() -> None:

@@ -149,8 +149,7 @@ def test_a_failing_picture_ends_the_run_with_its_cause(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("over", ["process", "http"])
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize(("scenario", "over"), [("Offline", "process"), ("Server", "http")])
 def test_the_embedded_model_is_valid(scenario: str, over: str, tmp_path: Path) -> None:
     flags = ["--scenario", scenario, "--over", over, "--short", "--steps", "2"]
     assert cli.main(["bench", "mlperf", *flags, "--out", str(tmp_path)]) == 0

@@ -44,13 +44,6 @@ def test_a_resumed_run_has_the_same_scores(
         assert scores.figures[name].value == pytest.approx(figure.value, rel=1e-7, abs=1e-7), name
 
 
-def test_pictures_are_requested_in_chunks(task: QualityTask, tmp_path: Path) -> None:
-    source = Noise()
-    run(task, source, tmp_path)
-    assert max(map(len, source.requested)) <= CHUNK
-    assert [i for indices in source.requested for i in indices] == list(range(len(task.captions)))
-
-
 def test_equal_pictures_have_the_best_figures_and_intervals_hold_them(whole: Scores) -> None:
     assert all(f.interval.low <= f.value <= f.interval.high for f in whole.figures.values())
     assert whole.figures["ssim"].value == pytest.approx(1)

@@ -106,14 +106,6 @@ async def test_leaving_aborts_the_request() -> None:
     assert engine.llm.aborted == 1 and not engine.llm.open
 
 
-def test_a_deadline_aborts_the_request() -> None:
-    engine = engine_of()
-    engine.llm.token_s = 0.3
-    with pytest.raises(Problem) as caught:
-        asyncio.run(updates_of(speaker_of(engine), replace(CIRCLE, deadline_s=0.4)))
-    assert caught.value.status == 408 and engine.llm.aborted == 1
-
-
 @pytest.mark.parametrize("reason", ["timeout", "cancelled"])
 def test_a_request_that_the_engine_gives_up_is_a_503(reason: str) -> None:
     engine = engine_of()
@@ -334,9 +326,3 @@ def test_the_adapter_uses_recorded_names_alone() -> None:
     assert all(used for used, _ in checks.values()), "a name here matches nothing in the adapter"
     reasons = set(record["CompletionOutput"]["finish_reason"])
     assert set(trtllm_engine.REASONS) <= reasons
-
-
-def test_the_record_says_where_it_is_from() -> None:
-    record = json.loads(trtllm_api.RECORD.read_text(encoding="utf-8"))
-    assert "TensorRT-LLM" in record["source"] and record["version"]
-    assert all(each["source"].startswith("https://") for each in record["additions"].values())
