@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import asyncio
 import importlib
-import json
 import sys
 import threading
 from collections.abc import Iterator
