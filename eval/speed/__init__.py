@@ -1,1 +1,1 @@
-"""Speed: beside peers, beside the floor, and estimated for other GPUs."""
+"""Speed: beside peers, and beside the floor."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,24 +17,6 @@ from torch import Tensor
 
 from serve.llm.kv_rows import KvRows
 from serve.llm.text_orders import Reason, Sampling
-
-
-class Sampler:
-    """Draws the next token from logits with the order's own random generator, so that other rows do
-    not change the text."""
-
-    def __init__(self, sampling: Sampling) -> None:
-        given = sampling.temperature
-        self.temperature, self.top_p = 1.0 if given is None else given, sampling.top_p
-        self.is_greedy = sampling.is_greedy
-        self._generator = torch.Generator("cpu").manual_seed(sampling.seed)
-
-    def draw(self, logits: Tensor) -> int:
-        """Draw from the logits of one row."""
-        weights = torch.softmax(logits.float() / self.temperature, -1)
-        if self.top_p < 1:
-            weights = _nucleus(weights, self.top_p)
-        return int(torch.multinomial(weights, 1, generator=self._generator))
 
 
 def _nucleus(weights: Tensor, top_p: float) -> Tensor:
@@ -53,10 +35,18 @@ class Generation:
     made: int = 0
     kept: int = 0
     """tokens whose keys and values are in the cache"""
-    sampler: Sampler = field(init=False)
 
     def __post_init__(self) -> None:
-        self.sampler = Sampler(self.sampling)
+        # Its own generator, so that other rows do not change the text.
+        self._generator = torch.Generator("cpu").manual_seed(self.sampling.seed)
+
+    def draw(self, logits: Tensor) -> int:
+        """Draw the next token from the logits of one row."""
+        given = self.sampling.temperature
+        weights = torch.softmax(logits.float() / (1.0 if given is None else given), -1)
+        if self.sampling.top_p < 1:
+            weights = _nucleus(weights, self.sampling.top_p)
+        return int(torch.multinomial(weights, 1, generator=self._generator))
 
 
 @dataclass(frozen=True)
@@ -121,7 +111,7 @@ class Decoding:
         logits = self._logits(first, [g.ids[g.kept :] for g in rows], [g.kept for g in rows])
         likeliest = logits.argmax(-1).tolist()
         made = [
-            self._take(g, best if g.sampler.is_greedy else g.sampler.draw(row))
+            self._take(g, best if g.sampling.is_greedy else g.draw(row))
             for g, best, row in zip(rows, likeliest, logits, strict=True)
         ]
         for each in made:

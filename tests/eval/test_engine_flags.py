@@ -33,22 +33,17 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+COMMANDS = {
+    "eval": ("eval.command", ("--count", "2")),
+    "tune": ("eval.tuning.command", ("--prompts", "1", "--check-prompts", "2", "--out", "tuning")),
+    "mlperf": ("eval.mlperf.command", ("--short",)),
+}
+
+
 def run(command: str, *flags: str) -> None:
     """Call the command directly, because `sdxl.cli` would catch the error."""
-    package, _, name = MODULES[command].rpartition(".")
-    getattr(import_module(package), name)([*COMMANDS.get(command, ()), *flags])
-
-
-MODULES = {
-    "eval": "eval.command.main",
-    "tune": "eval.tuning.command.main",
-    "mlperf": "eval.mlperf.command.main",
-}
-COMMANDS: dict[str, Sequence[str]] = {
-    "eval": ("--count", "2"),
-    "tune": ("--prompts", "1", "--check-prompts", "2", "--out", "tuning"),
-    "mlperf": ("--short",),
-}
+    module, usual = COMMANDS[command]
+    import_module(module).main([*usual, *flags])
 
 
 @pytest.mark.parametrize("command", COMMANDS)

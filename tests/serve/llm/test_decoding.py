@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from serve.llm.decoding import Decoding, Generation, Sampler
+from serve.llm.decoding import Decoding, Generation
 from serve.llm.text_orders import Message, Sampling, TextOrder
 from tests.serve.llm.texts import prompts
 
@@ -112,7 +112,8 @@ def test_top_p_keeps_the_fewest_tokens_that_weigh_so_much() -> None:
     logits = torch.log(torch.tensor([0.1, 0.6, 0.3]))
 
     def drawn(top_p: float) -> set[int]:
-        return {Sampler(Sampling(top_p=top_p, seed=seed)).draw(logits) for seed in range(60)}
+        each = (Generation([], Sampling(top_p=top_p, seed=seed), 1) for seed in range(60))
+        return {generation.draw(logits) for generation in each}
 
     assert (drawn(0.5), drawn(0.8), drawn(1.0)) == ({1}, {1, 2}, {0, 1, 2})
 
@@ -129,5 +130,5 @@ def test_sampling_without_remaining_tokens_is_greedy(mini_llm: Any, sampling: Sa
 
 def test_a_low_temperature_takes_the_likeliest() -> None:
     logits = torch.tensor([1.0, 2.0, 1.5])
-    cold = {Sampler(Sampling(temperature=0.01, seed=seed)).draw(logits) for seed in range(20)}
-    assert cold == {1}
+    cold = (Generation([], Sampling(temperature=0.01, seed=seed), 1) for seed in range(20))
+    assert {generation.draw(logits) for generation in cold} == {1}
