@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eval.quality.inputs import EXACT, add_benchmark_files
+from eval.quality.inputs import EXACT, LOADED, add_benchmark_files, refuse
 from sdxl.arguments import MODEL, Parser, add_generation_flags, add_option, whole
 from sdxl.params import InvalidParams
 
@@ -25,8 +25,6 @@ COMMON_FLAGS = (
     *("--images", "--url", "--sweep", "--steps", "--scheduler", "--cache-interval"),
 )
 SOURCES = ("images", "url", "accuracy_log")
-LOADED = ("backend", "precision", "engines", "takes_unchecked")
-"""flags of engines that this command loads"""
 SWEPT = ("steps", "scheduler", "cache_interval", "deep_steps", "guidance_interval")
 """flags of a picture that each setting of a sweep replaces"""
 FEWEST = 2
@@ -142,9 +140,19 @@ def check(options: argparse.Namespace) -> None:
         raise InvalidParams("source", " and ".join(given), "must name one source of pictures")
     if options.is_sweep:
         names = (*SOURCES, "precision", "engines", "against", "save", "is_json", *SWEPT)
-        refuse(options, names, "cannot be used with --sweep, which has its own settings")
+        refuse(
+            build_parser(),
+            options,
+            names,
+            "cannot be used with --sweep, which has its own settings",
+        )
     elif given:
-        refuse(options, LOADED, f"cannot be used with {given[0]}, which loads no engines")
+        refuse(
+            build_parser(),
+            options,
+            LOADED,
+            f"cannot be used with {given[0]}, which loads no engines",
+        )
     for name in ("grid", "tuned", "stores_presets"):
         if getattr(options, name) and not options.is_sweep:
             field = name.replace("stores", "store")
@@ -153,13 +161,3 @@ def check(options: argparse.Namespace) -> None:
         folder = getattr(options, name)
         if folder not in (None, EXACT) and not Path(folder).is_dir():
             raise InvalidParams(name, folder, "must be a folder of pictures")
-
-
-def refuse(options: argparse.Namespace, names: Sequence[str], needed: str) -> None:
-    """Raise for flags that would have no effect."""
-    parser = build_parser()
-    for name in names:
-        value = getattr(options, name, argparse.SUPPRESS)
-        if value != parser.get_default(name):
-            field = name.removeprefix("is_").removeprefix("takes_")
-            raise InvalidParams(field, value, needed)

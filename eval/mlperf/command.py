@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eval.measuring.timing import wall_s
+from eval.quality.inputs import LOADED, load_pipeline, refuse
 from sdxl.arguments import MODEL, Parser, add_generation_flags, add_option, given_params, number
 from sdxl.params import GenerationParams, InvalidParams
 
@@ -41,15 +42,6 @@ PROBE_WAVES = 2
 and with a single wave the end would weigh too much."""
 RATE = "images/s"
 """the unit of scores that are rates"""
-LOADED: dict[str, Any] = {
-    "backend": "auto",
-    "precision": None,
-    "engines": "",
-    "takes_unchecked": False,
-    "deterministic": False,
-}
-"""flags of engines that this command loads, and their defaults"""
-
 Make = Callable[[Sequence[GenerationParams]], object]
 Meter = Callable[[], float]
 """reads joules"""
@@ -113,7 +105,7 @@ def build_parser() -> Parser:
     add = partial(add_option, parser)
     add("--scenario", "Offline", ", ".join(SCENARIOS))
     add("--model", "mini", MODEL)
-    add("--backend", LOADED["backend"], "of engines here, or of a service started here")
+    add("--backend", "auto", "of engines here, or of a service started here")
     add("--precision", None, "default: the backend's choice")
     add_folder_flags(parser)
     add("--over", "process", "process: engines here; http: a service")
@@ -142,10 +134,9 @@ def check(options: argparse.Namespace) -> None:
         raise InvalidParams.unknown("audit", options.audit, AUDITS)
     if options.target_qps is not None and options.target_qps <= 0:
         raise InvalidParams("target_qps", options.target_qps, "must be a number above 0")
-    for field, usual in LOADED.items():
-        if options.url and getattr(options, field) != usual:
-            needed = "cannot be used with --url: that service has its own"
-            raise InvalidParams(field.removeprefix("takes_"), getattr(options, field), needed)
+    if options.url:
+        needed = "cannot be used with --url: that service has its own"
+        refuse(build_parser(), options, (*LOADED, "deterministic"), needed)
     if options.captions is None and options.model != "mini":
         raise InvalidParams(
             "captions", None, f"must be the benchmark's captions for {options.model}"
@@ -256,7 +247,6 @@ def system_of(
                 over.close()
         return
     from eval.measuring.energy import open_meter
-    from eval.quality.inputs import load_pipeline
 
     pipeline = load_pipeline(options, options.precision, is_deterministic=options.deterministic)
     expected = probe(pipeline.generate, requests, in_process_at_once(pipeline, requests[0]))
