@@ -23,7 +23,7 @@ COMMANDS = {
     "build": ("engines.build_command:main", "build TensorRT engines from an export"),
     "engines": ("engines.engines_command:main", "list the built engines"),
     "eval": ("eval.command:main", "measure the quality of a model's pictures"),
-    "tune": ("eval.tuning.command:main", "find a model's best plans, or a language model's options"),
+    "tune": ("eval.tune_command:main", "find a model's best plans, or a language model's options"),
     "bench": ("eval.bench_command:main", "measure speed: against peers, the floor, MLPerf's rules"),
 }
 PACKAGES = ("sdxl", "engines", "onnx_export", "serve", "eval")

@@ -1,6 +1,5 @@
 """`sdxl tune`: find which steps of a model should run the whole UNet, by scheduler and step count,
-and whether such plans beat plain choices; `sdxl tune llm` is in eval/llm. Flags are checked before
-a model is loaded.
+and whether such plans beat plain choices. Flags are checked before a model is loaded.
 """
 
 from __future__ import annotations
@@ -26,12 +25,6 @@ FEWEST_STEPS = 4
 
 
 def main(argv: Sequence[str]) -> int:
-    if argv and argv[0] == "llm":
-        from eval.llm import tune
-
-        return tune.main(argv[1:])
-    if argv and not argv[0].startswith("-"):
-        raise InvalidParams("tune", argv[0], "must be llm, or flags for a model of pictures")
     options = build_parser().parse_args(argv)
     check(options)
     # Imported after the flags are checked: PyTorch takes seconds to load.

@@ -35,7 +35,7 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 COMMANDS = {
     "eval": ("eval.command", ("--count", "2")),
-    "tune": ("eval.tuning.command", ("--prompts", "1", "--check-prompts", "2", "--out", "tuning")),
+    "tune": ("eval.tune_command", ("--prompts", "1", "--check-prompts", "2", "--out", "tuning")),
     "mlperf": ("eval.mlperf.command", ("--short",)),
 }
 
