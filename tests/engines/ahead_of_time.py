@@ -25,18 +25,19 @@ from engines.pytorch import eight_bit
 from engines.pytorch.forms import PRODUCTS, Form, compile_form, forms_of
 from engines.pytorch.launches import Launch, like_a_gpu
 from engines.pytorch.tiles import KIB, TENSOR_MEMORY, Tiles
+from eval.speed.meta_networks import NUMBERS, PRECISIONS, UNETS
 from tests.engines.meta_launches import (
     launches_in_slots,
     launches_of,
     launches_of_a_picture,
     launches_with_loras,
 )
-from tests.engines.meta_networks import NUMBERS, PRECISIONS, UNETS
 
 SHARED_BYTES = {80: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB}
 """shared memory of a block by compute capability (CUDA C++ Programming Guide, 'Technical
 Specifications per Compute Capability')"""
 TENSOR_CORES = re.compile(r"\b(UTC[QIH]MMA|[QIH]G?MMA)\b")
+INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,5}\*/ +[@A-Z]")
 FROM_REGISTERS = re.compile(r"[QI]GMMA\S* R\d+, R\d+, gdesc")
 ROWS = (2, 16, 32)
 FACTORS = {
@@ -97,9 +98,15 @@ def inspect(cubin: bytes, ptx: str) -> dict[str, Any]:
         "spilled_bytes": found["STACK"] + found["LOCAL"],
         "tensor_cores": sorted(set(TENSOR_CORES.findall(code))),
         "from_registers": len(FROM_REGISTERS.findall(code)),
+        "behind_sums": len(INSTRUCTION.findall(code[last_of(TENSOR_CORES, code) :])),
         "copies_tiles": "UTMALDG" in code,
         "keeps_nan": "max.NaN.f32" in ptx or "max.f32" not in ptx,
     }
+
+
+def last_of(pattern: re.Pattern[str], text: str) -> int:
+    """The begin of the pattern's last match; the end of the text without a match."""
+    return max((each.start() for each in pattern.finditer(text)), default=len(text))
 
 
 def run(tool: str, *arguments: str) -> str:

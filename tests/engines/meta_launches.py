@@ -12,6 +12,7 @@ from engines.pytorch.slots import in_slots
 from engines.pytorch.torch_engine import TorchEngine, memory_format
 from engines.pytorch.torch_options import TorchOptions
 from eval.measuring.arithmetic import FULL_SIZE, architecture_of, configs_of
+from eval.speed.meta_networks import bank, decoder, inputs_of, latents_of, unets
 from sdxl import deepcache, schedulers
 from sdxl.checkpoint import find
 from sdxl.conditioning import Conditioning
@@ -19,7 +20,6 @@ from sdxl.engine import Engines
 from sdxl.inflight import InFlight, Request
 from sdxl.policy import Limits
 from sdxl.specs import CHUNK, TIME_IDS, VARIANTS, network_specs
-from tests.engines.meta_networks import bank, decoder, inputs_of, latents_of, unets
 
 SCHEDULE = find("mini").scheduler
 

@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="Triton comes for Linux alone")
 
 from engines.pytorch.forms import PRODUCTS
+from engines.pytorch.tiles import USUAL
+from eval.speed.kernel_work import GATED, GATED_OPERATIONS
 from tests.engines.ahead_of_time import FACTORS, SHARED_BYTES
 
 ROOT = Path(__file__).parent.parent.parent
 PINNED, OF_TORCH_2_11 = "pinned", "3.6.0"
 MOST_SPILLED_BYTES = 0
-GATED = "_gated_product"
 BY_DESCRIPTORS = ("_tma_product", GATED)
 INSTRUCTIONS = {
     (80, "*i8"): "IMMA",
@@ -96,6 +98,27 @@ def test_products_compile_for_hopper(cache: Path) -> None:
     kinds = {(f["number"], f["constants"].get("TAPS", GATED)) for f in forms_of_products}
     assert kinds == {(n, t) for n in ("*i8", "*fp8e4nv") for t in (1, 4, 9, GATED)}
     assert not report(forms), report(forms)
+    assert_gates_take_what_the_paper_says(forms_of_products)
+
+
+def assert_gates_take_what_the_paper_says(products: list[dict[str, Any]]) -> None:
+    """Compare the instructions with a plain product's, in the usual tile of both."""
+    plain = {
+        f["number"]: f["behind_sums"]
+        for f in products
+        if f["constants"].get("TAPS") == 1
+        and not any(f["constants"][n] for n in ("HAS_RESIDUAL", "HAS_LORAS", "IS_TRANSPOSED"))
+    }
+    gated = {
+        f["number"]: f["behind_sums"]
+        for f in products
+        if f["kernel"] == GATED and not f["constants"]["HAS_LORAS"]
+    }
+    values = USUAL.m * USUAL.n / 2 / (32 * USUAL.warps)
+    for number, most in GATED_OPERATIONS.items():
+        name = {torch.int8: "*i8", torch.float8_e4m3fn: "*fp8e4nv"}[number]
+        found = (gated[name] - plain[name]) / values
+        assert found <= most, f"{name}: {found:.1f} instructions a value, the paper has {most}"
 
 
 @pytest.mark.long

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from engines.pytorch.launches import noted
 from eval.measuring.arithmetic import FULL_SIZE
+from eval.speed.meta_networks import PRECISIONS, decoder, latents_of
 from tests.engines.meta_launches import begun, engines_of
-from tests.engines.meta_networks import PRECISIONS, decoder, latents_of
 
 LATENT = {FULL_SIZE: 128, "mini": 20}
 """the latents' side; the embedded model's differs from every number of heads or tokens"""

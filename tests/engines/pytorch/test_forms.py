@@ -38,12 +38,12 @@ from engines.pytorch.slots import in_slots, slot_of
 from engines.pytorch.tiles import KIB, Tiles
 from engines.pytorch.torch_options import TorchOptions
 from eval.measuring.arithmetic import FULL_SIZE, architecture_of, configs_of
+from eval.speed.meta_networks import UNETS, decoder, half_unet, numbers_of, unets
 from sdxl.checkpoint import find
 from sdxl.networks.attention import cross_attentions
 from sdxl.networks.control import control_networks, net_like
 from sdxl.specs import CHUNK, ControlArchitecture, control_specs, level_axes, network_specs
 from tests.engines.meta_launches import launches_of
-from tests.engines.meta_networks import UNETS, decoder, half_unet, numbers_of, unets
 
 TARGET = GPUTarget("cuda", 90, 32)
 HOPPER = Tiles(227 * KIB)

@@ -20,12 +20,15 @@ from engines.pytorch.fast_vae import rearrange_decoder
 from engines.pytorch.launches import meta_inputs
 from eval.measuring.arithmetic import FULL_SIZE, architecture_of, build_module, configs_of
 from onnx_export.recipes import RECIPES
+from sdxl.networks.attention import cross_attentions
+from sdxl.networks.control import net_like
 from sdxl.networks.parts import networks_of
-from sdxl.specs import CHUNK, level_axes, network_specs
+from sdxl.specs import CHUNK, ControlArchitecture, control_specs, level_axes, network_specs
 
 NUMBERS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 PRECISIONS = ("fp16", *NUMBERS)
 UNETS = ("unet_deep", "unet_shallow")
+CONTROL = "control_deep"
 
 
 @cache
@@ -45,6 +48,17 @@ def half_unet(model: str = FULL_SIZE) -> Any:
     unet: Any = build_module("unet", configs_of(model)["unet"])
     # The model's own `to` prints irrelevant warnings.
     return nn.Module.to(unet, torch.float16).to(memory_format=torch.channels_last)
+
+
+@cache
+def control_net(precision: str = "fp16") -> Any:
+    """A ControlNet like the UNet's way down, in FP8 if `precision` has 8 bits."""
+    with torch.device("meta"):
+        net = net_like(half_unet(), "float16")
+        if precision in NUMBERS:
+            put_layers(net, dict(numbers_of(net, "fp8")))
+        rearrange(net)
+        return net
 
 
 @cache
@@ -87,7 +101,10 @@ def inputs_of(name: str, rows: int, side: int) -> list[Tensor]:
     arch = architecture_of(configs_of(FULL_SIZE))
     latent = side // arch.vae_scale
     axes = {"rows": rows, "tokens": CHUNK, **level_axes(latent, latent)}
-    return meta_inputs(network_specs(arch, "float16")[name], axes)
+    if name != CONTROL:
+        return meta_inputs(network_specs(arch, "float16")[name], axes)
+    widths = tuple(each.to_k.out_features for each in cross_attentions(control_net()))
+    return meta_inputs(control_specs(arch, ControlArchitecture(widths), "float16")[name], axes)
 
 
 def latents_of(images: int, latent: int) -> Tensor:
