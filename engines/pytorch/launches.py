@@ -1,7 +1,7 @@
 """Starts Triton kernels on their tensor's GPU, or records their launches.
 
-`noted` records the launches of a network on the meta device. They show which variants must be
-compiled.
+`noted` records the launches of a network on the meta device. They show how much it computes, and
+which variants must be compiled.
 """
 
 from __future__ import annotations
@@ -39,6 +39,12 @@ class Launch:
     @property
     def name(self) -> str:
         return str(self.kernel.__name__)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The arguments' tensors, including those of descriptors."""
+        bases = (getattr(argument, "base", argument) for argument in self.arguments)
+        return [base for base in bases if isinstance(base, Tensor)]
 
 
 _notes: ContextVar[list[Launch] | None] = ContextVar("notes", default=None)
