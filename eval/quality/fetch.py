@@ -98,6 +98,11 @@ def read_sources(path: Path) -> list[RemoteFile]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidParams("sources", str(path), f"{needed} ({error})") from error
     for file in files:
+        place = Path(file.path)
+        if place.is_absolute() or ".." in place.parts or not place.name:
+            raise InvalidParams("path", file.path, f"must be below the folder ({path})")
+        if not file.url.startswith(("https://", "http://127.0.0.1:")):
+            raise InvalidParams("url", file.url, f"must start with https:// ({path})")
         for name, (_, count) in DIGESTS.items():
             digits = getattr(file, name)
             if digits and not re.fullmatch(f"[0-9a-f]{{{count}}}", digits):

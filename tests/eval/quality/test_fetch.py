@@ -97,6 +97,8 @@ def test_a_missing_file_is_reported_in_one_line(url: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("table", "message"),
     [
+        ('path = "../x"\nurl = "https://a/b"', "path must be below the folder .*got '../x'"),
+        ('path = "x"\nurl = "http://a/b"', "url must start with https://.*got 'http://a/b'"),
         (
             'path = "x"\nurl = "https://a/b"\nsha256 = "12"',
             "sha256 must be 64 hexadecimal digits, got '12'",
