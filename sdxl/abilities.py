@@ -16,15 +16,14 @@ def check_able(engines: Engines, params: GenerationParams) -> None:
         if value is not None and engines.arch.embeds_guidance:
             needed = "cannot be set: this model reads the guidance in every step"
             raise InvalidParams(name, value, needed)
-    if params.loras and engines.adapters is None:
-        needed = "cannot be applied: these engines have no networks with LoRAs"
-        raise InvalidParams("loras", None, needed)
-    if params.controls and engines.controls is None:
-        needed = "cannot be applied: these engines have no networks with ControlNets"
-        raise InvalidParams("controls", None, needed)
-    if params.image_prompts and engines.image_prompts is None:
-        needed = "cannot be applied: these engines have no networks with image prompts"
-        raise InvalidParams("image_prompts", None, needed)
+    for name, what, shelf in (
+        ("loras", "LoRAs", engines.adapters),
+        ("controls", "ControlNets", engines.controls),
+        ("image_prompts", "image prompts", engines.image_prompts),
+    ):
+        if getattr(params, name) and shelf is None:
+            needed = f"cannot be applied: these engines have no networks with {what}"
+            raise InvalidParams(name, None, needed)
     is_encoded = params.is_upscaled and params.upscaler != LATENT
     if ENCODER in engines.by_name or not (params.is_edit or is_encoded):
         return

@@ -9,9 +9,6 @@ from dataclasses import MISSING, dataclass
 from sdxl.parameter import MAX_NAME, Attachment, InvalidParams, parameter
 from sdxl.suggestions import nearest
 
-LORA_FILES = "lora_files"
-EMBEDDING_FILES = "embedding_files"
-"""the metadata keys for the digests of files, by name"""
 MAX_WEIGHT = 2
 TAG = re.compile(r"( ?)<(lora|lyco|hypernet):([^<>]*)(>?)( ?)", re.IGNORECASE)
 HYPERNETWORK = "hypernet"

@@ -16,10 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from sdxl.attachments import EMBEDDING_FILES, LORA_FILES, unknown_name
-from sdxl.controls import CONTROL_FILES
+from sdxl.attachments import unknown_name
 from sdxl.digests import Stamp, remembered_digest, sha256_of, stamps
-from sdxl.image_prompts import IMAGE_FILES
 from sdxl.parameter import MAX_NAME, NAME
 from sdxl.prompt import BODY, embedding_words, words_of
 from sdxl.single_file.recognition import SAFETENSORS
@@ -49,12 +47,12 @@ ENCODER = "image_encoder"
 """a subfolder with the encoder of image adapters"""
 Kind = Literal["lora", "embedding", "control", "image"]
 FILE_KEYS: Mapping[Kind, str] = {
-    "lora": LORA_FILES,
-    "embedding": EMBEDDING_FILES,
-    "control": CONTROL_FILES,
-    "image": IMAGE_FILES,
+    "lora": "lora_files",
+    "embedding": "embedding_files",
+    "control": "control_files",
+    "image": "image_prompt_files",
 }
-"""metadata keys of a picture"""
+"""metadata keys of a picture for the digests of files, by name"""
 FIELDS: Mapping[Kind, str] = {
     "lora": "loras",
     "embedding": "prompt",

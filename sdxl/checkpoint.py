@@ -6,7 +6,6 @@ quickly. Weights are read only from safetensors: pickles can run code and are re
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 import os
@@ -22,7 +21,8 @@ from sdxl.arguments import VAE_MARK
 from sdxl.checkpoint_checks import CheckpointError as CheckpointError
 from sdxl.checkpoint_checks import check_network, count_numbers, foreign_errors, network_class
 from sdxl.digests import sha256_of
-from sdxl.hub_files import TOP, needed_files
+from sdxl.hub import WEIGHT_NAMES as WEIGHT_NAMES
+from sdxl.hub import check_on_hub, download
 from sdxl.model_names import HUB_ID, MINI_NAME, MINI_NAMES, is_file, is_here, name_of, split_vae
 from sdxl.params import InvalidParams, Sizes
 from sdxl.places import MINI as MINI
@@ -46,12 +46,6 @@ if TYPE_CHECKING:
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 NETWORK_FOLDERS = ("text_encoder", "text_encoder_2", "unet", "vae")
-WEIGHT_NAMES = {
-    "text_encoder": "model",
-    "text_encoder_2": "model",
-    "unet": "diffusion_pytorch_model",
-    "vae": "diffusion_pytorch_model",
-}
 MIN_LATENT_SIDE, MAX_SIDE_FACTOR = 8, 4
 
 
@@ -92,13 +86,10 @@ class Checkpoint:
             clip_l = None if self.is_refiner else self.config("text_encoder")
             unet, vae, clip_g = map(self.config, ("unet", "vae", "text_encoder_2"))
             return Architecture.from_configs(unet, vae, clip_l, clip_g)
-        except KeyError as error:
+        except (LookupError, ValueError, TypeError) as error:
+            cause = f"lack {error}" if isinstance(error, KeyError) else f"do not fit: {error}"
             raise CheckpointError(
-                f"{self.folder}: the config.json of {', '.join(parts)} lack {error}"
-            ) from error
-        except (ValueError, IndexError, TypeError) as error:
-            raise CheckpointError(
-                f"{self.folder}: the config.json of {', '.join(parts)} do not fit: {error}"
+                f"{self.folder}: the config.json of {', '.join(parts)} {cause}"
             ) from error
 
     @cached_property
@@ -176,10 +167,13 @@ class Checkpoint:
             )
         raise CheckpointError(f"{folder}: no weights found; expected {stem}.safetensors")
 
-    def network(self, part: str) -> nn.Module:
-        """Build diffusers' or transformers' module with this checkpoint's weights in float32."""
+    def part(self, part: str) -> nn.Module:
+        """Build diffusers' or transformers' module of one folder with this checkpoint's weights in
+        float32. Refuse a UNet that is not SDXL's."""
         import torch
 
+        if part == "unet":
+            self._check_unet()
         variant, files = self._weights(part)
         check_network(self.folder / part, self.config(part), files)
         with quiet_loading(), foreign_errors(self.folder / part):
@@ -198,12 +192,6 @@ class Checkpoint:
                 f"{missing[0]!r} the first"
             )
         return model.eval().requires_grad_(False)
-
-    def part(self, part: str) -> nn.Module:
-        """Build one folder's module; refuse a UNet that is not SDXL's."""
-        if part == "unet":
-            self._check_unet()
-        return self.network(part)
 
     def _check_unet(self) -> None:
         from sdxl.networks.unet import REFINER, SUPPORTED
@@ -278,10 +266,7 @@ def check_model(model: str, *, is_refiner: bool = False) -> None:
     hub = HUB_ID.fullmatch(base)
     if hub is None:
         raise _unknown(base)
-    with _hub_errors(base):
-        repo, revision = hub["repo"], hub["revision"]
-        if _files_of(repo, revision) is None and _fetched(repo, revision) is None:
-            raise OSError("the hub does not answer")
+    check_on_hub(base, hub["repo"], hub["revision"])
 
 
 def _check_folder(model: str) -> None:
@@ -308,7 +293,7 @@ def _find(model: str) -> Checkpoint:
         return Checkpoint(name_of(model), Path(os.path.expanduser(model)))
     if match := HUB_ID.fullmatch(model):
         repo, revision = match["repo"], match["revision"]
-        snapshot = _download(repo, revision)
+        snapshot = download(repo, revision)
         commit = snapshot.name if COMMIT.fullmatch(snapshot.name) else revision
         origin = f"{repo}@{commit}" if commit else repo
         return Checkpoint(name_of(model), snapshot, origin)
@@ -325,64 +310,6 @@ def _vae_file(name: str) -> Path:
     path = Path(os.path.expanduser(name))
     inside = path / f"{WEIGHT_NAMES['vae']}{SAFETENSORS}"
     return inside if path.is_dir() else path
-
-
-def _download(repo: str, revision: str | None) -> Path:
-    """Download a snapshot from the hub and return its folder, whose name is the commit."""
-    from huggingface_hub import snapshot_download
-
-    with _hub_errors(repo + (f"@{revision}" if revision else "")):
-        files = _files_of(repo, revision)
-        if files is None and (fetched := _fetched(repo, revision)) is not None:
-            return fetched
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=files or [*TOP]))
-
-
-@contextmanager
-def _hub_errors(model: str) -> Iterator[None]:
-    """Convert the hub's errors to a CheckpointError of one line."""
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        yield
-    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
-        line = " ".join(str(error).split())[:200]
-        raise CheckpointError(
-            f"model {model!r} is neither a folder here nor could be fetched: {line}"
-        ) from error
-
-
-def _files_of(repo: str, revision: str | None) -> list[str] | None:
-    """List the files to download: one variant of weights. None if the hub does not answer."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.constants import DEFAULT_REVISION
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    try:
-        info = HfApi().model_info(repo, revision=revision or DEFAULT_REVISION)
-    except (RepositoryNotFoundError, RevisionNotFoundError):
-        raise
-    except HfHubHTTPError:
-        if _fetched(repo, revision) is None:
-            raise
-        return None
-    except Exception:
-        # The error's type depends on the library's version. The download will report the error.
-        return None
-    names = [file.rfilename for file in info.siblings or ()]
-    return [glob.escape(name) for name in needed_files(names, WEIGHT_NAMES)]
-
-
-def _fetched(repo: str, revision: str | None) -> Path | None:
-    """Return the folder of a snapshot that was downloaded before."""
-    from huggingface_hub import try_to_load_from_cache
-
-    index = try_to_load_from_cache(repo, "model_index.json", revision=revision)
-    return Path(index).parent if isinstance(index, str) else None
 
 
 def _existing(path: Path) -> Path:

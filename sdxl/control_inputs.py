@@ -14,10 +14,16 @@ from torch import Tensor
 
 from sdxl.adapters import ControlNet
 from sdxl.control_maps import Pictures, shown_map
-from sdxl.control_strengths import Rows, residual_strengths, union_strengths
 from sdxl.controls import Control, Window
 from sdxl.params import GenerationParams
 from sdxl.source import SourceImage
+
+SOFT = 0.825
+"""that extension's ratio of neighbouring soft weights (sd-webui-controlnet, scripts/hook.py)"""
+SOFT_COUNT = 13
+"""the residuals of Stable Diffusion 1; SDXL's ten have the first ten of its weights"""
+Rows = tuple[list[float], list[float]]
+"""the strengths of the residuals in the positive and the negative row"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +65,27 @@ def _input(entries: Sequence[tuple[Control, Tensor]], net: ControlNet) -> Contro
     count = len(net.engines["control_deep"].spec.outputs)
     strengths = residual_strengths(first.mode, strength, count)
     return ControlInput(net, hints, strengths, first.window(net.key))
+
+
+def residual_strengths(mode: str, strength: float, count: int) -> Rows:
+    """Return the strengths of `count` residuals in a mode; the middle block's is the last."""
+    strengths = [strength * weight for weight in _weights(mode, count)]
+    return strengths, [0.0] * count if mode in ("control", "guess") else strengths
+
+
+def _weights(mode: str, count: int) -> list[float]:
+    if mode == "balanced":
+        return [1.0] * count
+    if mode == "guess":
+        # Like torch.logspace(-1, 0, count).
+        return [10 ** (index / (count - 1) - 1) for index in range(count)]
+    return [SOFT ** (SOFT_COUNT - 1 - index) for index in range(count)]
+
+
+def union_strengths(strengths: Sequence[float]) -> tuple[list[float], float]:
+    """Return the scales of a union's hints, and the strength of its residuals. As in diffusers, a
+    single hint's strength scales the residuals; several hints are scaled before they are joined."""
+    return ([1.0], strengths[0]) if len(strengths) == 1 else ([*strengths], 1.0)
 
 
 def maps_of(

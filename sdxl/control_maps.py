@@ -1,4 +1,5 @@
-"""The maps of a request's ControlNets, as pictures of the request's size.
+"""The pictures of a request's ControlNets and image prompts: checked, and maps fitted to the
+request's size.
 
 It knows no torch and no networks.
 """
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from PIL import Image, ImageOps
 
 from sdxl.controls import CANNY, CROP, FILL, Control
+from sdxl.image_prompts import ImagePrompt
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.source import SHARP, SourceImage, decode
 
@@ -19,6 +21,8 @@ TOLERANCE = 0.02
 """the largest relative difference of proportions if a request does not choose `resize`"""
 MOST_PIXELS = 2**21
 """the most pixels of a map that is only previewed"""
+MAP, PICTURE = "its map", "its picture"
+"""names of the pictures in errors"""
 Pictures = Mapping[str, bytes]
 """the files of maps and of image prompts' pictures, by the attachment's `image`"""
 
@@ -57,16 +61,31 @@ def preprocessed(picture: Image.Image, control: Control) -> Image.Image:
     return Image.fromarray(edges).convert("RGB")
 
 
-def check_maps(
+def check_pictures(
     params: GenerationParams, pictures: Pictures, source: SourceImage | None = None
 ) -> None:
-    """Raise InvalidParams for a map that is missing or wrong. The map is not prepared."""
+    """Raise InvalidParams for a map or an image prompt's picture that is missing or wrong. Maps are
+    not prepared."""
     whole = source.whole if source else None
     size = whole.size if whole else _size_of(params)
-    for each in params.controls or ():
-        given_map = _given_map(each, pictures, source)
+    for control in params.controls or ():
+        given_map = _given_map(control, pictures, source)
         if given_map is not None:
-            check_proportions(given_map, size, each)
+            check_proportions(given_map, size, control)
+    for prompt in params.image_prompts or ():
+        data = picture_file(prompt, pictures)
+        try:
+            read_map(data, PICTURE)
+        except InvalidParams as error:
+            raise prompt.refused(error) from None
+
+
+def picture_file(prompt: ImagePrompt, pictures: Pictures) -> bytes:
+    """Return the file of an image prompt's picture. Raise InvalidParams if it is missing."""
+    data = pictures.get(prompt.image)
+    if data is None:
+        raise prompt.refused("needs its picture")
+    return data
 
 
 def fitted(picture: Image.Image, size: tuple[int, int], control: Control) -> Image.Image:
@@ -112,7 +131,7 @@ def _given_map(
     data = pictures.get(control.image)
     if data is not None:
         try:
-            return read_map(data)
+            return read_map(data, MAP)
         except InvalidParams as error:
             raise control.refused(error) from None
     if source is None or control.image:
@@ -120,7 +139,7 @@ def _given_map(
     return None
 
 
-def read_map(data: bytes, field: str = "its map") -> Image.Image:
+def read_map(data: bytes, field: str) -> Image.Image:
     """Decode a file and make transparent parts black. Raise InvalidParams."""
     picture = decode(data, field)
     if picture.has_transparency_data:

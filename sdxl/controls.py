@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from sdxl.control_strengths import MODES
 from sdxl.parameter import parameter
 from sdxl.pictured import MAX_PATH, Pictured, is_within
 
-CONTROL_FILES = "control_files"
-"""the metadata key for the digests of ControlNets' files, by name"""
+MODES = ("balanced", "prompt", "control", "guess")
+"""The first three are "Balanced", "My prompt is more important" and "ControlNet is more important"
+of stable-diffusion-webui's extension; the last is diffusers' `guess_mode`."""
 NONE, CANNY = "none", "canny"
 PREPROCESSORS = (NONE, CANNY)
 RESIZES = CROP, FILL, STRETCH = "crop", "fill", "stretch"

@@ -181,11 +181,7 @@ class Costs:
 
     def _net_s(self, window: Window, flight: Flight, bucket: int) -> float:
         """Return the seconds of a ControlNet's calls in full calls."""
-        rows = sum(
-            window.rows(step.rows)
-            for number, step in enumerate(flight.plan)
-            if step.is_deep and not step.is_refined and window.covers(number, len(flight.plan))
-        )
+        rows = flight.plan.rows_in(window)
         call = CallKey("control_deep", flight.axes, net=window.net)
         return self.call_s(Group(call, (), bucket)) * rows / bucket
 

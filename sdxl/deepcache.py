@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable
 from functools import cached_property
 from typing import NamedTuple
 
+from sdxl.controls import Window
 from sdxl.params import GenerationParams
 
 
@@ -98,6 +99,14 @@ class StepPlan(tuple[Step, ...]):
             step.rows
             for step in self
             if step.is_deep == is_deep and is_refined in (None, step.is_refined)
+        )
+
+    def rows_in(self, window: Window) -> int:
+        """Return the rows of the deep steps in which a ControlNet guides the picture."""
+        return sum(
+            window.rows(step.rows)
+            for number, step in enumerate(self)
+            if step.is_deep and not step.is_refined and window.covers(number, len(self))
         )
 
 

@@ -57,10 +57,12 @@ class Variant(NamedTuple):
 
     def with_images(self, windows: Sequence[ImageWindow]) -> Variant:
         """Return the least variant that also has room for these image prompts."""
-        most = max((window.tokens for window in windows), default=0)
+        if not windows:
+            return self
+        most = max(window.tokens for window in windows)
         return self._replace(
-            images=next(count for count in (0, *IMAGE_COUNTS) if count >= len(windows)),
-            image_tokens=next(tokens for tokens in (0, *IMAGE_TOKENS) if tokens >= most),
+            images=next(count for count in IMAGE_COUNTS if count >= len(windows)),
+            image_tokens=next(tokens for tokens in IMAGE_TOKENS if tokens >= most),
         )
 
     def joined(self, other: Variant) -> Variant:
@@ -163,10 +165,7 @@ class Flight:
         """The variant of its next step; the refiner supports no LoRAs and no ControlNets."""
         if self.next_step.is_refined:
             return PLAIN
-        return self._with_images([self.image_windows[i] for i in self.image_places])
-
-    def _with_images(self, windows: Sequence[ImageWindow]) -> Variant:
-        return self.variant.with_images(windows) if windows else self.variant
+        return self.variant.with_images([self.image_windows[i] for i in self.image_places])
 
     @property
     def image_places(self) -> tuple[int, ...]:
@@ -201,7 +200,7 @@ class Flight:
         """Images with equal keys can share the call of their next deep steps."""
         is_refined = self.plan.deep_is_refined[self.step]
         is_plain = self.rides or is_refined
-        variant = PLAIN if is_plain else self._with_images(self.image_windows)
+        variant = PLAIN if is_plain else self.variant.with_images(self.image_windows)
         return self.axes, variant, is_refined
 
     @property

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sdxl.engine import Engines, call, to_host, torch_dtype
-from sdxl.images import BrokenImage, Pixels, rounded, to_pixels
+from sdxl.images import BrokenImage, Pixels, rounded
 
 BROKEN = "the decoded image holds NaN or infinity"
 
@@ -27,10 +27,8 @@ class ImageDecoder:
         return checked(self.launch([latents])()[0])
 
     def pixels(self, latents: Tensor) -> Pixels:
-        """Decode [channels, h, w] to 8 bits, [height, width, 3]. A GPU rounds before the copy,
-        which has a quarter of the bytes then."""
-        if self.engines.device.type == "cpu":
-            return to_pixels(self.image(latents))
+        """Decode [channels, h, w] to 8 bits, [height, width, 3]. The device rounds before the
+        copy, which has a quarter of the bytes then."""
         with self.engines.on_stream():
             image, is_finite = rounded(self._decoded([latents])[0])
             host, is_host_finite = to_host(image, self.engines), to_host(is_finite, self.engines)

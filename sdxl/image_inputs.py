@@ -14,10 +14,9 @@ from PIL import Image
 from torch import Tensor
 
 from sdxl.adapters import ImageAdapter
-from sdxl.control_maps import Pictures, read_map
+from sdxl.control_maps import PICTURE, Pictures, picture_file, read_map
 from sdxl.image_prompts import ImagePrompt, ImageWindow
 from sdxl.params import InvalidParams
-from sdxl.prompt_pictures import PICTURE, picture_file
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_DEVIATION = (0.26862954, 0.26130258, 0.27577711)

@@ -10,8 +10,6 @@ from typing import ClassVar, NamedTuple
 from sdxl.parameter import MAX_NAME, parameter
 from sdxl.pictured import MAX_PATH, Pictured, is_within
 
-IMAGE_FILES = "image_prompt_files"
-"""the metadata key for the digests of image adapters' files, by name"""
 USUAL, STYLE, COMPOSITION = "usual", "style", "composition"
 MODES = (USUAL, STYLE, COMPOSITION)
 """which layers attend to the picture: all, or those of InstantStyle (arXiv:2404.02733)"""

@@ -15,9 +15,9 @@ from PIL import Image, PngImagePlugin
 from torch import Tensor
 
 from sdxl.infotext import parameters_text as parameters_text
-from sdxl.params import PARAMETERS, InvalidParams
+from sdxl.params import PARAMETERS, GenerationParams, InvalidParams
 from sdxl.picture_files import EXIF_IFD, USER_COMMENT, BrokenPicture, opened
-from sdxl.source import SourceImage
+from sdxl.source import SHARP, SourceImage
 
 Pixels = NDArray[np.uint8]
 
@@ -46,19 +46,25 @@ class BrokenPreviewMap(ValueError):
 
 def to_pixels(image: Tensor) -> Pixels:
     """Convert [3, H, W] or [n, 3, H, W] in [-1, 1] to 8 bits, channels last, as diffusers does."""
-    broken = int((~torch.isfinite(image)).sum())
-    if broken:
+    pixels, is_finite = rounded(image.cpu())
+    if not is_finite:
+        broken = int((~image.isfinite()).sum())
         raise BrokenImage(
             f"{broken} of the image's {image.numel()} values are not finite: the decoder "
             f"overflowed in {image.dtype}; run it in float32 or bfloat16"
         )
-    scaled = (image * 0.5 + 0.5).clamp(0, 1).movedim(-3, -1).cpu().float().numpy()
-    return (scaled * 255).round().astype(np.uint8)
+    return pixels.numpy()
 
 
 def pasted(pixels: Pixels, source: SourceImage) -> Pixels:
     """Paste an edit's result into its source."""
     return np.array(source.pasted(Image.fromarray(pixels)))
+
+
+def enlarged(pixels: Pixels, leg: GenerationParams) -> SourceImage:
+    """Enlarge an upscaled picture's first leg to the source of the next leg."""
+    assert leg.width and leg.height
+    return SourceImage(Image.fromarray(pixels).resize((leg.width, leg.height), SHARP), None)
 
 
 def rounded(image: Tensor) -> tuple[Tensor, Tensor]:

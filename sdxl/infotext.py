@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
-from sdxl.attachments import EMBEDDING_FILES, LORA_FILES, Lora, merged, take_tags, with_tags
+from sdxl.attachments import Lora, merged, take_tags, with_tags
+from sdxl.catalogue import FILE_KEYS
 from sdxl.control_texts import UNIT, prompt_text, read_unit, unit_text
-from sdxl.controls import CONTROL_FILES, Control
-from sdxl.image_prompts import IMAGE_FILES, ImagePrompt
+from sdxl.controls import Control
+from sdxl.image_prompts import ImagePrompt
 from sdxl.params import PARAMETERS, InvalidParams
 from sdxl.scheduler_names import OTHER_NAMES, OWN_SCHEDULES, SCHEDULE_LABELS, SCHEDULERS
 
@@ -152,18 +153,19 @@ def _facts(params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if params.get("upscale_strength") is not None:
         schedule = params.get("upscale_steps") or params["steps"]
         yield HIRES_STEPS, str(int(schedule * params["upscale_strength"]))
-    for key, label in ((LORA_FILES, LORA_HASHES), (EMBEDDING_FILES, EMBEDDING_HASHES)):
-        if files := params.get(key):
-            yield label, ", ".join(f"{name}: {file['short']}" for name, file in files.items())
-    for number, each in enumerate(params.get("controls") or ()):
-        control = Control.read(each, "controls")
-        file = (params.get(CONTROL_FILES) or {}).get(control.name, {})
-        yield f"{UNIT}{number}", unit_text(control, file.get("short", ""))
-    first = len(params.get("controls") or ())
-    for number, each in enumerate(params.get("image_prompts") or (), first):
-        prompt = ImagePrompt.read(each, "image_prompts")
-        file = (params.get(IMAGE_FILES) or {}).get(prompt.name, {})
-        yield f"{UNIT}{number}", prompt_text(prompt, file.get("short", ""))
+    hashes = {
+        kind: {name: file.get("short", "") for name, file in (params.get(key) or {}).items()}
+        for kind, key in FILE_KEYS.items()
+    }
+    for label, files in ((LORA_HASHES, hashes["lora"]), (EMBEDDING_HASHES, hashes["embedding"])):
+        if files:
+            yield label, ", ".join(f"{name}: {hash}" for name, hash in files.items())
+    controls = [Control.read(each, "controls") for each in params.get("controls") or ()]
+    prompts = [ImagePrompt.read(e, "image_prompts") for e in params.get("image_prompts") or ()]
+    units = [unit_text(each, hashes["control"].get(each.name, "")) for each in controls]
+    units += [prompt_text(each, hashes["image"].get(each.name, "")) for each in prompts]
+    for number, text in enumerate(units):
+        yield f"{UNIT}{number}", text
 
 
 def _fact(name: str, params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

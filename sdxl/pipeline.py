@@ -15,6 +15,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from sdxl import schedulers
 from sdxl.abilities import check_able, check_schedules
@@ -32,7 +33,7 @@ from sdxl.flight import PLAIN, Variant
 from sdxl.image_decoder import ImageDecoder, checked
 from sdxl.image_encoder import ENCODER, ImageEncoder
 from sdxl.image_inputs import image_inputs
-from sdxl.images import BrokenImage, Pixels, forming, load_preview_map
+from sdxl.images import BrokenImage, Pixels, enlarged, forming, load_preview_map
 from sdxl.inflight import Failed, InFlight, Request
 from sdxl.model_names import name_of
 from sdxl.params import DRAWN_SEEDS, LATENT, GenerationParams, InvalidParams, Sizes
@@ -42,7 +43,6 @@ from sdxl.refiner import Refiner, check_refiner, refined_from
 from sdxl.rows import Stage
 from sdxl.source import SourceImage
 from sdxl.specs import CHUNK, CONTROLLED, Axes
-from sdxl.upscaling import enlarged_latents, enlarged_picture
 
 ENCODE_BATCH = 16
 """requests whose prompts are encoded in one call"""
@@ -59,13 +59,6 @@ class WithPictures:
     """source of an edit"""
     maps: Pictures = field(default_factory=dict)
     """pictures of ControlNets and image prompts"""
-
-
-@dataclass(frozen=True)
-class Edit(WithPictures):
-    """A request with the image that it edits."""
-
-    source: SourceImage
 
 
 @dataclass
@@ -112,15 +105,6 @@ class _Course:
     request: WithPictures
     conditioning: Conditioning
     later: list[GenerationParams]
-    began_s: float
-
-
-@dataclass(frozen=True)
-class _Decoding:
-    """Results whose latents are being decoded. `images` waits for them; None for failed results."""
-
-    results: list[Result]
-    images: Callable[[], Tensor] | None
     began_s: float
 
 
@@ -366,9 +350,11 @@ class Pipeline:
         )
 
     def enlarged(self, leg: GenerationParams, latents: Tensor) -> SourceLatents:
-        """Enlarge the first leg's latents for the second."""
+        """Enlarge the first leg's latents bilinearly for the second, as stable-diffusion-webui's
+        "Latent" does."""
         with self.engines.on_stream():
-            return enlarged_latents(latents, *self.latent_size(leg))
+            whole = interpolate(latents.cpu()[None], self.latent_size(leg), mode="bilinear")
+            return SourceLatents(whole[0])
 
     def conditioned(self, leg: GenerationParams, conditioning: Conditioning) -> Conditioning:
         """Return the first leg's conditioning for the size of the second leg."""
@@ -519,7 +505,7 @@ class Pipeline:
             if course.result.params.upscaler == LATENT:
                 source = self.enlarged(leg, latents)
             else:
-                source = self.encode_image(leg, enlarged_picture(self.pixels(latents), leg))
+                source = self.encode_image(leg, enlarged(self.pixels(latents), leg))
             conditioning = self.conditioned(leg, course.conditioning)
             controls = self.controls(leg, conditioning, course.request)
             id_ = loop.submit(self.request(leg, conditioning, source, controls))
@@ -530,52 +516,53 @@ class Pipeline:
         pending[id_] = course
         return None
 
-    def _decoded_together(self, ended: Sequence[Result]) -> Iterator[list[Result]]:
-        """Group results of equal size for calls of the decoder; failed results have own groups."""
+    def _pictures(self, ended: Iterable[Result]) -> Iterator[Result]:
+        """Decode results, those of equal size together. An asynchronous device decodes a group
+        while the last one is checked."""
         by_shape: dict[tuple[int, ...], list[Result]] = {}
         for result in ended:
-            shape = () if result.latents is None else tuple(result.latents.shape)
-            by_shape.setdefault(shape, []).append(result)
+            if result.latents is None:
+                yield result
+            else:
+                by_shape.setdefault(tuple(result.latents.shape), []).append(result)
+        launched: deque[Callable[[], list[Result]]] = deque()
+        size = self.engines.decode_batch
         for results in by_shape.values():
-            size = self.engines.decode_batch
-            yield from (results[i : i + size] for i in range(0, len(results), size))
+            for first in range(0, len(results), size):
+                launched.append(self._launch_decoding(results[first : first + size]))
+                if len(launched) > self.engines.calls_ahead:
+                    yield from launched.popleft()()
+        for finish in launched:
+            yield from finish()
 
-    def _pictures(self, ended: Sequence[Result]) -> Iterator[Result]:
-        """Decode results. An asynchronous device decodes a group while the last one is checked."""
-        launched: deque[_Decoding] = deque()
-        for group in self._decoded_together(ended):
-            launched.append(self._launch_decoding(group))
-            if len(launched) > self.engines.calls_ahead:
-                yield from self._finish(launched.popleft())
-        while launched:
-            yield from self._finish(launched.popleft())
-
-    def _launch_decoding(self, results: list[Result]) -> _Decoding:
+    def _launch_decoding(self, results: list[Result]) -> Callable[[], list[Result]]:
+        """Start to decode results of one size. Return a function that waits for their pictures."""
         began_s = self.clock()
         latents = [result.latents for result in results if result.latents is not None]
-        images: Callable[[], Tensor] | None = None
         try:
-            images = self.image_decoder.launch(latents) if latents else None
+            images = self.image_decoder.launch(latents)
         except Exception as cause:
-            for result in results:
-                result.error = cause
-        return _Decoding(results, images, began_s)
+            return partial(_failed, results, cause)
+        return partial(self._finish, results, images, began_s)
 
-    def _finish(self, decoding: _Decoding) -> list[Result]:
-        results = decoding.results
-        if decoding.images is None:
-            return results
+    def _finish(
+        self, results: list[Result], images: Callable[[], Tensor], began_s: float
+    ) -> list[Result]:
         try:
-            images = decoding.images()
+            decoded = images()
         except Exception as cause:
-            for result in results:
-                result.error = cause
-            return results
-        took_s = (self.clock() - decoding.began_s) / len(results)
-        for result, image in zip(results, images, strict=True):
+            return _failed(results, cause)
+        took_s = (self.clock() - began_s) / len(results)
+        for result, image in zip(results, decoded, strict=True):
             result.timings["decode_s"] = took_s
             try:
                 result.image = checked(image)
             except BrokenImage as cause:
                 result.error = cause
         return results
+
+
+def _failed(results: list[Result], cause: Exception) -> list[Result]:
+    for result in results:
+        result.error = cause
+    return results

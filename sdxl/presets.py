@@ -130,10 +130,6 @@ def usual_interval(preset: Preset) -> str:
     return f"{preset.cache_interval}{few}"
 
 
-def describe_presets(presets: Presets) -> list[str]:
-    return [f"{name} {preset.describe()}" for name, preset in presets.items()]
-
-
 def as_file(presets: Presets, measured: Mapping[str, Any], model_digest: str = "") -> bytes:
     """Return the content of presets.json. `measured` describes the measurement. With `model_digest`
     the file is refused for other models."""

@@ -39,21 +39,9 @@ MOST_PAGES = 129
 """pages of a bank; page 0 adds nothing"""
 MOST_VECTORS = 1024
 """vectors of embeddings in a bank, for each text encoder; the token id -1 - n is vector n"""
-VARIANTS: Mapping[str, Mapping[str, str]] = {
-    "lora": {
-        "clip_l": "clip_l+lora",
-        "clip_g": "clip_g+lora",
-        "unet_prompt": "unet_prompt+lora",
-        "unet_deep": "unet_deep+lora",
-    },
-    "locon": {
-        "clip_l": "clip_l+lora",
-        "clip_g": "clip_g+lora",
-        "unet_prompt": "unet_prompt+lora",
-        "unet_deep": "unet_deep+locon",
-        "unet_shallow": "unet_shallow+locon",
-    },
-}
+_LORA = {name: f"{name}+lora" for name in ("clip_l", "clip_g", "unet_prompt", "unet_deep")}
+_LOCON = {name: f"{name}+locon" for name in ("unet_deep", "unet_shallow")}
+VARIANTS: Mapping[str, Mapping[str, str]] = {"lora": _LORA, "locon": {**_LORA, **_LOCON}}
 """Networks with LoRAs by the plain networks that they replace. `lora` adapts the UNet's
 transformers, `locon` all its layers."""
 

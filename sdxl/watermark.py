@@ -66,7 +66,6 @@ class Pattern(NamedTuple):
 class WatermarkFinding:
     score: float
     """standard deviations of the scores of unmarked pictures"""
-    zoom: float
 
     @property
     def is_found(self) -> bool:
@@ -92,9 +91,7 @@ def mark(pixels: Pixels) -> Pixels:
 def find(pixels: Pixels) -> WatermarkFinding:
     """Return the best score over all zooms."""
     brightness = pixels.astype(np.float32) @ np.array((0.299, 0.587, 0.114), np.float32)
-    return max(
-        (WatermarkFinding(_score(brightness, z), z) for z in ZOOMS), key=lambda each: each.score
-    )
+    return WatermarkFinding(max(_score(brightness, zoom) for zoom in ZOOMS))
 
 
 @cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sdxl.controls import windows_of
 from sdxl.cost import CONTROL_SHARE, SHALLOW_SHARE
-from sdxl.deepcache import StepPlan, plan_of
+from sdxl.deepcache import plan_of
 from sdxl.params import GenerationParams, Sizes
 
 PASTE_SHARE = 0.1
@@ -26,18 +26,8 @@ def standard_images(
         plan = plan_of(leg, embeds_guidance=embeds_guidance)
         rows = plan.rows(is_deep=True) + plan.rows(is_deep=False) * SHALLOW_SHARE
         pixels = (leg.width or side) * (leg.height or side)
-        return pixels * (rows + _control_rows(plan, leg))
+        nets = sum(plan.rows_in(window) for window in windows_of(leg.controls or ()))
+        return pixels * (rows + nets * CONTROL_SHARE)
 
     images = sum(map(work, params.legs)) / work(GenerationParams(width=side, height=side))
     return images + PASTE_SHARE * pasted / side**2
-
-
-def _control_rows(plan: StepPlan, params: GenerationParams) -> float:
-    """Return the work of ControlNets in rows of deep steps."""
-    rows = (
-        window.rows(step.rows)
-        for window in windows_of(params.controls or ())
-        for number, step in enumerate(plan)
-        if step.is_deep and not step.is_refined and window.covers(number, len(plan))
-    )
-    return CONTROL_SHARE * sum(rows)

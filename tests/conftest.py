@@ -101,6 +101,15 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     del diffusers, transformers
 
 
+def images_of(model: Pipeline, *asked: Asked) -> list[torch.Tensor]:
+    """Return the pictures of requests, all of which must be made."""
+    images = []
+    for result in model.generate(asked):
+        assert result.image is not None, result.error
+        images.append(result.image)
+    return images
+
+
 def assert_picture(result: Result, expected: torch.Tensor) -> None:
     """Assert that a picture equals diffusers', whose values are clipped to -1..1."""
     assert result.error is None and result.image is not None, result.error

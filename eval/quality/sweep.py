@@ -31,7 +31,6 @@ from eval.quality.plot import plot_pareto
 from eval.quality.presets import check_writable, choose_presets, is_plain, store_presets
 from eval.quality.sources import Folder, Painted
 from eval.quality.task import QualityTask
-from sdxl import presets
 from sdxl.checkpoint import Checkpoint
 from sdxl.engine import Engines
 from sdxl.files import prepare_folder, write_atomic, write_json
@@ -77,7 +76,8 @@ def run_sweep(options: argparse.Namespace) -> int:
             for file in store_presets(
                 chosen, measured, checkpoint, root, is_beside_model=is_beside
             ):
-                print(f"{file}: {', '.join(presets.describe_presets(chosen))}")
+                described = (f"{name} {preset.describe()}" for name, preset in chosen.items())
+                print(f"{file}: {', '.join(described)}")
     print(table(tried))
     return 0
 

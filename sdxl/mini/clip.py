@@ -15,8 +15,6 @@ from torch.nn import functional as F
 from transformers import CLIPTextModelWithProjection, CLIPTokenizer, ResNetForImageClassification
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from sdxl.mini.scenes import Image
-
 WEIGHTS = Path(__file__).parent / "weights" / "clip"
 
 
@@ -75,11 +73,6 @@ class Scorer:
         tokens = self.tokenizer(texts, padding="max_length", truncation=True, return_tensors="pt")
         features = self.model.get_text_features(tokens.input_ids).pooler_output
         return F.normalize(features, dim=-1)
-
-    def rank(self, image: Image, texts: list[str]) -> int:
-        """Return the rank of the first text among all texts for this picture; 0 is the best."""
-        scores = self.text_features(texts) @ self.image_features(image[None])[0]
-        return int((scores > scores[0]).sum())
 
 
 def pixels_of(images: np.ndarray) -> Tensor:

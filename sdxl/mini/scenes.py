@@ -7,6 +7,7 @@ A `Scene` has exactly the properties that its caption states. The seed chooses t
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -296,3 +297,25 @@ def place_things(scene: Scene, seed: int) -> tuple[str, tuple[Stamp, ...]]:
 def draw(scene: Scene, seed: int, style: Style = PLAIN) -> Image:
     """Draw the scene as a 128×128 RGB picture."""
     return draw_stamps(*place_things(scene, seed), style)
+
+
+def words() -> list[str]:
+    """Return every word of captions, in a fixed order."""
+    text = [
+        *COLOURS,
+        *SHAPES,
+        *(f"{s}{'es' if s == 'cross' else 's'}" for s in SHAPES),
+        *SIZES,
+        *PLACES,
+        *RELATIONS,
+        *COUNTS.values(),
+        "an and big to the background",
+    ]
+    return list(dict.fromkeys(" ".join(text).split()))
+
+
+def unknown_words(prompt: str) -> tuple[str, ...]:
+    """Return the words that no caption has, so that the model does not know them."""
+    known = set(words())
+    typed = re.findall(r"[^\W\d_]+", prompt.lower())
+    return tuple(dict.fromkeys(word for word in typed if word not in known))

@@ -1,13 +1,33 @@
-"""Makes the networks of each part of a checkpoint."""
+"""Makes the networks of each part of a checkpoint. SDXL reads CLIP's penultimate layer."""
 
 from __future__ import annotations
 
-from torch import nn
+from typing import Any
 
-from sdxl.networks.text_encoder import ProjectingTextEncoder, TextEncoder
+from torch import Tensor, nn
+
 from sdxl.networks.unet import DeepUNet, PromptUNet, ShallowUNet
 from sdxl.networks.vae import VaeDecoder, VaeEncoder
 from sdxl.specs import Cut
+
+
+class TextEncoder(nn.Module):
+    """clip_l: token ids → the penultimate hidden state, without the final norm."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model: Any = model
+
+    def forward(self, token_ids: Tensor) -> tuple[Tensor, ...]:
+        return (self.model(token_ids, output_hidden_states=True).hidden_states[-2],)
+
+
+class ProjectingTextEncoder(TextEncoder):
+    """clip_g: the same, and the end token's projection."""
+
+    def forward(self, token_ids: Tensor) -> tuple[Tensor, ...]:
+        out = self.model(token_ids, output_hidden_states=True)
+        return (out.hidden_states[-2], out.text_embeds)
 
 
 def networks_of(part: str, module: nn.Module, cut: Cut = "reference") -> dict[str, nn.Module]:

@@ -16,8 +16,15 @@ import numpy as np
 
 from sdxl.params import InvalidParams
 from sdxl.scheduler_config import SchedulerConfig
-from sdxl.schedulers.levels import SPREADS, pairs, timesteps_at, timesteps_of
-from sdxl.schedulers.process import alphas_cumprod, final_level, trained_levels
+from sdxl.schedulers.levels import (
+    SPREADS,
+    alphas_cumprod,
+    final_level,
+    pairs,
+    timesteps_at,
+    timesteps_of,
+    trained_levels,
+)
 from sdxl.schedulers.tables import COLUMNS, Array, Table
 
 TCD_ETA = 0.3

@@ -6,7 +6,7 @@ The tokenizers' vocabulary is CLIP's, derived from its merges.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,20 +91,21 @@ REFINER_INDEX: Config = {
 }
 
 
-def write_tokenizer(folder: Path, pad: str) -> None:
-    """Write CLIP's tokenizer as transformers stores it. SDXL's two differ in the padding token."""
-    folder.mkdir()
-    text = MERGES.read_text(encoding="utf-8")
+def write_tokenizer(folder: Path, pad: str, merges: Sequence[str] = ()) -> None:
+    """Write a tokenizer as transformers stores it, by default with CLIP's merges. SDXL's two differ
+    in the padding token."""
+    folder.mkdir(parents=True, exist_ok=True)
+    merges = merges or MERGES.read_text(encoding="utf-8").splitlines()[1:]
+    text = "\n".join(("#version: 0.2", *merges, ""))
     (folder / "merges.txt").write_text(text, encoding="utf-8")
-    vocabulary = clip_vocabulary(text.splitlines()[1:])
-    _write(folder / "vocab.json", vocabulary)
+    _write(folder / "vocab.json", clip_vocabulary(merges))
     special = {"bos_token": START, "eos_token": END, "unk_token": END, "pad_token": pad}
     _write(folder / "special_tokens_map.json", special)
     facts = {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77, "do_lower_case": True}
     _write(folder / "tokenizer_config.json", {**facts, **special})
 
 
-def clip_vocabulary(merges: list[str]) -> dict[str, int]:
+def clip_vocabulary(merges: Sequence[str]) -> dict[str, int]:
     """Return the ids of all bytes, bytes at the end of words, merges and two special tokens."""
     letters = byte_letters()
     words = [*letters, *(letter + END_OF_WORD for letter in letters)]

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from sdxl.checkpoint_checks import foreign_errors
 from sdxl.digests import remembered_digest, sha256_of, stamps
 from sdxl.files import OutputError, grant_usual, locked, prepare_folder
+from sdxl.hub import WEIGHT_NAMES
 from sdxl.places import MINI, home
 from sdxl.single_file import configs
 from sdxl.single_file.recognition import (
@@ -41,7 +42,6 @@ log = logging.getLogger(__name__)
 
 FORMAT = 1
 """Every file is converted again after a change of this number."""
-FILE_NAMES = {"unet": "diffusion_pytorch_model", "vae": "diffusion_pytorch_model"}
 SHARD = "1GB"
 """the size of a file of weights"""
 INDEX, SCHEDULER = "model_index.json", "scheduler/scheduler_config.json"
@@ -133,7 +133,7 @@ def _write_part(folder: Path, part: str, tensors: dict[str, Tensor]) -> None:
     folder.mkdir()
     if not tensors:
         return
-    pattern = FILE_NAMES.get(part, "model") + "{suffix}.safetensors"
+    pattern = WEIGHT_NAMES[part] + "{suffix}.safetensors"
     save_torch_state_dict(tensors, folder, filename_pattern=pattern, max_shard_size=SHARD)
     for path in folder.iterdir():
         grant_usual(path)

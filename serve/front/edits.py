@@ -17,9 +17,8 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from sdxl.control_maps import Pictures
+from sdxl.control_maps import Pictures, check_pictures
 from sdxl.params import PARAMETERS, InvalidParams, of_rest
-from sdxl.prompt_pictures import check_pictures
 from sdxl.source import GivenImage, SourceImage
 from serve import errors
 from serve.errors import Problem, invalid

@@ -13,12 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from sdxl.control_maps import Pictures, add_map, previewed
+from sdxl.control_maps import Pictures, add_map, check_pictures, previewed
 from sdxl.controls import Control
 from sdxl.parameter import MAX_ATTACHMENTS, Parameter
 from sdxl.params import PICTURED, InvalidParams
 from sdxl.picture_files import file_of
-from sdxl.prompt_pictures import check_pictures
 from serve.errors import invalid, of_params
 from serve.front.image_orders import check_limits, params_of
 from serve.front.openai_images import ImageRequest

@@ -134,8 +134,8 @@ def with_pictures(
 ) -> Sequence[GenerationParams | WithPictures]:
     """Add the pictures to the requests. All requests have the same size, ControlNets and image
     prompts. Raise InvalidParams for wrong pictures."""
+    from sdxl.control_maps import check_pictures
     from sdxl.pipeline import WithPictures
-    from sdxl.prompt_pictures import check_pictures
 
     source = order.image.source(requests[0]) if order.image else None
     for leg in requests[0].legs:

@@ -27,7 +27,6 @@ from sdxl.params import LATENT
 from sdxl.pipeline import Pipeline
 from sdxl.provenance import OFF, Provenance
 from sdxl.source import DecodedWhole, SourceImage, WholeImage
-from sdxl.upscaling import enlarged_picture
 from serve.orders import Done, Preview, Update
 from serve.worker.job import ImageJob
 from serve.worker.safety import UNCHECKED, Safety, Shown, blurred
@@ -156,7 +155,7 @@ class PictureWriter:
                 with self._stream.beside(latents):
                     then(job, self.pipeline.enlarged(job.leg, latents))
             else:
-                then(job, enlarged_picture(self._pixels(latents), job.leg))
+                then(job, images.enlarged(self._pixels(latents), job.leg))
         except Exception as error:
             job.failed(error)
 

@@ -24,7 +24,7 @@ from sdxl.cost import Costs
 from sdxl.fleet import QUEUE_S, WORK, Outlook
 from sdxl.flight import Flight, Leg, State
 from sdxl.image_prompts import image_windows_of
-from sdxl.mini import vocabulary
+from sdxl.mini.scenes import unknown_words
 from sdxl.model_names import MINI_NAME
 from sdxl.params import LATENT, GenerationParams, InvalidParams
 from sdxl.pipeline import ENCODE_BATCH, Pipeline
@@ -167,7 +167,7 @@ class Worker:
             return PromptFacts(tokens, self.max_prompt_tokens)
         files = self.pipeline.catalogue.listed("embedding")
         learned = {word for file in files for word in words_of(file.name)}
-        unknown = [word for word in vocabulary.unknown_words(prompt) if word not in learned]
+        unknown = [word for word in unknown_words(prompt) if word not in learned]
         return PromptFacts(tokens, self.max_prompt_tokens, tuple(unknown))
 
     async def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:

@@ -21,7 +21,7 @@ from onnx_export.tracing import trace
 from sdxl.checkpoint import MINI, Checkpoint
 from sdxl.files import write_atomic
 from sdxl.params import GenerationParams
-from sdxl.pipeline import Edit, Pipeline, Result
+from sdxl.pipeline import Pipeline, Result, WithPictures
 from sdxl.single_file.configs import SDXL_1_0
 from sdxl.specs import ModelSpec
 from tests.conftest import psnr
@@ -124,7 +124,7 @@ BOUNDS = {"fp32": 60.0, "int8": 15.0}
 
 
 def painted_as_by_pytorch(
-    checkpoint: Checkpoint, folder: ExportFolder, asked: Sequence[GenerationParams | Edit]
+    checkpoint: Checkpoint, folder: ExportFolder, asked: Sequence[GenerationParams | WithPictures]
 ) -> list[Result]:
     """Compare an export's pictures on ONNX Runtime with the checkpoint's pictures."""
     found, expected = (

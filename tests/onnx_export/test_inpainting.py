@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from sdxl.params import GenerationParams
-from sdxl.pipeline import Edit
+from sdxl.pipeline import WithPictures
 from sdxl.source import SourceImage
 from tests.onnx_export.conftest import PROMPTS
 from tests.onnx_export.exports import export_tiny, painted_as_by_pytorch, write_tiny_inpainting
@@ -29,5 +29,8 @@ def test_an_inpainting_checkpoint_s_graphs_paint_its_pictures(
     mask = Image.new("L", (32, 32), 0)
     mask.paste(255, (8, 8, 20, 24))
     source = SourceImage(Image.fromarray(noise), mask)
-    asked: list[GenerationParams | Edit] = [text, Edit(text.for_edit(has_mask=True), source)]
+    asked: list[GenerationParams | WithPictures] = [
+        text,
+        WithPictures(text.for_edit(has_mask=True), source),
+    ]
     painted_as_by_pytorch(checkpoint, folder, asked)

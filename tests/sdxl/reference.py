@@ -13,7 +13,7 @@ from sdxl.inflight import Request
 from sdxl.noise import NoiseSource
 
 
-def denoise(engines: Engines, request: Request) -> Tensor:
+def denoise(engines: Engines, request: Request, refiner: Engines | None = None) -> Tensor:
     dims = (engines.arch.latent_channels, request.latent_h, request.latent_w)
     noise = NoiseSource(request.seed, dims)
     x, masked = noise.start()[None] * request.table.start, torch.zeros(1, 0, *dims[1:])
@@ -22,13 +22,18 @@ def denoise(engines: Engines, request: Request) -> Tensor:
         assert begun.kept is None and begun.masked is not None, "only an inpainting checkpoint's"
         x, masked = begun.latents[None], begun.masked[None]
     h = torch.zeros_like(x)
-    condition = request.conditioning
-    conditions = {t.name: getattr(condition, t.name) for t in engines["unet_prompt"].spec.inputs}
-    ready = call(engines["unet_prompt"], engines.arch, conditions)
-    cache: dict[str, Tensor] = {}
-    cached, residuals = 0, dict[str, Tensor]()
-    shallow = engines.of("unet_shallow", request.variant)
+    cache, ready, residuals = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor]()
+    cached = 0
+    was_refined: bool | None = None
     for number, (row, step) in enumerate(zip(request.table.rows, request.plan, strict=True)):
+        if step.is_refined != was_refined:
+            was_refined, condition = step.is_refined, request.conditioning
+            if step.is_refined:
+                assert refiner is not None and condition.refined is not None
+                engines, condition, h = refiner, condition.refined, torch.full_like(x, torch.nan)
+            spec = engines["unet_prompt"].spec
+            conditions = {t.name: getattr(condition, t.name) for t in spec.inputs}
+            ready = call(engines["unet_prompt"], engines.arch, conditions)
         coefficients = torch.from_numpy(row).float()[None]
         inputs = {
             "sample": torch.cat([x * coefficients[0, 0], masked], 1).repeat(step.rows, 1, 1, 1),
@@ -45,6 +50,7 @@ def denoise(engines: Engines, request: Request) -> Tensor:
         else:
             assert step.rows <= cached, "no deep step has made the negative row's features"
             kept = {name: tensor[: step.rows] for name, tensor in cache.items()}
+            shallow = engines.of("unet_shallow", request.variant)
             read = {t.name for t in shallow.spec.inputs}
             others = conditions | {n: t[: step.rows] for n, t in residuals.items()}
             given = {**inputs, **{n: t for n, t in others.items() if n in read}, **kept}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,20 +25,10 @@ def folder(tmp_path: Path) -> Path:
     return copy
 
 
-def test_the_embedded_model_is_an_sdxl_at_another_size() -> None:
-    found = find("mini")
-    assert (found.arch.vae_scale, found.arch.default_side) == (8, 128)
-    assert found.sizes.default == 128 and found.sizes.multiple == 8
-    assert found.force_zeros
-
-
-@pytest.mark.slow
 def test_configs_and_tokenizers_need_neither_torch_nor_a_model_library() -> None:
-    import subprocess
-    import sys
-
     code = (
         "import sys; from sdxl.checkpoint import find; c = find('mini');"
+        "assert 'tokenizers' not in sys.modules, 'not read yet';"
         "c.arch, c.sizes, c.scheduler, c.tokenizers;"
         "assert not {'torch', 'diffusers', 'transformers'} & set(sys.modules), 'heavy import'"
     )
@@ -76,14 +68,6 @@ def test_a_vocabulary_that_was_cut_off_is_named(folder: Path) -> None:
         _ = find(str(folder)).tokenizers
 
 
-def test_configs_that_do_not_fit_together_are_refused_in_one_line(folder: Path) -> None:
-    path = folder / "unet" / "config.json"
-    config = {**json.loads(path.read_text()), "transformer_layers_per_block": [1]}
-    path.write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="do not fit"):
-        _ = find(str(folder)).arch
-
-
 def _same(found: Checkpoint, expected: dict[str, torch.Tensor]) -> bool:
     state = found.part("unet").state_dict()
     return all(torch.equal(state[key], value.float()) for key, value in expected.items())
@@ -91,7 +75,7 @@ def _same(found: Checkpoint, expected: dict[str, torch.Tensor]) -> bool:
 
 def refusal(model: Path | str, part: str = "unet") -> str:
     with pytest.raises(CheckpointError) as error:
-        find(str(model)).network(part)
+        find(str(model)).part(part)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -108,7 +92,7 @@ def test_missing_and_truncated_weights_are_refused(folder: Path) -> None:
     (folder / UNET).unlink()
     assert "expected diffusion_pytorch_model.safetensors" in refusal(folder)
     shutil.rmtree(folder / "unet")
-    assert "unet: not there; expected a folder in diffusers layout" in refusal(folder)
+    assert "unet/config.json: not there; expected a folder in diffusers layout" in refusal(folder)
 
 
 @pytest.mark.parametrize("name", ["unet/config.json", "vae/diffusion_pytorch_model.safetensors"])
@@ -125,13 +109,6 @@ def test_a_network_without_one_of_its_tensors_is_refused(folder: Path) -> None:
     del tensors["conv_out.weight"]
     save_file(tensors, folder / UNET, {"format": "pt"})
     assert "1 tensors of the network are missing, 'conv_out.weight' the first" in refusal(folder)
-
-
-def test_a_unet_of_another_model_is_refused(folder: Path) -> None:
-    path = folder / "unet/config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "addition_embed_type": "text"}))
-    with pytest.raises(CheckpointError, match="addition_embed_type is 'text', an SDXL has"):
-        find(str(folder)).part("unet")
 
 
 def test_missing_models_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from engines.pytorch.fast_unet import rearrange
 from sdxl.checkpoint import find
-from sdxl.control_strengths import MODES, residual_strengths, union_strengths
+from sdxl.control_inputs import residual_strengths, union_strengths
+from sdxl.controls import MODES
 from sdxl.networks.control import control_networks
 from sdxl.networks.parts import networks_of
 from sdxl.specs import (
@@ -127,18 +128,6 @@ def test_rearranged_for_a_gpu_a_net_computes_the_same(make: Callable[[], Any]) -
     net, t, strengths = make(), random_tensors(ROWS, 16, 16), [[0.7] * COUNT] * ROWS
     found = our_residuals(net, t, strengths, partial(rearrange, attention="math"))
     check_all(found, our_residuals(net, t, strengths))
-
-
-def test_residuals_of_two_nets_add_up() -> None:
-    t = random_tensors(ROWS, 16, 16)
-    nets = [random_control(1), random_control(2)]
-    strengths = [0.4, 1.3]
-    each = [
-        our_residuals(net, t, [[s] * COUNT] * ROWS) for net, s in zip(nets, strengths, strict=True)
-    ]
-    theirs = [diffusers_residuals(net, t, s) for net, s in zip(nets, strengths, strict=True)]
-    ours, expected = ([a + b for a, b in zip(*pair, strict=True)] for pair in (each, theirs))
-    check_equal(unet_results(t, ours)["noise"], diffusers_noise(mini_unet(), t, expected))
 
 
 def test_rows_of_a_call_have_their_own_strengths() -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import numpy as np
 import pytest
 import torch
-from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from PIL import Image
 from torch import Tensor
 
@@ -23,19 +22,20 @@ from sdxl.control_inputs import maps_of
 from sdxl.controls import TYPES, Control
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.picture_files import file_of
-from sdxl.pipeline import Edit, Pipeline, WithPictures
+from sdxl.pipeline import Pipeline, WithPictures
 from sdxl.places import LORAS
 from sdxl.source import GivenImage
-from tests.conftest import assert_as_alone, assert_picture
+from tests.conftest import assert_as_alone, assert_picture, images_of
 from tests.sdxl.control_nets import random_control, random_union
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.test_editing import drawing, edit, params_of
 from tests.sdxl.test_pipeline import set_scheduler
-from tests.sdxl.their_schedulers import asked_of
+from tests.sdxl.their_schedulers import asked_of, pipe_of
 from tests.sdxl.together import (
     assert_as_in_onnxruntime,
     assert_as_plain_loop,
     assert_deterministic,
+    assert_edit_as_diffusers,
     assert_rides,
 )
 
@@ -101,16 +101,6 @@ def theirs(pipe: Any, given: WithPictures, **more: Any) -> Tensor:
     return found * 2 - 1
 
 
-def pipe_of(kind: str, base: Any, net: Any) -> Any:
-    pipe = getattr(diffusers, f"StableDiffusionXLControlNet{kind}Pipeline")(
-        **{n: each for n, each in base.components.items() if n != "scheduler"},
-        scheduler=base.scheduler,
-        controlnet=net,
-    )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
-
-
 @pytest.mark.parametrize(
     "controls",
     [
@@ -132,7 +122,8 @@ def test_pictures_equal_diffusers(
     given = asked(*controls, guidance=guidance)
     (result,) = model.generate([given])
     used = [nets[each.name] for each in controls]
-    pipe = pipe_of("", diffusers_mini, used if len(used) > 1 else used[0])
+    net = used if len(used) > 1 else used[0]
+    pipe = pipe_of("ControlNet", diffusers_mini, controlnet=net)
     assert_picture(result, theirs(pipe, given))
 
 
@@ -148,29 +139,19 @@ def test_unions_equal_diffusers(
     union = [Control("union", image, scale, type=each) for each, image, scale in maps]
     given = asked(*union, guidance=1.0)
     (result,) = model.generate([given])
-    pipe = pipe_of("Union", diffusers_mini, nets["union"])
+    pipe = pipe_of("ControlNetUnion", diffusers_mini, controlnet=nets["union"])
     assert_picture(result, theirs(pipe, given))
 
 
 @pytest.mark.parametrize("is_masked", [False, True], ids=["image", "mask"])
 def test_edits_equal_diffusers(
-    model: Pipeline,
-    nets: dict[str, Any],
-    diffusers_mini: Any,
-    is_masked: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    model: Pipeline, nets: dict[str, Any], diffusers_mini: Any, is_masked: bool
 ) -> None:
-    """The latents are given, because diffusers samples an encoded picture and we take the mean."""
-    monkeypatch.setattr(DiagonalGaussianDistribution, "sample", lambda self, _: self.mean)
     params = params_of("euler", SIZE, 0.6, controls=(replace(FIRST, strength=0.8, end=0.7),))
     given = edit(params, is_masked=is_masked)
-    given = Edit(given.params, given.source, FILES)
-    (result,) = model.generate([given])
-    pipe = pipe_of("Inpaint" if is_masked else "Img2Img", diffusers_mini, nets["first"])
-    more: dict[str, Any] = {"image": given.source.image, "strength": given.params.strength}
-    if is_masked:
-        more["mask_image"] = given.source.mask
-    assert_picture(result, theirs(pipe, given, **more))
+    kind = f"ControlNet{'Inpaint' if is_masked else 'Img2Img'}"
+    pipe = pipe_of(kind, diffusers_mini, controlnet=nets["first"])
+    assert_edit_as_diffusers(model, given, FILES, partial(theirs, pipe, given))
 
 
 MIXED = (
@@ -208,9 +189,8 @@ def test_rows_with_and_without_nets_may_share_calls(model: Pipeline) -> None:
 
 
 def test_strength_0_is_the_plain_picture(model: Pipeline) -> None:
-    (plain, controlled) = model.generate([asked(), asked(replace(FIRST, strength=0.0))])
-    assert plain.image is not None and controlled.image is not None
-    assert torch.equal(plain.image, controlled.image)
+    plain, controlled = images_of(model, asked(), asked(replace(FIRST, strength=0.0)))
+    assert torch.equal(plain, controlled)
 
 
 @pytest.mark.parametrize(

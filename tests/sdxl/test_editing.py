@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,13 @@ from torch import Tensor
 from sdxl.images import pasted, to_pixels
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.picture_files import file_of
-from sdxl.pipeline import Edit, Pipeline
-from sdxl.source import GivenImage
-from tests.conftest import assert_as_alone, assert_picture
+from sdxl.pipeline import Pipeline, WithPictures
+from sdxl.source import GivenImage, SourceImage
+from tests.conftest import assert_as_alone, assert_picture, images_of
 from tests.sdxl.flights import launched_groups
-from tests.sdxl.substitution import substituted
-from tests.sdxl.test_pipeline import assert_alike, set_scheduler
-from tests.sdxl.their_schedulers import EACH_KIND, FEW, QUICK, asked_of, each_at
+from tests.sdxl.test_pipeline import PROMPT, assert_as_substituted, set_scheduler
+from tests.sdxl.their_schedulers import EACH_KIND, FEW, QUICK, asked_of, each_at, pipe_of
 
-PROMPT = "a small yellow star above a green square on a white background"
 SIZES = [(128, 128), (96, 160), (136, 120)]
 STRENGTHS_AND_GUIDANCE = ((0.1, 5.0), (0.5, 1.0), (0.8, 5.0), (1.0, 1.0))
 HOLE = (16, 24, 72, 88)
@@ -43,6 +42,13 @@ def masking(width: int, height: int) -> Image.Image:
     return mask
 
 
+@dataclass(frozen=True)
+class Edit(WithPictures):
+    """A request with the image that it edits."""
+
+    source: SourceImage
+
+
 def edit(params: GenerationParams, *, is_masked: bool = False) -> Edit:
     assert params.width and params.height
     size = params.width, params.height
@@ -54,15 +60,7 @@ def edit(params: GenerationParams, *, is_masked: bool = False) -> Edit:
 @pytest.fixture(scope="module")
 def pipes(diffusers_mini: Any) -> Any:
     """Make diffusers' image to image and inpainting pipelines from the same networks."""
-    from diffusers import StableDiffusionXLImg2ImgPipeline, StableDiffusionXLInpaintPipeline
-
-    made = [
-        kind(**diffusers_mini.components)
-        for kind in (StableDiffusionXLImg2ImgPipeline, StableDiffusionXLInpaintPipeline)
-    ]
-    for pipe in made:
-        pipe.set_progress_bar_config(disable=True)
-    return made
+    return [pipe_of(kind, diffusers_mini) for kind in ("Img2Img", "Inpaint")]
 
 
 def theirs(pipes: Any, asked: Edit) -> Tensor:
@@ -162,11 +160,7 @@ def test_interval_2_equals_the_full_unet_with_tensors_substituted(
         edit(params_of(scheduler, SIZES[1], strength, **usual), is_masked=is_masked)
         for strength in (0.65, 1.0)
     ]
-    for result, each in zip(mini.generate(asked), asked, strict=True):
-        with substituted(pipes[is_masked].unet):
-            expected = painted(pipes, each, "latent")
-        assert result.latents is not None and result.shallow_steps
-        assert_alike(result.latents, expected)
+    assert_as_substituted(mini, pipes[is_masked].unet, asked, partial(painted, pipes))
 
 
 def test_latents_are_sampled_as_by_diffusers(mini: Pipeline, pipes: Any) -> None:
@@ -181,12 +175,10 @@ def test_a_hidden_picture_leaves_no_trace_at_full_strength(mini: Pipeline) -> No
         Edit(plain, GivenImage.read(file_of(Image.new("RGB", SIZES[0], colour))).source(plain))
         for colour in ("red", "blue")
     )
-    first, second = (r.latents for r in mini.generate([one, other]))
-    assert first is not None and second is not None and not torch.equal(first, second)
+    assert not torch.equal(*images_of(mini, one, other))
     everywhere = Image.new("L", SIZES[0], 255)
     masked = [replace(each, source=replace(each.source, mask=everywhere)) for each in (one, other)]
-    first, second = (r.latents for r in mini.generate(masked))
-    assert first is not None and second is not None and torch.equal(first, second)
+    assert torch.equal(*images_of(mini, *masked))
 
 
 def test_unmasked_pixels_equal_the_source_to_the_byte(mini: Pipeline) -> None:
@@ -243,9 +235,8 @@ def test_pictures_in_the_same_call_as_an_inpainting_are_unchanged(mini: Pipeline
     exact = replace(mini, is_deterministic=True)
     text = GenerationParams(PROMPT, steps=4, cache_interval=2, seed=3, width=128, height=128)
     masked = edit(params_of("euler", SIZES[0], 1.0, steps=4), is_masked=True)
-    (alone,), (beside, _) = exact.generate([text]), exact.generate([text, masked])
-    assert alone.latents is not None and beside.latents is not None
-    assert torch.equal(alone.latents, beside.latents)
+    (alone,), (beside, _) = images_of(exact, text), images_of(exact, text, masked)
+    assert torch.equal(alone, beside)
 
 
 def test_engines_without_the_encoder_refuse_only_edits(mini: Pipeline) -> None:

@@ -8,12 +8,12 @@ import copy
 import itertools
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from engines.pytorch.fast_unet import rearrange
 from engines.pytorch.torch_engine import load_torch
@@ -22,15 +22,14 @@ from sdxl.checkpoint import CheckpointError, find
 from sdxl.conditioning import embedded
 from sdxl.networks.parts import networks_of
 from sdxl.params import GenerationParams, InvalidParams
-from sdxl.pipeline import Edit, Pipeline
+from sdxl.pipeline import Pipeline, WithPictures
 from sdxl.specs import CHUNK, network_specs
-from tests.conftest import assert_as_alone, assert_picture, psnr
+from tests.conftest import assert_as_alone, assert_picture, images_of, psnr
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.guidance_embedding import write_embedding
-from tests.sdxl.substitution import substituted
 from tests.sdxl.test_editing import edit, params_of, theirs
-from tests.sdxl.test_pipeline import PROMPT, SIZES, assert_alike, diffusers_image, painted
-from tests.sdxl.their_schedulers import EACH_KIND
+from tests.sdxl.test_pipeline import PROMPT, SIZES, assert_as_substituted, diffusers_image, painted
+from tests.sdxl.their_schedulers import EACH_KIND, pipe_of
 
 GUIDANCES = (0.0, 1.0, 8.0)
 
@@ -49,12 +48,6 @@ def pipe(folder: Path) -> Any:
     return made
 
 
-def image_of(model: Pipeline, asked: GenerationParams | Edit) -> Tensor:
-    (result,) = model.generate([asked])
-    assert result.image is not None, result.error
-    return result.image
-
-
 @pytest.mark.parametrize("scheduler", EACH_KIND)
 def test_pictures_equal_diffusers(model: Pipeline, pipe: Any, scheduler: str) -> None:
     """All sizes and guidances are in flight together. A negative prompt is ignored."""
@@ -71,12 +64,7 @@ def test_pictures_equal_diffusers(model: Pipeline, pipe: Any, scheduler: str) ->
 
 @pytest.mark.parametrize("is_masked", [False, True], ids=["image", "mask"])
 def test_edits_equal_diffusers(model: Pipeline, pipe: Any, is_masked: bool) -> None:
-    from diffusers import StableDiffusionXLImg2ImgPipeline, StableDiffusionXLInpaintPipeline
-
-    kinds = StableDiffusionXLImg2ImgPipeline, StableDiffusionXLInpaintPipeline
-    pipes = [kind(**pipe.components) for kind in kinds]
-    for each in pipes:
-        each.set_progress_bar_config(disable=True)
+    pipes = [pipe_of(kind, pipe) for kind in ("Img2Img", "Inpaint")]
     asked = [
         edit(params_of("euler", SIZES[0], 0.6, steps=5, guidance=guidance), is_masked=is_masked)
         for guidance in GUIDANCES
@@ -89,18 +77,13 @@ def test_interval_2_equals_the_full_unet_with_tensors_substituted(
     model: Pipeline, pipe: Any
 ) -> None:
     asked = GenerationParams(PROMPT, steps=8, seed=5, guidance=6.0, cache_interval=2)
-    params = model.resolve(asked)
-    (result,) = model.generate([params])
-    assert (result.deep_steps, result.shallow_steps) == (4, 4) and result.latents is not None
-    with substituted(pipe.unet):
-        expected = painted(pipe, params, "latent")
-    assert_alike(result.latents, expected)
+    assert_as_substituted(model, pipe.unet, [model.resolve(asked)], partial(painted, pipe))
 
 
 def test_all_kinds_share_calls_of_one_row_each_and_equal_those_made_alone(model: Pipeline) -> None:
     usual: dict[str, Any] = {"steps": 6, "cache_interval": 2, "width": 128, "height": 128}
     text = GenerationParams(PROMPT, seed=3, guidance=5.0, **usual)
-    asked: list[GenerationParams | Edit] = [
+    asked: list[GenerationParams | WithPictures] = [
         text,
         replace(text, guidance=1.0, seed=4),
         replace(text, guidance=9.0, scheduler="dpmpp_2m", deep_steps=(0, 1, 4)),
@@ -114,14 +97,6 @@ def test_all_kinds_share_calls_of_one_row_each_and_equal_those_made_alone(model:
     assert max(len(group.ids) for group in groups) == len(asked)
     assert max(group.bucket for group in groups) == 8, "seven images are seven rows"
     assert_as_alone(model, together, asked)
-
-
-def test_guidance_is_read_and_a_negative_prompt_is_not(model: Pipeline) -> None:
-    text = GenerationParams(PROMPT, steps=4, seed=3, guidance=2.0)
-    first = image_of(model, text)
-    found = psnr(first, image_of(model, replace(text, guidance=8.0)))
-    assert found < 30, f"{found:.1f} dB, another picture has less than 30"
-    assert torch.equal(first, image_of(model, replace(text, negative_prompt="a yellow star")))
 
 
 @pytest.mark.parametrize(
@@ -171,7 +146,7 @@ def test_the_networks_rearranged_for_a_gpu_compute_the_same(folder: Path) -> Non
 def test_half_precision_is_near_float32(folder: Path, model: Pipeline) -> None:
     half = Pipeline(model.checkpoint, load_torch(find(str(folder)), precision="bf16"))
     asked = GenerationParams(PROMPT, steps=4, seed=3, guidance=4.0)
-    found = psnr(image_of(half, asked), image_of(model, asked))
+    found = psnr(*images_of(half, asked), *images_of(model, asked))
     assert found >= 25, f"{found:.1f} dB, needed 25"
 
 

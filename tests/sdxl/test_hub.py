@@ -12,10 +12,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from sdxl import checkpoint
+from sdxl import checkpoint, hub
 from sdxl.checkpoint import MINI, CheckpointError, find
-from sdxl.hub_files import needed_files
-from tests.sdxl.hub_double import hub
+from sdxl.hub import WEIGHT_NAMES, needed_files
+from tests.sdxl.hub_double import hub as serve_hub
 
 MAIN, TAGGED = "a" * 40, "b" * 40
 PROGRAM = """
@@ -33,7 +33,7 @@ for model in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with hub(MINI, {"main": MAIN, "v1.0": TAGGED}) as (url, _):
+    with serve_hub(MINI, {"main": MAIN, "v1.0": TAGGED}) as (url, _):
         yield url
 
 
@@ -84,13 +84,13 @@ def test_the_hub_is_asked_for_the_revision(
     shutil.copy(MINI / "model_index.json", place)
 
     def snapshot(repo_id: str, **options: object) -> str:
-        asked.append((repo_id, options["revision"]))
+        asked.append((repo_id, options["revision"], options["allow_patterns"]))
         return str(place)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    monkeypatch.setattr(checkpoint, "_files_of", lambda repo, revision: ["unet/config.json"])
+    monkeypatch.setattr(hub, "_files_of", lambda repo, revision: ["unet/config.json"])
     found = find(model)
-    assert asked == [(repo, revision)] and found.origin == f"org/name@{MAIN}"
+    assert asked == [(repo, revision, ["unet/config.json"])] and found.origin == f"org/name@{MAIN}"
 
 
 def error_of(kind: str) -> Exception:
@@ -126,7 +126,7 @@ def test_a_failing_hub_does_not_stop_a_model_that_was_fetched(
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refused)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked"))
-    monkeypatch.setattr(checkpoint, "_fetched", lambda *_: place if is_fetched else None)
+    monkeypatch.setattr(hub, "_fetched", lambda *_: place if is_fetched else None)
     if is_found:
         assert find("org/name").folder == place
         return
@@ -134,29 +134,16 @@ def test_a_failing_hub_does_not_stop_a_model_that_was_fetched(
         find("org/name")
 
 
-@pytest.mark.slow
-def test_one_variant_of_each_network_is_fetched(tmp_path: Path) -> None:
+def test_one_variant_of_each_network_is_fetched() -> None:
     """The public hub's SDXL has two variants, a second VAE and other frameworks' files."""
-    model, home = tmp_path / "model", tmp_path / "home"
-    shutil.copytree(MINI, model)
-    for file in list(model.rglob("*.safetensors")):
-        shutil.copy(file, file.with_name(f"{file.stem}.fp16.safetensors"))
-    (model / "unet" / "diffusion_pytorch_model.safetensors").unlink()
-    (model / "vae_1_0").mkdir()
-    for stray in ("vae_1_0/config.json", "vae_1_0/diffusion_pytorch_model.safetensors"):
-        shutil.copy(model / stray.replace("_1_0", ""), model / stray)
-    (model / "unet" / "model.onnx").touch()
-    (model / "sd_xl_base.safetensors").touch()
-    with hub(model, {"main": MAIN}) as (url, asked):
-        fetch(url, home, "org/name")
-    weights = {name.rpartition(f"{MAIN}/")[2] for name in asked if "safetensors" in name}
-    assert weights == {
-        "text_encoder/model.safetensors",
-        "text_encoder_2/model.safetensors",
-        "unet/diffusion_pytorch_model.fp16.safetensors",
-        "vae/diffusion_pytorch_model.safetensors",
-    }
-    assert not [name for name in asked if "onnx" in name or "vae_1_0" in name]
+    both = [(f"{part}/{name}", f"{part}/{name}.fp16") for part, name in WEIGHT_NAMES.items()]
+    needed = {f"{plain}.safetensors" for plain, _ in both}
+    halves = {f"{half}.safetensors" for _, half in both}
+    missing, half = (f"unet/diffusion_pytorch_model{x}.safetensors" for x in ("", ".fp16"))
+    strays = ["vae_1_0/config.json", "vae_1_0/diffusion_pytorch_model.safetensors"]
+    strays += ["unet/model.onnx", "sd_xl_base.safetensors"]
+    listed = {*needed, *halves, *strays} - {missing}
+    assert {*needed_files(listed)} == needed - {missing} | {half}
 
 
 SHARDED = [
@@ -170,17 +157,13 @@ SHARDED = [
 
 
 def test_one_variant_of_shards_is_fetched_with_its_index() -> None:
-    stem = {"unet": "diffusion_pytorch_model"}
-    both, halves = needed_files(SHARDED, stem), needed_files([*SHARDED[:1], *SHARDED[3:5]], stem)
+    both, halves = needed_files(SHARDED), needed_files([*SHARDED[:1], *SHARDED[3:5]])
     assert sorted(both) == [*SHARDED[:3], SHARDED[5]]
     assert sorted(halves) == [SHARDED[0], *SHARDED[3:5]]
 
 
 def test_one_variant_of_a_folder_with_both_is_read(tmp_path: Path) -> None:
-    for file in MINI.rglob("*"):
-        if file.is_file():
-            (tmp_path / file.relative_to(MINI).parent).mkdir(parents=True, exist_ok=True)
-            shutil.copy(file, tmp_path / file.relative_to(MINI))
+    shutil.copytree(MINI, tmp_path, dirs_exist_ok=True)
     unet = tmp_path / "unet" / "diffusion_pytorch_model.safetensors"
     unet.with_name("diffusion_pytorch_model.fp16.safetensors").write_bytes(b"not read")
     found = find(str(tmp_path))
@@ -190,6 +173,6 @@ def test_one_variant_of_a_folder_with_both_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", ["org/name@", "org/name@@v1", "@v1", "org/name@-x", "org/na me"])
 def test_what_is_no_hub_id_is_never_requested(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "_download", lambda *_: pytest.fail("asked the hub"))
+    monkeypatch.setattr(checkpoint, "download", lambda *_: pytest.fail("asked the hub"))
     with pytest.raises(CheckpointError, match="model must be .mini., a folder"):
         find(model)

@@ -4,6 +4,7 @@ diffusers' own pipeline on the same folder."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,15 @@ from PIL import Image
 from torch import Tensor
 
 from sdxl.checkpoint import CheckpointError, find
-from sdxl.images import pasted, to_pixels
 from sdxl.params import GenerationParams
 from sdxl.picture_files import file_of
-from sdxl.pipeline import Edit, Pipeline
+from sdxl.pipeline import Pipeline
 from sdxl.source import GivenImage
-from tests.conftest import assert_as_alone, assert_picture, psnr
+from tests.conftest import assert_as_alone, assert_picture
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.inpainting import write_inpainting
-from tests.sdxl.substitution import substituted
-from tests.sdxl.test_editing import SIZES, STRENGTHS_AND_GUIDANCE, drawing, params_of
-from tests.sdxl.test_pipeline import assert_alike, set_scheduler
+from tests.sdxl.test_editing import SIZES, STRENGTHS_AND_GUIDANCE, Edit, drawing, params_of
+from tests.sdxl.test_pipeline import assert_as_substituted, set_scheduler
 from tests.sdxl.their_schedulers import EACH_KIND, FEW, asked_of, each_at
 
 HOLE = (13, 27, 75, 90)
@@ -134,11 +133,7 @@ def test_interval_2_equals_the_full_unet_with_tensors_substituted(
     asked = [
         edit(params_of(scheduler, size, strength, **usual), hole(size)) for strength in (0.65, 1.0)
     ]
-    for result, each in zip(model.generate(asked), asked, strict=True):
-        with substituted(pipe.unet):
-            expected = painted(pipe, each, "latent")
-        assert result.latents is not None and result.shallow_steps
-        assert_alike(result.latents, expected)
+    assert_as_substituted(model, pipe.unet, asked, partial(painted, pipe))
 
 
 def test_all_kinds_share_calls_and_equal_those_made_alone(model: Pipeline) -> None:
@@ -157,31 +152,6 @@ def test_all_kinds_share_calls_and_equal_those_made_alone(model: Pipeline) -> No
         together = model.generate(asked)
     assert max(len(group.ids) for group in groups) == len(asked)
     assert_as_alone(model, together, asked)
-
-
-def test_a_picture_depends_on_its_mask_and_on_what_is_around_it(model: Pipeline) -> None:
-    size = SIZES[0]
-    params = params_of("euler", size, 1.0, steps=3)
-    one = edit(params, hole(size))
-    other = Image.new("RGB", size, (200, 30, 60))
-    given = replace(one, source=replace(one.source, image=other))
-    wider = edit(params, Image.new("L", size, 255))
-    images = [result.image for result in model.generate([one, given, wider])]
-    assert images[0] is not None
-    for image in images[1:]:
-        assert image is not None
-        found = psnr(image, images[0])
-        assert found < 30, f"{found:.1f} dB, another picture has less than 30"
-
-
-def test_unmasked_pixels_equal_the_source_to_the_byte(model: Pipeline) -> None:
-    size = SIZES[2]
-    asked = edit(params_of("euler", size, 1.0, steps=2), hole(size))
-    (result,) = model.generate([asked])
-    assert result.image is not None
-    made, before = pasted(to_pixels(result.image), asked.source), np.asarray(drawing(*size))
-    kept = np.asarray(hole(size)) == 0
-    assert np.array_equal(made[kept], before[kept]) and not np.array_equal(made, before)
 
 
 def test_another_number_of_input_channels_is_refused(tmp_path: Path) -> None:

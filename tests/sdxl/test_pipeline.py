@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from sdxl.checkpoint import find
 from sdxl.image_decoder import ImageDecoder
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.pipeline import Pipeline
-from tests.conftest import assert_picture, psnr
+from tests.conftest import assert_picture, images_of, psnr
 from tests.sdxl.substitution import substituted
 from tests.sdxl.their_schedulers import EACH, FEW, asked_of, their_scheduler
 
@@ -45,14 +46,6 @@ def painted(pipe: Any, params: GenerationParams, output_type: str) -> Tensor:
         **asked_of(params, output_type),
     ).images[0]
     return found
-
-
-@pytest.fixture(scope="module")
-def restored(diffusers_mini: Any) -> Any:
-    """Yield diffusers' pipeline; afterwards its scheduler is put back for other modules."""
-    scheduler = diffusers_mini.scheduler
-    yield diffusers_mini
-    diffusers_mini.scheduler = scheduler
 
 
 @pytest.mark.parametrize(
@@ -97,16 +90,19 @@ def test_interval_2_equals_the_full_unet_with_tensors_substituted(
     steps = 8 if scheduler in FEW else 20
     asked = GenerationParams(PROMPT, steps=steps, seed=5, scheduler=scheduler, cache_interval=2)
     params = mini.resolve(asked)
-    (result,) = mini.generate([params])
-    with substituted(restored.unet):
-        expected = painted(restored, params, "latent")
-    assert result.latents is not None
-    assert_alike(result.latents, expected)
+    assert_as_substituted(mini, restored.unet, [params], partial(painted, restored))
 
 
-def assert_alike(found: Tensor, expected: Tensor) -> None:
-    difference = float((found - expected).abs().max())
-    assert difference <= LATENTS, f"latents differ by {difference:.2e}, allowed {LATENTS}"
+def assert_as_substituted(
+    model: Pipeline, unet: Any, asked: Sequence[Any], paint: Callable[[Any, str], Tensor]
+) -> None:
+    """`paint` makes diffusers' picture with that UNet."""
+    for result, each in zip(model.generate(asked), asked, strict=True):
+        with substituted(unet):
+            expected = paint(each, "latent")
+        assert result.latents is not None and result.shallow_steps, result.error
+        difference = float((result.latents - expected).abs().max())
+        assert difference <= LATENTS, f"latents differ by {difference:.2e}, allowed {LATENTS}"
 
 
 def test_a_picture_is_the_same_alone_and_among_seven_others(mini: Pipeline) -> None:
@@ -120,11 +116,8 @@ def test_a_picture_is_the_same_alone_and_among_seven_others(mini: Pipeline) -> N
         GenerationParams("a triangle " * 40, seed=6),
         GenerationParams("a ring", seed=7, width=96, height=136),
     ]
-    (alone,) = mini.generate([one])
-    together = mini.generate([*others[:4], one, *others[4:]])
-    assert all(r.error is None for r in together)
-    assert alone.image is not None and together[4].image is not None
-    found = psnr(together[4].image, alone.image)
+    together = images_of(mini, *others[:4], one, *others[4:])
+    found = psnr(together[4], *images_of(mini, one))
     assert found >= 60, f"{found:.1f} dB, needed 60"
 
 
@@ -134,12 +127,10 @@ def test_deterministic_gives_the_same_bytes_in_every_slot(mini: Pipeline) -> Non
     usual: dict[str, Any] = {"steps": 4, "width": 64, "height": 64}
     one = GenerationParams(PROMPT, seed=11, cache_interval=2, **usual)
     neighbours = [GenerationParams("a cross", seed=s, guidance=3.0, **usual) for s in range(7)]
-    (alone,) = fixed.generate([one])
+    (alone,) = images_of(fixed, one)
     for slot in range(8):
-        company = fixed.generate([*neighbours[:slot], one, *neighbours[slot:]])
-        image = company[slot].image
-        assert alone.image is not None and image is not None
-        assert torch.equal(image, alone.image), f"slot {slot} differs"
+        company = images_of(fixed, *neighbours[:slot], one, *neighbours[slot:])
+        assert torch.equal(company[slot], alone), f"slot {slot} differs"
 
 
 def test_results_keep_their_order_and_say_what_ran(mini: Pipeline) -> None:

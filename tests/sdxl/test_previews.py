@@ -11,8 +11,9 @@ from sdxl.images import Pixels, to_pixels
 from sdxl.inflight import InFlight
 from sdxl.params import GenerationParams
 from sdxl.picture_files import file_of
-from sdxl.pipeline import Edit, Forming, Pipeline
+from sdxl.pipeline import Forming, Pipeline, WithPictures
 from sdxl.source import GivenImage
+from tests.conftest import images_of
 
 ASKED = [
     GenerationParams("a red circle on a blue background", seed=5, steps=8),
@@ -27,11 +28,9 @@ def test_previews_change_no_picture(mini: Pipeline) -> None:
         if (pixels := show()) is not None:
             shown.append(pixels)
 
-    plain = mini.generate(ASKED)
-    watched = sorted(mini.stream(ASKED, on_forming=watch), key=lambda each: each.index)
-    for before, after in zip(plain, watched, strict=True):
-        assert before.image is not None and after.image is not None
-        assert torch.equal(before.image, after.image)
+    plain = images_of(mini, *ASKED)
+    for after in mini.stream(ASKED, on_forming=watch):
+        assert after.image is not None and torch.equal(plain[after.index], after.image)
     sizes = [pixels.shape for pixels in shown]
     assert {(128, 128, 3), (192, 192, 3)} == {*sizes}, "each at the size that it will have"
 
@@ -63,7 +62,7 @@ def test_a_preview_shows_unmasked_pixels_from_the_start(mini: Pipeline) -> None:
     given = GivenImage.read(file_of(picture), file_of(mask))
     params = given.sized(GenerationParams("a red circle", seed=1, steps=8), mini.sizes)
     shown: list[Pixels | None] = []
-    edit = Edit(params, given.source(params))
+    edit = WithPictures(params, given.source(params))
     assert len(list(mini.stream([edit], on_forming=lambda show: shown.append(show())))) == 1
     assert shown[0] is not None
     assert (shown[0][:, 80:] == (10, 200, 30)).all() and not (

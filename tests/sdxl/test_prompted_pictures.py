@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import numpy as np
 import pytest
 import torch
-from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from PIL import Image
 from torch import Tensor
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from sdxl.adapters import NoRoom
 from sdxl.attachments import Lora
 from sdxl.catalogue import Catalogue
 from sdxl.controls import Control
@@ -26,19 +23,20 @@ from sdxl.image_inputs import pixels_of
 from sdxl.image_prompts import ImagePrompt
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.picture_files import file_of
-from sdxl.pipeline import Edit, Pipeline, WithPictures
+from sdxl.pipeline import Pipeline, WithPictures
 from sdxl.places import LORAS
-from tests.conftest import assert_as_alone, assert_picture, psnr
+from tests.conftest import assert_as_alone, assert_picture, images_of, psnr
 from tests.sdxl.control_nets import random_control
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.image_adapters import PLAIN, PLUS, SIDE, write_adapters
 from tests.sdxl.test_editing import edit, params_of
 from tests.sdxl.test_pipeline import set_scheduler
-from tests.sdxl.their_schedulers import asked_of
+from tests.sdxl.their_schedulers import asked_of, pipe_of
 from tests.sdxl.together import (
     assert_as_in_onnxruntime,
     assert_as_plain_loop,
     assert_deterministic,
+    assert_edit_as_diffusers,
     assert_rides,
 )
 
@@ -81,12 +79,11 @@ def asked(*prompts: ImagePrompt, **fields: Any) -> WithPictures:
 
 def their_pipe(base: Any, folder: Path, names: Sequence[str], kind: str = "", **more: Any) -> Any:
     """diffusers' pipeline with these adapters, on a copy of the UNet, which loading changes."""
-    parts = {**base.components, "unet": copy.deepcopy(base.unet), **more}
-    parts["feature_extractor"] = CLIPImageProcessorPil(
+    processor = CLIPImageProcessorPil(
         size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}
     )
-    pipe = getattr(diffusers, f"StableDiffusionXL{kind}Pipeline")(**parts)
-    pipe.set_progress_bar_config(disable=True)
+    unet = copy.deepcopy(base.unet)
+    pipe = pipe_of(kind, base, unet=unet, feature_extractor=processor, **more)
     weights = [f"{name}.safetensors" for name in names]
     pipe.load_ip_adapter(str(folder), subfolder="", weight_name=weights, low_cpu_mem_usage=False)
     return pipe
@@ -163,23 +160,12 @@ def test_with_a_controlnet_they_equal_diffusers(
 
 @pytest.mark.parametrize("is_masked", [False, True], ids=["image", "mask"])
 def test_edits_equal_diffusers(
-    model: Pipeline,
-    folder: Path,
-    diffusers_mini: Any,
-    is_masked: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    model: Pipeline, folder: Path, diffusers_mini: Any, is_masked: bool
 ) -> None:
-    """The latents are given, because diffusers samples an encoded picture and we take the mean."""
-    monkeypatch.setattr(DiagonalGaussianDistribution, "sample", lambda self, _: self.mean)
-    params = params_of("euler", SIZE, 0.6, image_prompts=(OTHER,))
-    given = edit(params, is_masked=is_masked)
-    given = Edit(given.params, given.source, FILES)
-    (result,) = model.generate([given])
+    given = edit(params_of("euler", SIZE, 0.6, image_prompts=(OTHER,)), is_masked=is_masked)
     pipe = their_pipe(diffusers_mini, folder, [PLUS], "Inpaint" if is_masked else "Img2Img")
-    more: dict[str, Any] = {"image": given.source.image, "strength": given.params.strength}
-    if is_masked:
-        more["mask_image"] = given.source.mask
-    assert_picture(result, theirs(pipe, given.params, [PICTURES["b"]], 1.0, **more))
+    shown = [PICTURES["b"]]
+    assert_edit_as_diffusers(model, given, FILES, partial(theirs, pipe, given.params, shown, 1.0))
 
 
 MIXED = (
@@ -222,9 +208,8 @@ def test_steps_outside_the_window_run_the_plain_network(model: Pipeline) -> None
 
 
 def test_strength_0_is_the_plain_picture(model: Pipeline) -> None:
-    (plain, prompted) = model.generate([asked(), asked(replace(ONE, strength=0.0))])
-    assert plain.image is not None and prompted.image is not None
-    assert torch.equal(plain.image, prompted.image)
+    plain, prompted = images_of(model, asked(), asked(replace(ONE, strength=0.0)))
+    assert torch.equal(plain, prompted)
 
 
 @pytest.mark.parametrize("size", [(64, 48), (33, 71), (20, 20), (32, 32)])
@@ -254,21 +239,6 @@ def test_wrong_image_prompts_are_refused(
     (result,) = model.generate([replace(asked(prompt), maps=FILES | {"broken": b"no picture"})])
     assert isinstance(result.error, InvalidParams)
     assert str(result.error).startswith(message)
-
-
-def test_adapters_are_loaded_once_and_dropped_for_others(model: Pipeline) -> None:
-    shelf: Any = model.engines.image_prompts
-    first, second = (model.catalogue.find("image", name) for name in (PLAIN, PLUS))
-    sizes = [4 * shelf.read(each.path, model.checkpoint).numbers for each in (first, second)]
-    small = replace(shelf, room=max(sizes), _loaded=OrderedDict(), loads=0)
-    leased = small.lease([first])
-    with pytest.raises(NoRoom, match=f"other requests leave no room for '{PLUS}'"):
-        small.lease([second])
-    assert small.lease([first])[PLAIN].layers == leased[PLAIN].layers
-    assert small.loads == 1
-    del leased
-    small.lease([second])
-    assert small.delay_s([first]) > 0 == small.delay_s([second])
 
 
 def test_a_picture_of_several_requests_is_encoded_once(model: Pipeline) -> None:

@@ -12,25 +12,19 @@ import torch
 from torch import Tensor
 
 from engines.pytorch.torch_engine import load_torch
-from sdxl import schedulers
 from sdxl.attachments import Lora
 from sdxl.checkpoint import find_refiner
 from sdxl.controls import Control
-from sdxl.engine import call
-from sdxl.inflight import Request
-from sdxl.noise import NoiseSource
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.picture_files import file_of
 from sdxl.pipeline import Pipeline, WithPictures
 from sdxl.refiner import Refiner
-from tests.conftest import assert_as_alone, assert_picture, psnr
+from tests.conftest import assert_as_alone, assert_picture, images_of, psnr
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.test_editing import drawing, edit
-from tests.sdxl.test_pipeline import set_scheduler
-from tests.sdxl.their_schedulers import asked_of
-from tests.sdxl.together import assert_deterministic
-
-PROMPT = "a small yellow star above a green square on a white background"
+from tests.sdxl.test_pipeline import PROMPT, set_scheduler
+from tests.sdxl.their_schedulers import asked_of, pipe_of
+from tests.sdxl.together import assert_as_plain_loop, assert_deterministic
 
 
 def refined(**fields: Any) -> GenerationParams:
@@ -46,16 +40,14 @@ def model(mini: Pipeline, small_refiner: Path) -> Pipeline:
 
 
 @pytest.fixture(scope="module")
-def pipes(diffusers_mini: Any, small_refiner: Path) -> Any:
+def pipes(restored: Any, small_refiner: Path) -> Any:
     from diffusers import StableDiffusionXLImg2ImgPipeline
 
-    scheduler = diffusers_mini.scheduler
     refining = StableDiffusionXLImg2ImgPipeline.from_pretrained(
         str(small_refiner), torch_dtype=torch.float32
     )
     refining.set_progress_bar_config(disable=True)
-    yield diffusers_mini, refining
-    diffusers_mini.scheduler = scheduler
+    return restored, refining
 
 
 @torch.inference_mode()
@@ -96,9 +88,7 @@ def test_refined_edits_equal_diffusers(model: Pipeline, pipes: Any) -> None:
 
 @torch.inference_mode()
 def edited(pipes: Any, params: GenerationParams, image: Any) -> Tensor:
-    from diffusers import StableDiffusionXLImg2ImgPipeline
-
-    first, second = StableDiffusionXLImg2ImgPipeline(**pipes[0].components), pipes[1]
+    first, second = pipe_of("Img2Img", pipes[0]), pipes[1]
     for pipe in (first, second):
         set_scheduler(pipe, params.scheduler)
     pixels = first.image_processor.preprocess(image)
@@ -110,55 +100,10 @@ def edited(pipes: Any, params: GenerationParams, image: Any) -> Tensor:
     return found * 2 - 1
 
 
-def test_the_refiner_changes_the_picture(model: Pipeline) -> None:
-    made = model.generate([refined(), replace(refined(), refiner=None)])
-    first, second = (result.image for result in made)
-    assert first is not None and second is not None
-    assert psnr(first, second) < 40
-
-
-@torch.inference_mode()
-def plain_loop(model: Pipeline, params: GenerationParams) -> Tensor:
-    """One picture, step after step, the model's steps and then the refiner's."""
-    assert model.refiner is not None
-    (conditioning,) = model.encode([params])
-    request: Request = model.request(params, conditioning)
-    noise = NoiseSource(params.seed or 0, (4, request.latent_h, request.latent_w))
-    x = noise.start()[None] * request.table.start
-    h, cache, ready = torch.zeros_like(x), dict[str, Tensor](), dict[str, Tensor]()
-    was_refined = None
-    for row, step in zip(request.table.rows, request.plan, strict=True):
-        engines = model.refiner.engines if step.is_refined else model.engines
-        if step.is_refined != was_refined:
-            own = conditioning.refined if step.is_refined else conditioning
-            spec = engines["unet_prompt"].spec
-            given = {t.name: getattr(own, t.name) for t in spec.inputs}
-            ready = call(engines["unet_prompt"], engines.arch, given)
-            cache, h, was_refined = {}, torch.full_like(x, torch.nan), step.is_refined
-        coefficients = torch.from_numpy(row).float()[None]
-        given = {
-            "sample": (x * coefficients[0, 0]).repeat(2, 1, 1, 1),
-            "timestep": coefficients[:, 1].repeat(2),
-            **ready,
-            **cache,
-        }
-        engine = engines["unet_deep" if step.is_deep else "unet_shallow"]
-        made = call(engine, engines.arch, {t.name: given[t.name] for t in engine.spec.inputs})
-        predicted = made.pop("noise")
-        cache = made or cache
-        guided = predicted[1:] + params.guidance * (predicted[:1] - predicted[1:])
-        x, h = schedulers.step(x, guided, h, None, schedulers.columns(coefficients))
-    return x[0]
-
-
 @pytest.mark.parametrize("scheduler", ["euler", "dpmpp_2m", "ddim"])
 def test_interval_2_equals_a_plain_loop(model: Pipeline, scheduler: str) -> None:
     asked = refined(scheduler=scheduler, cache_interval=2, refiner_switch_at=0.5, steps=11)
-    (result,) = model.generate([asked])
-    assert result.latents is not None and result.image is not None, result.error
-    expected = model.image_decoder.image(plain_loop(model, result.params))
-    measured = psnr(result.image, expected)
-    assert measured >= 60, f"{measured:.1f} dB, required 60"
+    assert_as_plain_loop(model, [WithPictures(asked)])
 
 
 def test_each_model_begins_with_a_deep_step(model: Pipeline) -> None:
@@ -209,10 +154,7 @@ def test_what_a_request_adds_acts_until_the_refiner_takes_over(
         for at in (0.0, 0.5)
         for fields in ({}, added)
     ]
-    results = model.generate(made)
-    plain, same, half, other = (result.image for result in results)
-    assert plain is not None and same is not None, results[1].error
-    assert half is not None and other is not None, results[3].error
+    plain, same, half, other = images_of(model, *made)
     assert psnr(plain, same) >= 60 and psnr(half, other) < 40
 
 
@@ -223,9 +165,8 @@ def test_bytes_do_not_depend_on_neighbours(model: Pipeline) -> None:
 
 def test_plain_pictures_do_not_depend_on_a_loaded_refiner(mini: Pipeline, model: Pipeline) -> None:
     one = GenerationParams(PROMPT, steps=4, seed=3)
-    (found,), (expected,) = model.generate([one]), mini.generate([one])
-    assert found.image is not None and expected.image is not None
-    assert torch.equal(found.image, expected.image)
+    (found,), (expected,) = images_of(model, one), images_of(mini, one)
+    assert torch.equal(found, expected)
 
 
 def test_a_refiner_that_is_not_loaded_is_refused(mini: Pipeline, model: Pipeline) -> None:

@@ -8,28 +8,23 @@ from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
-from sdxl.networks.text_encoder import ProjectingTextEncoder, TextEncoder
-from sdxl.networks.unet import DeepUNet, PromptUNet, ShallowUNet
-from sdxl.networks.vae import VaeDecoder, VaeEncoder
+from sdxl.networks.parts import networks_of
 from sdxl.single_file import configs
 from sdxl.specs import CUTS, SDXL_1_0, Cut, image_axes, network_specs
 
 
 def full_size_networks(cut: Cut) -> dict[str, torch.nn.Module]:
     with torch.device("meta"):
-        unet = UNet2DConditionModel(**configs.SDXL_1_0["unet"])
-        clip_l = CLIPTextConfig(**configs.SDXL_1_0["text_encoder"])
-        clip_g = CLIPTextConfig(**configs.SDXL_1_0["text_encoder_2"])
-        vae = AutoencoderKL(**configs.SDXL_1_0["vae"])
-        return {
-            "clip_l": TextEncoder(CLIPTextModel(clip_l)),
-            "clip_g": ProjectingTextEncoder(CLIPTextModelWithProjection(clip_g)),
-            "unet_prompt": PromptUNet(unet),
-            "unet_deep": DeepUNet(unet, cut),
-            "unet_shallow": ShallowUNet(unet, cut),
-            "vae_decoder": VaeDecoder(vae),
-            "vae_encoder": VaeEncoder(vae),
+        parts = {
+            "text_encoder": CLIPTextModel(CLIPTextConfig(**configs.SDXL_1_0["text_encoder"])),
+            "text_encoder_2": CLIPTextModelWithProjection(
+                CLIPTextConfig(**configs.SDXL_1_0["text_encoder_2"])
+            ),
+            "unet": UNet2DConditionModel(**configs.SDXL_1_0["unet"]),
+            "vae": AutoencoderKL(**configs.SDXL_1_0["vae"]),
         }
+        made = [networks_of(part, module, cut) for part, module in parts.items()]
+    return {name: network for networks in made for name, network in networks.items()}
 
 
 @pytest.mark.slow

@@ -14,15 +14,13 @@ from torch.nn.functional import interpolate
 
 from sdxl.images import read_parameters
 from sdxl.params import GenerationParams, InvalidParams, Sizes
-from sdxl.pipeline import Edit, Pipeline
+from sdxl.pipeline import Pipeline
 from sdxl.work import standard_images
-from tests.conftest import assert_as_alone, assert_picture
-from tests.sdxl.flights import launched_groups
+from tests.conftest import assert_picture
 from tests.sdxl.test_editing import edit, params_of
-from tests.sdxl.test_pipeline import set_scheduler
-from tests.sdxl.their_schedulers import asked_of
+from tests.sdxl.test_pipeline import PROMPT, set_scheduler
+from tests.sdxl.their_schedulers import asked_of, pipe_of
 
-PROMPT = "a small yellow star above a green square on a white background"
 SIZES = Sizes(128, 64, 256)
 
 
@@ -32,15 +30,9 @@ def upscaled(**fields: Any) -> GenerationParams:
 
 
 @pytest.fixture(scope="module")
-def pipes(diffusers_mini: Any) -> Any:
+def pipes(restored: Any) -> Any:
     """Make diffusers' text to image and image to image pipelines from the same networks."""
-    from diffusers import StableDiffusionXLImg2ImgPipeline
-
-    scheduler = diffusers_mini.scheduler
-    enlarging = StableDiffusionXLImg2ImgPipeline(**diffusers_mini.components)
-    enlarging.set_progress_bar_config(disable=True)
-    yield diffusers_mini, enlarging
-    diffusers_mini.scheduler = scheduler
+    return restored, pipe_of("Img2Img", restored)
 
 
 @torch.inference_mode()
@@ -79,31 +71,6 @@ def test_upscaled_pictures_equal_diffusers(mini: Pipeline, pipes: Any, fields: A
     (result,) = mini.generate([upscaled(**fields)])
     assert_picture(result, theirs(pipes, result.params))
     assert result.image is not None and result.image.shape[1:] == result.params.result_size[::-1]
-
-
-@pytest.mark.slow
-def test_four_kinds_in_flight_together_equal_those_made_alone(mini: Pipeline) -> None:
-    """Two of each kind share calls in the first leg's size and in the second's."""
-    usual: dict[str, Any] = {"guidance": 5.0, "cache_interval": 2}
-    text = GenerationParams(PROMPT, steps=6, seed=3, width=128, height=128, **usual)
-    large = replace(text, width=192, height=192, seed=11)
-    asked: list[GenerationParams | Edit] = [
-        text,
-        large,
-        edit(params_of("ddim", (128, 128), 0.5, **usual)),
-        edit(params_of("euler", (192, 192), 0.5, **usual)),
-        edit(params_of("euler_a", (128, 128), 0.7, **usual), is_masked=True),
-        edit(params_of("euler", (128, 128), 1.0, **usual), is_masked=True),
-        replace(text, seed=4, upscale=1.5),
-        replace(text, seed=5, upscale=1.5, upscaler="latent", upscale_strength=0.7),
-    ]
-    with launched_groups() as groups:
-        together = mini.generate(asked)
-    at_large = [len(each.ids) for each in groups if dict(each.call.axes)["latent_h"] == 24]
-    assert max(at_large) >= 2, f"calls of {at_large} images at the larger size, needed shared ones"
-    taken = sum(result.params.all_steps for result in together)
-    assert sum(len(each.ids) for each in groups) == taken
-    assert_as_alone(mini, together, asked)
 
 
 def test_an_edit_is_upscaled_as_a_picture_from_text_is(mini: Pipeline) -> None:

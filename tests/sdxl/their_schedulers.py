@@ -1,4 +1,4 @@
-"""diffusers' scheduler for each name here, made from a checkpoint's config."""
+"""diffusers' pipelines, and its scheduler for each name here, made from a checkpoint's config."""
 
 from __future__ import annotations
 
@@ -66,6 +66,13 @@ def each_at(sizes: Sequence[tuple[int, int]]) -> list[Any]:
         )
         for pair in itertools.product(SCHEDULERS, sizes)
     ]
+
+
+def pipe_of(kind: str, base: Any, **parts: Any) -> Any:
+    """Return diffusers' pipeline of this kind with the networks of another, and other parts."""
+    pipe = getattr(diffusers, f"StableDiffusionXL{kind}Pipeline")(**{**base.components, **parts})
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
 
 
 def their_scheduler(name: str, config: Mapping[str, Any]) -> Any:

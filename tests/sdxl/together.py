@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
+from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+from torch import Tensor
 
 from engines import load
 from sdxl.inflight import Finished
@@ -14,6 +17,7 @@ from sdxl.pipeline import Pipeline, WithPictures
 from tests.conftest import assert_picture
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.reference import denoise
+from tests.sdxl.test_editing import Edit
 
 
 def assert_deterministic(model: Pipeline, asked: Sequence[Any]) -> None:
@@ -27,7 +31,8 @@ def assert_deterministic(model: Pipeline, asked: Sequence[Any]) -> None:
 
 def assert_as_plain_loop(model: Pipeline, asked: Sequence[WithPictures]) -> None:
     for given in asked:
-        expected = denoise(model.engines, request(model, given))
+        refiner = model.refiner.engines if model.refiner else None
+        expected = denoise(model.engines, request(model, given), refiner)
         (result,) = model.generate([given])
         assert_picture(result, model.image_decoder.image(expected).clamp(-1, 1))
 
@@ -51,6 +56,20 @@ def assert_as_in_onnxruntime(model: Pipeline, asked: Sequence[WithPictures]) -> 
     for found, expected in zip(ours.generate(asked), model.generate(asked), strict=True):
         assert expected.image is not None, expected.error
         assert_picture(found, expected.image.clamp(-1, 1))
+
+
+def assert_edit_as_diffusers(
+    model: Pipeline, given: Edit, maps: Mapping[str, bytes], theirs: Callable[..., Tensor]
+) -> None:
+    """`theirs` makes diffusers' picture from more arguments of its pipeline. The latents are given,
+    because diffusers samples an encoded picture and we take the mean."""
+    (result,) = model.generate([replace(given, maps=maps)])
+    more: dict[str, Any] = {"image": given.source.image, "strength": given.params.strength}
+    if given.source.mask is not None:
+        more["mask_image"] = given.source.mask
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DiagonalGaussianDistribution, "sample", lambda self, _: self.mean)
+        assert_picture(result, theirs(**more))
 
 
 def request(model: Pipeline, given: WithPictures) -> Any:

@@ -368,7 +368,7 @@ def test_a_picture_does_not_choose_what_is_downloaded(
 ) -> None:
     from sdxl import checkpoint
 
-    monkeypatch.setattr(checkpoint, "_download", lambda *_: pytest.fail("asked the hub"))
+    monkeypatch.setattr(checkpoint, "download", lambda *_: pytest.fail("asked the hub"))
     info = PngImagePlugin.PngInfo()
     info.add_text("sdxl", json.dumps({"prompt": "a ring", "model": model}))
     Image.new("RGB", (8, 8)).save("made.png", pnginfo=info)

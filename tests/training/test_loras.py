@@ -18,8 +18,7 @@ from engines.lora import ADAPTED, LoraFile, fuse, layers_of
 from engines.lora_weights import LoraError, read_lora
 from engines.low_rank import TRANSFORMERS
 from sdxl.catalogue import PEFT_CONFIG, PEFT_FILE, Catalogue
-from sdxl.mini.scenes import COLOURS, STYLES, Image, Scene, caption
-from sdxl.mini.vocabulary import unknown_words
+from sdxl.mini.scenes import COLOURS, STYLES, Image, Scene, caption, unknown_words
 from sdxl.params import InvalidParams
 from sdxl.places import LORAS
 from training.fitting import Schedule

@@ -97,7 +97,7 @@ def test_the_refiner_is_trained_from_the_weights_in_the_package(
     pipe = load_painter(WEIGHTS)
     begun = refiner.new_refiner(pipe.unet, refiner.RefinerText(pipe.text_encoder_2).translated)
     for part, before in (("unet", begun), ("text_encoder_2", pipe.text_encoder_2)):
-        old, new = before.state_dict(), found.network(part).state_dict()
+        old, new = before.state_dict(), found.part(part).state_dict()
         same = [name for name in old if torch.equal(old[name].half(), new[name].half())]
         assert len(same) < len(old) / 5, f"{same} learnt nothing"
 

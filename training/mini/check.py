@@ -146,7 +146,8 @@ def judge_all(scenes: list[Scene], images: list[Image], scorer: Scorer) -> list[
         texts = [caption(s) for s in (scene, *distractors(scene, rng))]
         fault = "; ".join(faults(image, scene))
         overlap = min(shape_overlaps(image, scene))
-        is_first = scorer.rank(image, texts) == 0
+        scores = scorer.text_features(texts) @ scorer.image_features(image[None])[0]
+        is_first = bool((scores <= scores[0]).all())
         verdicts.append(PictureVerdict(scene, is_first, fault, overlap, specks(image)))
     return verdicts
 

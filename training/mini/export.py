@@ -21,8 +21,9 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection
 from sdxl.files import grant_usual
 from sdxl.mini.clip import MiniClip
 from sdxl.mini.scenes import SIDE
-from sdxl.mini.vocabulary import EOS, write_tokenizer
+from sdxl.single_file.configs import END
 from training.mini.topology import new_scheduler
+from training.mini.vocabulary import write_tokenizer
 
 _INDEX = {
     "_class_name": "StableDiffusionXLPipeline",
@@ -92,9 +93,9 @@ def export(trained: Trained, out: Path) -> None:
     name_as_sdxl(fresh / "text_encoder")
     name_as_sdxl(fresh / "text_encoder_2")
     trained.scorer.save(fresh / "clip")
-    write_tokenizer(fresh / "tokenizer", EOS)
+    write_tokenizer(fresh / "tokenizer", END)
     write_tokenizer(fresh / "tokenizer_2", "!")
-    write_tokenizer(fresh / "clip", EOS)
+    write_tokenizer(fresh / "clip", END)
     _write_scheduler(fresh / "scheduler")
     _write_json(fresh / "model_index.json", _INDEX)
     _write_json(fresh / "clip" / "vision" / "preprocessor_config.json", _PREPROCESSING)

@@ -12,11 +12,12 @@ from torch.nn import functional as F
 from transformers import CLIPTokenizer
 
 from sdxl.mini.scenes import Scene, caption, draw, sample_scene
-from sdxl.mini.vocabulary import EOS, write_tokenizer
+from sdxl.single_file.configs import END
 from training.fitting import in_half
 from training.mini.autoencoder import as_tensor, load_vae
 from training.mini.neighbours import sample_group
 from training.mini.plan import GROUP, Contrast, TrainingPlan
+from training.mini.vocabulary import write_tokenizer
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Encoded:
 
 def tokenizers(work: Path) -> tuple[CLIPTokenizer, CLIPTokenizer]:
     """Write both tokenizers, like the export, and load them."""
-    write_tokenizer(work / "tokenizer", EOS)
+    write_tokenizer(work / "tokenizer", END)
     write_tokenizer(work / "tokenizer_2", "!")
     return (
         CLIPTokenizer.from_pretrained(work / "tokenizer"),

@@ -23,10 +23,11 @@ from sdxl.mini.scenes import (
     caption,
     draw,
 )
-from sdxl.mini.vocabulary import EOS, write_tokenizer
+from sdxl.single_file.configs import END
 from training.fitting import Schedule, fit, in_half
 from training.mini import topology
 from training.mini.neighbours import sample_group
+from training.mini.vocabulary import write_tokenizer
 
 _GROUP, _PLACE_SHARE = 4, 0.3
 _SHARPNESS = 10.0  # multiplies answers, because unit vectors have small elements
@@ -115,7 +116,7 @@ def train_scorer(schedule: Schedule, groups: int, work: Path, device: str) -> No
     torch.manual_seed(0)
     student = Student().to(device)
     model = student.clip
-    write_tokenizer(work / "tokenizer", EOS)
+    write_tokenizer(work / "tokenizer", END)
     tokenizer = CLIPTokenizer.from_pretrained(work / "tokenizer")
 
     def loss_of(rng: np.random.Generator, step: int) -> Tensor:

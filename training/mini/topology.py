@@ -14,7 +14,9 @@ from transformers import (
 )
 
 from sdxl.mini.scenes import SIDE
-from sdxl.mini.vocabulary import EOS, MAX_LENGTH, build_vocabulary
+from sdxl.single_file.configs import END
+from sdxl.specs import CHUNK
+from training.mini.vocabulary import build_vocabulary
 
 LATENT_CHANNELS = 4
 LATENT_SIDE = SIDE // 8
@@ -44,7 +46,7 @@ _SCORER_TEXT = _TextSize(SCORER_WIDTH, 3, 4, "gelu")
 
 def _text_config(size: _TextSize, pad: str, projection: int) -> CLIPTextConfig:
     vocabulary = build_vocabulary()
-    eos = vocabulary[EOS]
+    eos = vocabulary[END]
     return CLIPTextConfig(
         vocab_size=len(vocabulary),
         hidden_size=size.width,
@@ -52,7 +54,7 @@ def _text_config(size: _TextSize, pad: str, projection: int) -> CLIPTextConfig:
         projection_dim=projection,
         num_hidden_layers=size.layers,
         num_attention_heads=size.heads,
-        max_position_embeddings=MAX_LENGTH,
+        max_position_embeddings=CHUNK,
         hidden_act=size.activation,
         bos_token_id=eos - 1,
         eos_token_id=eos,
@@ -61,7 +63,7 @@ def _text_config(size: _TextSize, pad: str, projection: int) -> CLIPTextConfig:
 
 
 def new_text_encoder() -> CLIPTextModel:
-    return CLIPTextModel(_text_config(_ENCODER, EOS, TEXT_WIDTH))
+    return CLIPTextModel(_text_config(_ENCODER, END, TEXT_WIDTH))
 
 
 def new_text_encoder_2() -> CLIPTextModelWithProjection:
@@ -102,7 +104,7 @@ def new_vae() -> AutoencoderKL:
 
 
 def new_scorer_text() -> CLIPTextModelWithProjection:
-    return CLIPTextModelWithProjection(_text_config(_SCORER_TEXT, EOS, SCORER_WIDTH))
+    return CLIPTextModelWithProjection(_text_config(_SCORER_TEXT, END, SCORER_WIDTH))
 
 
 def new_scorer_vision() -> ResNetForImageClassification:
