@@ -45,14 +45,6 @@ def test_edges_are_those_of_opencv(case: tuple[int, int, int, int, int]) -> None
     assert (int((edges > 0).sum()), digest(edges)) == EXPECTED[case]
 
 
-def test_a_square_has_its_outline() -> None:
-    image = np.zeros((9, 11), np.uint8)
-    image[3:6, 3:8] = 200
-    found = ["".join(".#"[int(pixel > 0)] for pixel in row) for row in canny(image, 100, 200)]
-    assert found[2:6] == ["....###....", "...#...#...", "..#....#...", "...#####..."]
-    assert all(set(row) == {"."} for row in (*found[:2], *found[6:]))
-
-
 def test_thresholds_may_be_swapped() -> None:
     image = rings(40, 50, 3)
     assert np.array_equal(canny(image, 100, 200), canny(image, 200, 100))

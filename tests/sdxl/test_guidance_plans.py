@@ -23,15 +23,15 @@ from sdxl.params import GenerationParams, Sizes
 from sdxl.pipeline import Pipeline
 from sdxl.policy import Limits, plan_tick
 from sdxl.work import standard_images
-from tests.conftest import psnr
+from tests.conftest import assert_picture
 from tests.fakes import FakeClock, axes, fake_engines
 from tests.sdxl.flights import assert_same, latents_of
 from tests.sdxl.reference import denoise
 from tests.sdxl.sharing import device_costs
 from tests.sdxl.test_inflight import MIX
+from tests.sdxl.test_pipeline import PROMPT
 
 SHAPE = axes(64, 64)
-PROMPT = "a small yellow star above a green square on a white background"
 
 
 def guided(asked: StepPlan) -> list[int]:
@@ -156,44 +156,6 @@ def test_a_recorded_tick_is_right_for_all_requests_with_its_key() -> None:
     assert len(recorded) < flight.steps_taken
 
 
-EIGHT = [
-    GenerationParams(PROMPT, seed=0, steps=12, guidance_interval=(0.0, 0.6)),
-    GenerationParams("a cube", seed=1, steps=9, guidance_interval=(0.2, 0.8), cache_interval=1),
-    GenerationParams("two rings", seed=2, steps=9, scheduler="dpmpp_2m", cache_interval=3),
-    GenerationParams("a cross", seed=3, steps=11, guided_steps=(0, 1, 2, 6, 7, 8)),
-    GenerationParams("a star", seed=4, steps=12, guidance=1.0),
-    GenerationParams(
-        "a square", seed=5, steps=10, scheduler="euler_a", guidance_interval=(0.25, 1.0)
-    ),
-    GenerationParams(
-        "a ring", seed=6, steps=12, deep_steps=(0, 1, 4, 9), guidance_interval=(0.1, 0.5)
-    ),
-    GenerationParams("a disc", seed=7, steps=8, scheduler="ddim", guidance_interval=(0.5, 0.9)),
-]
-
-
-@pytest.mark.slow
-def test_eight_plans_in_flight_give_what_each_gives_alone_and_in_the_plain_loop(
-    mini: Pipeline,
-) -> None:
-    together = mini.generate(EIGHT)
-    assert len({plan_of(each) for each in EIGHT}) == 8
-    for params, found in zip(EIGHT, together, strict=True):
-        (alone,) = mini.generate([params])
-        assert found.image is not None and alone.image is not None, found.error
-        beside = psnr(found.image, alone.image)
-        resolved = mini.resolve(params)
-        (conditioning,) = mini.encode([resolved])
-        plain = mini.image_decoder.image(
-            denoise(mini.engines, mini.request(resolved, conditioning))
-        )
-        by_hand = psnr(found.image, plain)
-        assert min(beside, by_hand) >= 60, (
-            f"{params}: {beside:.1f} dB beside itself alone, {by_hand:.1f} dB beside the plain "
-            "loop, needed 60"
-        )
-
-
 @pytest.mark.slow
 def test_guidance_in_an_interval_equals_diffusers_with_its_guidance_switched_on_and_off(
     mini: Pipeline, diffusers_mini: Any
@@ -203,12 +165,8 @@ def test_guidance_in_an_interval_equals_diffusers_with_its_guidance_switched_on_
     )
     (result,) = mini.generate([params])
     (condition,) = mini.encode([params])
-    expected = mini.image_decoder.image(
-        _by_diffusers(diffusers_mini, condition, params, range(2, 7))
-    )
-    assert result.image is not None
-    found = psnr(result.image, expected)
-    assert found >= 60, f"{found:.1f} dB, needed 60"
+    latents = _by_diffusers(diffusers_mini, condition, params, range(2, 7))
+    assert_picture(result, mini.image_decoder.image(latents).clamp(-1, 1))
 
 
 @torch.inference_mode()
@@ -231,17 +189,6 @@ def _by_diffusers(pipe: Any, condition: Any, params: GenerationParams, steps: ra
             guided_noise = noise[1:] + params.guidance * (noise[:1] - noise[1:])
         x = scheduler.step(guided_noise, t, x).prev_sample
     return x[0]
-
-
-@pytest.mark.slow
-def test_deterministic_bytes_stay_the_same_beside_changing_neighbours(mini: Pipeline) -> None:
-    fixed = Pipeline(mini.checkpoint, mini.engines, is_deterministic=True)
-    one = GenerationParams(PROMPT, seed=11, steps=6, cache_interval=2, guidance_interval=(0.3, 0.7))
-    (alone,) = fixed.generate([one])
-    others = [replace(each, steps=6, deep_steps=None, guided_steps=None) for each in EIGHT[:3]]
-    company = fixed.generate([*others, one])
-    image = company[-1].image
-    assert alone.image is not None and image is not None and torch.equal(image, alone.image)
 
 
 def test_the_plan_of_a_request_needs_a_negative_prompt_where_it_is_guided() -> None:

@@ -124,19 +124,6 @@ def test_an_engine_that_raises_fails_only_its_call() -> None:
     assert set(latents_of(flight.drain())) == {other}
 
 
-def test_batch_images_run_only_in_ticks_no_interactive_one_needs() -> None:
-    flight = loop()
-    batch = flight.submit(request(1, steps=4, priority=Priority.BATCH))
-    flight.tick()
-    flight.tick()
-    flight.submit(request(2, steps=4))
-    for _ in range(4):
-        flight.tick()
-        assert {f.id: f.step for f in flight.flights}[batch] == 2
-    found = latents_of(flight.drain())
-    assert_same(found[batch], denoise(flight.engines, request(1, steps=4)))
-
-
 def test_previews_are_the_expected_picture_so_far() -> None:
     flight = loop()
     id_ = flight.submit(request(1, steps=3, scheduler="dpmpp_2m"))

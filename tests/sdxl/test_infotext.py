@@ -142,6 +142,9 @@ def test_any_text_is_read(text: str) -> None:
         ("LCM", "Karras", None),
         ("Euler", "Polyexponential", None),
         ("UniPC", "", None),
+        ("DDIM", "Karras", None),
+        ("DPMSolverMultistepScheduler", "Karras", "dpmpp_2m_karras"),
+        ("DPM++ 2M Karras", "Automatic", "dpmpp_2m_karras"),
     ],
 )
 def test_other_programs_names_of_schedulers(sampler: str, schedule: str, name: str | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,8 @@ def refusal(folder: Path, part: str) -> str:
         ("unet", {"block_out_channels": [16_384] * 3}, "describes a network of .* hold"),
         ("unet", {"block_out_channels": "x"}, "block_out_channels is 'x', expected a list"),
         ("unet", {"sample_size": 10**9}, "sample_size is 1000000000, expected"),
+        ("unet", {"transformer_layers_per_block": [1]}, "do not fit"),
+        ("unet", {"addition_embed_type": "text"}, "addition_embed_type is 'text', an SDXL has"),
         ("vae", {"block_out_channels": [64] * 1000}, "block_out_channels of the VAE"),
         ("vae", {"down_block_types": ["x"]}, "vae: "),
     ],
@@ -68,8 +71,6 @@ def refusal(folder: Path, part: str) -> str:
 def test_a_config_that_contradicts_its_weights_is_refused(
     part: str, changes: dict[str, Any], message: str, folder: Path
 ) -> None:
-    import re
-
     edit(folder, part, **changes)
     error = refusal(folder, part)
     assert re.search(message, error), error

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sdxl.checkpoint import MINI, NETWORK_FOLDERS, Checkpoint, CheckpointError, find
+from tests.conftest import images_of
 from tests.sdxl.inpainting import write_inpainting
 from tests.sdxl.single_files import CLIP_G, CLIP_L, UNET, VAE, original_vae, write_single_file
 
@@ -226,8 +227,6 @@ def test_a_single_file_paints_the_folders_pictures(tmp_path: Path) -> None:
         for path in (folder / part).glob("*.safetensors"):
             halves = {name: tensor.half() for name, tensor in load_file(path).items()}
             save_file(halves, path, {"format": "pt"})
-    request = [GenerationParams(prompt="a red circle on a blue background", seed=7, steps=3)]
-    of_file, of_folder = (
-        load(str(model), "torch").generate(request)[0].image for model in (file, folder)
-    )
-    assert of_file is not None and of_folder is not None and torch.equal(of_file, of_folder)
+    request = GenerationParams(prompt="a red circle on a blue background", seed=7, steps=3)
+    (one,), (other,) = (images_of(load(str(model), "torch"), request) for model in (file, folder))
+    assert torch.equal(one, other)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import struct
 import zlib
 from collections.abc import Callable
@@ -12,15 +11,11 @@ import pytest
 from PIL import Image
 
 from sdxl.params import GenerationParams, InvalidParams, Sizes
+from sdxl.picture_files import file_of
 from sdxl.source import MAX_PIXELS, GivenImage, around
 
 SIZES = Sizes(default=128, minimum=64, maximum=512)
-
-
-def saved(picture: Image.Image, format: str = "PNG", **options: object) -> bytes:
-    file = io.BytesIO()
-    picture.save(file, format, **options)
-    return file.getvalue()
+saved = file_of
 
 
 def plain(width: int = 80, height: int = 60, colour: str = "red") -> Image.Image:

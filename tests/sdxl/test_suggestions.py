@@ -10,7 +10,6 @@ import pytest
 
 from sdxl import cli
 from sdxl.arguments import HELP_FLAGS, Parser
-from sdxl.infotext import scheduler_of
 from sdxl.parameter import InvalidParams
 from sdxl.params import BY_NAME, PARAMETERS, GenerationParams, Parameter, renamed
 from sdxl.scheduler_names import OTHER_NAMES, SCHEDULERS, full_label
@@ -111,13 +110,6 @@ def test_no_other_name_stands_for_two_schedulers() -> None:
     assert all(OTHER_NAMES[name] == name for name in SCHEDULERS)
     assert all(OTHER_NAMES[full_label(name).lower()] == name for name in SCHEDULERS)
     assert len({full_label(name) for name in SCHEDULERS}) == len(SCHEDULERS)
-
-
-def test_a_sampler_keeps_the_schedule_beside_it() -> None:
-    assert scheduler_of("DPMSolverMultistepScheduler", "Karras") == "dpmpp_2m_karras"
-    assert scheduler_of("DPM++ 2M Karras", "Automatic") == "dpmpp_2m_karras"
-    assert scheduler_of("DPM++ 2M", "Automatic") == "dpmpp_2m_karras"
-    assert scheduler_of("DDIM", "Karras") is None
 
 
 def test_no_name_stands_for_two_parameters() -> None:

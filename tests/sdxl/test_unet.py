@@ -72,16 +72,6 @@ def test_widths_of_cross_attention_are_the_unets_own(size_: str) -> None:
     assert architecture(size_).attention_widths == tuple(found)
 
 
-@pytest.mark.parametrize("cut", CUTS)
-def test_shallows_inputs_are_deeps_cache(cut: Cut) -> None:
-    specs = network_specs(architecture("full"), "float16", cut)
-    deep, shallow = specs["unet_deep"], specs["unet_shallow"]
-    cache = deep.outputs[1:]
-    assert shallow.inputs[-len(cache) :] == cache
-    assert all(a is b for a, b in zip(shallow.inputs[-len(cache) :], cache, strict=True))
-    assert deep.inputs[:3] == shallow.inputs[:3]
-
-
 def test_wrong_inputs_are_refused_with_the_reason() -> None:
     spec = network_specs(architecture("mini"))["unet_prompt"]
     shapes = {t.name: tuple(t.shape(dict.fromkeys(t.free_axes.values(), 8))) for t in spec.inputs}
