@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sdxl import schedulers
 from sdxl.engine import Engines
-from sdxl.image_encoder import ENCODER
+from sdxl.image_codec import ENCODER
 from sdxl.params import LATENT, GenerationParams, InvalidParams
 from sdxl.schedulers import SchedulerConfig
 

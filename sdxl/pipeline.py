@@ -30,8 +30,7 @@ from sdxl.deepcache import StepPlan, deep_count, plan_of
 from sdxl.editing import SourceLatents
 from sdxl.engine import Engines, to_host
 from sdxl.flight import PLAIN, Variant
-from sdxl.image_decoder import ImageDecoder, checked
-from sdxl.image_encoder import ENCODER, ImageEncoder
+from sdxl.image_codec import ENCODER, ImageDecoder, ImageEncoder, checked
 from sdxl.image_inputs import image_inputs
 from sdxl.images import BrokenImage, Pixels, enlarged, forming, load_preview_map
 from sdxl.inflight import Failed, InFlight, Request

@@ -11,6 +11,7 @@ import torch
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 
 from sdxl.checkpoint import MINI
+from tests.sdxl.unets import TOPOLOGY
 
 SHARED = ("scheduler", "text_encoder_2", "tokenizer_2", "vae")
 WIDTH, TIME = 64, 32
@@ -35,26 +36,18 @@ def write_refiner(folder: Path) -> Path:
 
 def random_unet() -> UNet2DConditionModel:
     torch.manual_seed(0)
+    topology = TOPOLOGY | {
+        "down_block_types": (*TOPOLOGY["down_block_types"], "DownBlock2D"),
+        "up_block_types": ("UpBlock2D", *TOPOLOGY["up_block_types"]),
+    }
     unet = UNet2DConditionModel(
+        **topology,
         sample_size=16,
-        in_channels=4,
-        out_channels=4,
-        down_block_types=(
-            *("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-            "DownBlock2D",
-        ),
-        up_block_types=(
-            *("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
-            "UpBlock2D",
-        ),
         block_out_channels=(16, 32, 48, 48),
-        layers_per_block=2,
         transformer_layers_per_block=2,
         attention_head_dim=(2, 4, 6, 6),
         norm_num_groups=8,
         cross_attention_dim=WIDTH,
-        use_linear_projection=True,
-        addition_embed_type="text_time",
         addition_time_embed_dim=TIME,
         projection_class_embeddings_input_dim=WIDTH + 5 * TIME,
     )

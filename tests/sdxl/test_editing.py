@@ -20,7 +20,7 @@ from sdxl.source import GivenImage, SourceImage
 from tests.conftest import assert_as_alone, assert_picture, images_of
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.test_pipeline import PROMPT, assert_as_substituted, set_scheduler
-from tests.sdxl.their_schedulers import EACH_KIND, FEW, QUICK, asked_of, each_at, pipe_of
+from tests.sdxl.their_schedulers import EACH_KIND, FEW, asked_of, each_at, pipe_of
 
 SIZES = [(128, 128), (96, 160), (136, 120)]
 STRENGTHS_AND_GUIDANCE = ((0.1, 5.0), (0.5, 1.0), (0.8, 5.0), (1.0, 1.0))
@@ -100,9 +100,7 @@ def params_of(scheduler: str, size: tuple[int, int], strength: float, **rest: An
     )
 
 
-@pytest.mark.parametrize(
-    "is_masked", [False, pytest.param(True, marks=pytest.mark.long)], ids=["image", "mask"]
-)
+@pytest.mark.parametrize("is_masked", [False, True], ids=["image", "mask"])
 @pytest.mark.parametrize(("scheduler", "size"), each_at(SIZES))
 def test_edits_of_every_strength_equal_diffusers(
     mini: Pipeline, pipes: Any, scheduler: str, size: tuple[int, int], is_masked: bool
@@ -111,24 +109,6 @@ def test_edits_of_every_strength_equal_diffusers(
     asked = [
         edit(params_of(scheduler, size, strength, guidance=guidance), is_masked=is_masked)
         for strength, guidance in STRENGTHS_AND_GUIDANCE
-    ]
-    compare(mini, pipes, asked)
-
-
-@pytest.mark.parametrize(
-    ("scheduler", "is_masked"),
-    [(name, True) for name in QUICK]
-    + [
-        pytest.param(name, is_masked, marks=pytest.mark.long)
-        for name in ("ddim", "dpmpp_2m_sde", *FEW)
-        for is_masked in (False, True)
-    ],
-)
-def test_edits_equal_diffusers(mini: Pipeline, pipes: Any, scheduler: str, is_masked: bool) -> None:
-    """The test above covers the other schedulers."""
-    asked = [
-        edit(params_of(scheduler, SIZES[0], strength, steps=5), is_masked=is_masked)
-        for strength in (0.2, 0.7, 1.0)
     ]
     compare(mini, pipes, asked)
 

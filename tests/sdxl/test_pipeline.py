@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sdxl.checkpoint import find
-from sdxl.image_decoder import ImageDecoder
+from sdxl.image_codec import ImageDecoder
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.pipeline import Pipeline
 from tests.conftest import assert_picture, images_of, psnr

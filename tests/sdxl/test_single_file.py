@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sdxl.checkpoint import MINI, NETWORK_FOLDERS, Checkpoint, CheckpointError, find
-from tests.conftest import images_of
 from tests.sdxl.inpainting import write_inpainting
 from tests.sdxl.single_files import CLIP_G, CLIP_L, UNET, VAE, original_vae, write_single_file
 
@@ -213,20 +212,3 @@ def test_clips_vocabulary_is_the_published_one(tmp_path: Path) -> None:
     assert (tokenizer.bos, tokenizer.eos, tokenizer.pad) == (49406, 49407, 49407)
     write_tokenizer(tmp_path / "second", "!")
     assert Tokenizer.from_folder(tmp_path / "second").pad == 0
-
-
-@pytest.mark.slow
-def test_a_single_file_paints_the_folders_pictures(tmp_path: Path) -> None:
-    from engines import load
-    from sdxl.params import GenerationParams
-
-    file = write_single_file(MINI, tmp_path / "half.safetensors", torch.float16)
-    folder = tmp_path / "folder"
-    shutil.copytree(MINI, folder)
-    for part in NETWORK_FOLDERS:
-        for path in (folder / part).glob("*.safetensors"):
-            halves = {name: tensor.half() for name, tensor in load_file(path).items()}
-            save_file(halves, path, {"format": "pt"})
-    request = GenerationParams(prompt="a red circle on a blue background", seed=7, steps=3)
-    (one,), (other,) = (images_of(load(str(model), "torch"), request) for model in (file, folder))
-    assert torch.equal(one, other)

@@ -1,10 +1,11 @@
-"""Encodes a source image and its mask with the VAE.
+"""Encodes source images and masks with the VAE, and decodes latents to pictures.
 
 It knows no schedulers and no files.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from sdxl.editing import MaskedPicture, SourceLatents
 from sdxl.engine import Engines, call, to_host, torch_dtype
+from sdxl.images import BrokenImage, Pixels, rounded
 from sdxl.source import SourceImage
 
 ENCODER = "vae_encoder"
@@ -21,6 +23,7 @@ MOST_GREYS = 64
 """sizes whose grey latents are cached"""
 Encoded = tuple[Tensor, Tensor]
 """mean and deviation, [channels, h, w] each"""
+BROKEN = "the decoded image holds NaN or infinity"
 
 
 @dataclass(frozen=True)
@@ -100,3 +103,48 @@ def _pixels(picture: Image.Image) -> Tensor:
 def _white(mask: Image.Image) -> Tensor:
     """Return the mask as [1, height, width] in 0..1."""
     return torch.from_numpy(np.array(mask))[None].float() / 255
+
+
+@dataclass(frozen=True)
+class ImageDecoder:
+    engines: Engines
+
+    def image(self, latents: Tensor) -> Tensor:
+        """Decode [channels, h, w] to [3, height, width] in -1..1."""
+        return checked(self.launch([latents])()[0])
+
+    def pixels(self, latents: Tensor) -> Pixels:
+        """Decode [channels, h, w] to 8 bits, [height, width, 3]. The device rounds before the
+        copy, which has a quarter of the bytes then."""
+        with self.engines.on_stream():
+            image, is_finite = rounded(self._decoded([latents])[0])
+            host, is_host_finite = to_host(image, self.engines), to_host(is_finite, self.engines)
+            self.engines.fence().wait()
+        if not is_host_finite:
+            raise BrokenImage(BROKEN)
+        return host.numpy()
+
+    def launch(self, latents: Sequence[Tensor]) -> Callable[[], Tensor]:
+        """Start to decode images of one size. Return a function that waits for the images."""
+        with self.engines.on_stream():
+            host = to_host(self._decoded(latents).float(), self.engines)
+            fence = self.engines.fence()
+
+        def images() -> Tensor:
+            fence.wait()
+            return host
+
+        return images
+
+    def _decoded(self, latents: Sequence[Tensor]) -> Tensor:
+        engine = self.engines["vae_decoder"]
+        dtype = torch_dtype(engine.spec.inputs[0])
+        batch = torch.stack(list(latents)).to(self.engines.device, dtype)
+        return call(engine, self.engines.arch, {"latents": batch})["image"]
+
+
+def checked(image: Tensor) -> Tensor:
+    # numpy's isfinite: PyTorch's would wake threads, which spin while other threads have work.
+    if not np.isfinite(image.numpy()).all():
+        raise BrokenImage(BROKEN)
+    return image
