@@ -27,7 +27,7 @@ from sdxl.model_names import HUB_ID, MINI_NAME, MINI_NAMES, is_file, is_here, na
 from sdxl.params import InvalidParams, Sizes
 from sdxl.places import MINI as MINI
 from sdxl.places import MINI_REFINER
-from sdxl.presets import BrokenPresets, Presets, load_presets
+from sdxl.presets import Presets, load_presets
 from sdxl.prompt import Tokenizer
 from sdxl.scheduler_config import SchedulerConfig
 from sdxl.single_file.recognition import (
@@ -106,10 +106,7 @@ class Checkpoint:
 
     @cached_property
     def presets(self) -> Presets:
-        try:
-            return load_presets(self.folder, lambda: self.digest)
-        except BrokenPresets as error:
-            raise CheckpointError(str(error)) from error
+        return load_presets(self.folder, lambda: self.digest)
 
     @cached_property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from sdxl.checkpoint_checks import CheckpointError
 from sdxl.parameter import FEW_STEPS
 from sdxl.params import GenerationParams, InvalidParams
 
@@ -75,12 +76,9 @@ UNMEASURED = {"low": Preset(20, 2), "medium": Preset(30, 2), "high": Preset(50, 
 QUALITIES = tuple(UNMEASURED)
 
 
-class BrokenPresets(ValueError):
-    """A presets.json that is invalid or for another model."""
-
-
 def load_presets(folder: Path, digest: Callable[[], str]) -> Presets:
-    """Read a model's presets. `digest` is called only if the file names a model."""
+    """Read a model's presets. `digest` is called only if the file names a model. Raise
+    CheckpointError for a file that is invalid or for another model."""
     path = folder / FILE
     try:
         text = path.read_text(encoding="utf-8")
@@ -91,12 +89,12 @@ def load_presets(folder: Path, digest: Callable[[], str]) -> Presets:
         presets, model = presets_of(stored["presets"]), stored.get("model_digest")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         needed = ", ".join(MEASURED)
-        raise BrokenPresets(
+        raise CheckpointError(
             f"{path}: needs steps and cache_interval, whole numbers above 0, of each of {needed}; "
             f"or remove it ({type(error).__name__}: {error})"
         ) from error
     if model is not None and model != digest():
-        raise BrokenPresets(
+        raise CheckpointError(
             f"{path}: measured on the model {str(model)[:12]}, expected {digest()[:12]}; run sdxl "
             "eval --sweep or sdxl tune with --store-presets on this one, or remove it"
         )

@@ -106,8 +106,9 @@ def learn_picture(pipeline: Pipeline, rooms: Rooms, costs: Costs) -> None:
         encode(pixels, "png", params.as_dict())
         costs.decode_s = pipeline.clock() - began
         if pipeline.can_edit:
+            black = SourceImage(Image.new("RGB", params.result_size), None)
             began = pipeline.clock()
-            rooms.encode(partial(pipeline.encode_image, params, blank(params)))
+            rooms.encode(partial(pipeline.encode_image, params, black))
             costs.image_s = pipeline.clock() - began
             costs.paste_s = pasting_s(pipeline)
 
@@ -124,12 +125,6 @@ def pasting_s(pipeline: Pipeline) -> float:
     began = pipeline.clock()
     encode(source.pasted(Image.new("RGB", (part, part))), "png", params.as_dict())
     return (pipeline.clock() - began) * part**2 / side**2
-
-
-def blank(params: GenerationParams) -> SourceImage:
-    """Return a black source image for an edit."""
-    assert params.width and params.height
-    return SourceImage(Image.new("RGB", (params.width, params.height)), None)
 
 
 def learn_bucket(

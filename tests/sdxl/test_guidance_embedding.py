@@ -115,15 +115,6 @@ def test_an_embedding_equals_diffusers_to_the_bit(pipe: Any, channels: int) -> N
         assert torch.equal(embedded(guidance, channels), expected[0])
 
 
-def test_other_networks_have_no_such_input(model: Pipeline) -> None:
-    names = ("unet_prompt", "unet_deep", "unet_shallow")
-    plain = network_specs(find("mini").arch)
-    for name in names:
-        more = {t.name for t in model.engines[name].spec.inputs}
-        more -= {t.name for t in plain[name].inputs}
-        assert more == {"guidance_embedding" if name == "unet_prompt" else "condition"}
-
-
 def test_the_networks_rearranged_for_a_gpu_compute_the_same(folder: Path) -> None:
     checkpoint = find(str(folder))
     unet, arch = checkpoint.part("unet"), checkpoint.arch

@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 import time
-from itertools import count
 
 import pytest
 
@@ -52,30 +51,11 @@ def test_an_interrupt_at_any_bytecode_waits_for_the_other_thread() -> None:
     assert at_every_bytecode(both.call, both.check) > 50
 
 
-def test_interrupts_in_quick_succession_wait_for_the_other_thread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # Python prints and drops an interrupt within a destructor; pytest's printing may be hit.
-    monkeypatch.setattr(sys, "unraisablehook", lambda *_: None)
-    both, strikes = Both(), count()
-    with raising(signal.SIGALRM):
-        for _ in range(300):
-            try:
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, 0.0002 + 0.000007 * next(strikes), 0.0002)
-                    both.call()
-                finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            assert not both.is_running
-    both.check()
-
-
-@pytest.mark.parametrize("apart_s", [1e-5, 2e-5])
+@pytest.mark.parametrize("apart_s", [1e-5, 2e-5, 2e-4])
 def test_interrupts_that_come_while_the_last_is_handled_wait_for_the_other_thread(
     monkeypatch: pytest.MonkeyPatch, apart_s: float
 ) -> None:
+    # Python prints and drops an interrupt within a destructor; pytest's printing may be hit.
     monkeypatch.setattr(sys, "unraisablehook", lambda *_: None)
     both, left = Both(), 0
 
@@ -100,6 +80,7 @@ def test_interrupts_that_come_while_the_last_is_handled_wait_for_the_other_threa
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+    both.check()
 
 
 def test_an_error_of_either_piece_is_the_calls() -> None:

@@ -16,13 +16,11 @@ from torch import Tensor
 
 from sdxl.checkpoint import CheckpointError, find
 from sdxl.params import GenerationParams
-from sdxl.picture_files import file_of
 from sdxl.pipeline import Pipeline
-from sdxl.source import GivenImage
 from tests.conftest import assert_as_alone, assert_picture
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.inpainting import write_inpainting
-from tests.sdxl.test_editing import SIZES, STRENGTHS_AND_GUIDANCE, Edit, drawing, params_of
+from tests.sdxl.test_editing import SIZES, STRENGTHS_AND_GUIDANCE, Edit, edit, params_of
 from tests.sdxl.test_pipeline import assert_as_substituted, set_scheduler
 from tests.sdxl.their_schedulers import EACH_KIND, FEW, asked_of, each_at
 
@@ -51,14 +49,6 @@ def hole(size: tuple[int, int]) -> Image.Image:
     mask.paste(100, (HOLE[2], HOLE[1], HOLE[2] + 6, HOLE[3]))
     mask.paste(140, (HOLE[2] + 6, HOLE[1], HOLE[2] + 15, HOLE[3]))
     return mask
-
-
-def edit(params: GenerationParams, mask: Image.Image | None = None) -> Edit:
-    assert params.width and params.height
-    picture = drawing(params.width, params.height)
-    given = GivenImage.read(file_of(picture), None if mask is None else file_of(mask))
-    params = params.for_edit(has_mask=mask is not None)
-    return Edit(params, given.source(params))
 
 
 @torch.inference_mode()
@@ -107,7 +97,7 @@ def test_inpainting_equals_diffusers(
         params_of(scheduler, size, strength, guidance=guidance)
         for strength, guidance in STRENGTHS_AND_GUIDANCE
     )
-    compare(model, pipe, *(edit(each, hole(size)) for each in params))
+    compare(model, pipe, *(edit(each, mask=hole(size)) for each in params))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -122,7 +112,7 @@ def test_without_a_mask_everything_is_masked(
 def test_random_numbers_are_drawn_in_the_order_of_diffusers(model: Pipeline, pipe: Any) -> None:
     size = SIZES[1]
     params = (params_of("euler_a", size, s, steps=5, encoding="sample") for s in (0.6, 1.0))
-    compare(model, pipe, *(edit(each, hole(size)) for each in params))
+    compare(model, pipe, *(edit(each, mask=hole(size)) for each in params))
 
 
 @pytest.mark.parametrize("scheduler", EACH_KIND)
@@ -131,7 +121,8 @@ def test_interval_2_equals_the_full_unet_with_tensors_substituted(
 ) -> None:
     size, usual = SIZES[1], {"steps": 8 if scheduler in FEW else 20, "cache_interval": 2}
     asked = [
-        edit(params_of(scheduler, size, strength, **usual), hole(size)) for strength in (0.65, 1.0)
+        edit(params_of(scheduler, size, strength, **usual), mask=hole(size))
+        for strength in (0.65, 1.0)
     ]
     assert_as_substituted(model, pipe.unet, asked, partial(painted, pipe))
 
@@ -143,8 +134,8 @@ def test_all_kinds_share_calls_and_equal_those_made_alone(model: Pipeline) -> No
     asked = [
         text,
         edit(params_of("ddim", size, 0.5, **usual)),
-        edit(params_of("euler_a", size, 1.0, **usual), hole(size)),
-        edit(params_of("euler", size, 0.7, **usual, guided_steps=(0, 1, 3)), hole(size)),
+        edit(params_of("euler_a", size, 1.0, **usual), mask=hole(size)),
+        edit(params_of("euler", size, 0.7, **usual, guided_steps=(0, 1, 3)), mask=hole(size)),
         replace(text, scheduler="dpmpp_2m", seed=4, upscale=1.25),
         replace(text, seed=5, upscale=1.25, upscaler="latent", upscale_strength=0.7),
     ]

@@ -13,7 +13,7 @@ import pytest
 
 from sdxl.checkpoint import MINI, NETWORK_FOLDERS, WEIGHT_NAMES, Checkpoint, CheckpointError, find
 from sdxl.images import BrokenPreviewMap, load_preview_map
-from sdxl.schedulers import UnsupportedScheduler, table
+from sdxl.schedulers import table
 from tests.mutants import bounded, change_bytes, change_json, check_each
 
 SHARDED = {part: f"{part}/{name}.safetensors.index.json" for part, name in WEIGHT_NAMES.items()}
@@ -100,6 +100,7 @@ def test_an_index_that_names_no_files_is_refused(weight_map: object, folder: Pat
     [
         *("", "[]", "{}", "5", '{"latent_rgb_factors": 5, "latent_rgb_bias": 6}', "[" * 200_000),
         '{"latent_rgb_factors": [["a"]], "latent_rgb_bias": [[]]}',
+        '{"latent_rgb_factors": [[1, 2, 3]], "latent_rgb_bias": [0, 0, 0]}',
         json.dumps({"latent_rgb_factors": [[float("nan")] * 3] * 4, "latent_rgb_bias": [0] * 3}),
     ],
 )
@@ -107,24 +108,6 @@ def test_an_invalid_preview_map_is_refused(text: str, folder: Path) -> None:
     (folder / "preview.json").write_text(text)
     with pytest.raises(BrokenPreviewMap, match="preview.json: "):
         load_preview_map(folder, 4)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        *({"num_train_timesteps": value} for value in (0, -1, 10**12, "x", 1.5, True)),
-        *({"beta_start": value} for value in (-1, 2, "x", [0.1])),
-        *({"trained_betas": value} for value in ([], 5, ["x"], [0.1])),
-        *({"steps_offset": 10**12}, {"prediction_type": [[]]}),
-    ],
-)
-def test_a_scheduler_that_no_table_can_express_is_refused(
-    changes: dict[str, Any], folder: Path
-) -> None:
-    path = folder / "scheduler/scheduler_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-    with pytest.raises(UnsupportedScheduler, match=f"scheduler_config {next(iter(changes))}"):
-        _ = find(str(folder)).scheduler
 
 
 # -- mutants --------------------------------------------------------------------------------

@@ -50,8 +50,8 @@ def test_an_edits_steps_are_numbered_from_the_first_that_is_taken(name: str) -> 
     GenerationParams(**half | {name: (0, 9)})
     with pytest.raises(InvalidParams, match=f"{name} must be .* numbers from 0 to 9, got .*10"):
         GenerationParams(**half | {name: (0, 10)})
-    with pytest.raises(InvalidParams, match=r"^strength must .* got 0\.01"):
-        GenerationParams(**half | {"strength": 0.01, name: (0, 10)})
+    with pytest.raises(InvalidParams, match=r"^strength must be at least 0\.05 .* got 0\.049"):
+        GenerationParams(**half | {"strength": 0.049, name: (0, 10)})
 
 
 @pytest.mark.parametrize("side", ["width", "height"])

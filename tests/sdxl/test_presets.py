@@ -15,7 +15,6 @@ from sdxl.presets import (
     FILE,
     MEASURED,
     UNMEASURED,
-    BrokenPresets,
     Preset,
     as_file,
     load_presets,
@@ -75,7 +74,7 @@ def test_a_tuned_plan_is_stored_and_read_for_its_own_model_alone(tmp_path: Path)
     own = dict.fromkeys(MEASURED, TUNED) | EXACT
     (tmp_path / FILE).write_bytes(as_file(own, {"task": "a task"}, "a" * 64))
     assert load_presets(tmp_path, lambda: "a" * 64) == own
-    with pytest.raises(BrokenPresets, match="measured on the model aaaaaaaaaaaa, expected bbbb"):
+    with pytest.raises(CheckpointError, match="measured on the model aaaaaaaaaaaa, expected bbbb"):
         load_presets(tmp_path, lambda: "b" * 64)
 
 

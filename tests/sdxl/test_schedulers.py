@@ -250,6 +250,10 @@ def test_half_precision_output_is_stepped_in_float32() -> None:
         ("lambda_min_clipped", -5.1),
         ("trained_betas", [0.1, 0.2]),
         ("_class_name", "EDMEulerScheduler"),
+        *(("num_train_timesteps", value) for value in (0, -1, 10**12, "x", 1.5, True)),
+        *(("beta_start", value) for value in (-1, 2, "x", [0.1])),
+        *(("trained_betas", value) for value in ([], 5, ["x"], [0.1])),
+        *(("steps_offset", 10**12), ("prediction_type", [[]])),
     ],
 )
 def test_what_a_table_cannot_express_is_refused_by_name(key: str, value: object) -> None:
