@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -87,12 +87,11 @@ def encode(
     size = fixed_chunks or MAX_CHUNKS_PER_CALL
 
     def encoded_by(name: str, index: int) -> dict[Pages, _Encoded]:
-        return {
-            pages: _Encoded.of(
-                name, engines, _unique(row[index] for row in rows), pages, size, fixed_chunks
-            )
-            for pages, rows in by_pages.items()
-        }
+        encoded = {}
+        for pages, rows in by_pages.items():
+            unique = list(dict.fromkeys(chunk for row in rows for chunk in row[index].ids))
+            encoded[pages] = _Encoded.of(name, engines, unique, pages, size, fixed_chunks)
+        return encoded
 
     by_l = {} if engines.arch.is_refiner else encoded_by("clip_l", 0)
     by_g = encoded_by("clip_g", 1)
@@ -143,10 +142,6 @@ def _in_bank(rows: Sequence[TokenRow], adapters: Adapters) -> list[TokenRow]:
         return replace(tokens, ids=tuple(map(tuple, ids)))
 
     return [row and (placed(row[0]), placed(row[1])) for row in rows]
-
-
-def _unique(prompts: Iterable[Tokens]) -> list[Chunk]:
-    return list(dict.fromkeys(chunk for tokens in prompts for chunk in tokens.ids))
 
 
 @dataclass(frozen=True)
