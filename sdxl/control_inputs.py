@@ -14,12 +14,13 @@ from torch import Tensor
 
 from sdxl.adapters import ControlNet
 from sdxl.control_maps import Pictures, shown_map
-from sdxl.controls import Control, Window
+from sdxl.controls import POSITIVE_ONLY, Control, Window
 from sdxl.params import GenerationParams
 from sdxl.source import SourceImage
 
 SOFT = 0.825
-"""that extension's ratio of neighbouring soft weights (sd-webui-controlnet, scripts/hook.py)"""
+"""ratio of neighbouring weights of the modes "prompt" and "control" (sd-webui-controlnet,
+scripts/hook.py)"""
 SOFT_COUNT = 13
 """the residuals of Stable Diffusion 1; SDXL's ten have the first ten of its weights"""
 Rows = tuple[list[float], list[float]]
@@ -70,7 +71,7 @@ def _input(entries: Sequence[tuple[Control, Tensor]], net: ControlNet) -> Contro
 def residual_strengths(mode: str, strength: float, count: int) -> Rows:
     """Return the strengths of `count` residuals in a mode; the middle block's is the last."""
     strengths = [strength * weight for weight in _weights(mode, count)]
-    return strengths, [0.0] * count if mode in ("control", "guess") else strengths
+    return strengths, [0.0] * count if mode in POSITIVE_ONLY else strengths
 
 
 def _weights(mode: str, count: int) -> list[float]:

@@ -12,6 +12,8 @@ from sdxl.pictured import MAX_PATH, Pictured, is_within
 MODES = ("balanced", "prompt", "control", "guess")
 """The first three are "Balanced", "My prompt is more important" and "ControlNet is more important"
 of stable-diffusion-webui's extension; the last is diffusers' `guess_mode`."""
+POSITIVE_ONLY = ("control", "guess")
+"""modes that do not guide the negative row"""
 NONE, CANNY = "none", "canny"
 PREPROCESSORS = (NONE, CANNY)
 RESIZES = CROP, FILL, STRETCH = "crop", "fill", "stretch"
@@ -87,7 +89,7 @@ class Control(Pictured):
     @property
     def has_negative(self) -> bool:
         """True if it also guides the negative row."""
-        return self.mode not in ("control", "guess")
+        return self.mode not in POSITIVE_ONLY
 
     def window(self, net: str) -> Window:
         return Window(net, self.start, self.end, self.has_negative)

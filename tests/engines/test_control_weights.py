@@ -24,6 +24,7 @@ from sdxl.checkpoint import Checkpoint, find
 from sdxl.networks.control import control_networks
 from sdxl.places import LORAS
 from sdxl.single_file import configs
+from tests.sdxl.altered import write_inpainting
 from tests.sdxl.control_nets import (
     HINT_WIDTHS,
     MEDIUM,
@@ -36,7 +37,6 @@ from tests.sdxl.control_nets import (
     random_tensors,
     random_union,
 )
-from tests.sdxl.inpainting import write_inpainting
 from tests.sdxl.single_files import UNET, original_unet
 
 Tensors = dict[str, Tensor]

@@ -25,8 +25,8 @@ from sdxl.params import GenerationParams, InvalidParams
 from sdxl.pipeline import Pipeline, WithPictures
 from sdxl.specs import CHUNK, network_specs
 from tests.conftest import assert_as_alone, assert_picture, images_of, psnr
+from tests.sdxl.altered import write_embedding
 from tests.sdxl.flights import launched_groups
-from tests.sdxl.guidance_embedding import write_embedding
 from tests.sdxl.test_editing import edit, params_of, theirs
 from tests.sdxl.test_pipeline import PROMPT, SIZES, assert_as_substituted, diffusers_image, painted
 from tests.sdxl.their_schedulers import EACH_KIND, pipe_of

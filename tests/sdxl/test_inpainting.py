@@ -18,8 +18,8 @@ from sdxl.checkpoint import CheckpointError, find
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
 from tests.conftest import assert_as_alone, assert_picture
+from tests.sdxl.altered import write_inpainting
 from tests.sdxl.flights import launched_groups
-from tests.sdxl.inpainting import write_inpainting
 from tests.sdxl.test_editing import SIZES, STRENGTHS_AND_GUIDANCE, Edit, edit, params_of
 from tests.sdxl.test_pipeline import assert_as_substituted, set_scheduler
 from tests.sdxl.their_schedulers import EACH_KIND, FEW, asked_of, each_at

@@ -33,17 +33,18 @@ def set_scheduler(pipe: Any, scheduler_name: str) -> None:
     pipe.scheduler = their_scheduler(scheduler_name, CONFIG)
 
 
-def diffusers_image(pipe: Any, params: GenerationParams) -> Tensor:
-    return painted(pipe, params, "pt") * 2 - 1
+def diffusers_image(pipe: Any, params: GenerationParams, **more: Any) -> Tensor:
+    return painted(pipe, params, "pt", **more) * 2 - 1
 
 
-def painted(pipe: Any, params: GenerationParams, output_type: str) -> Tensor:
+def painted(pipe: Any, params: GenerationParams, output_type: str, **more: Any) -> Tensor:
     set_scheduler(pipe, params.scheduler)
     found: Tensor = pipe(
         negative_prompt=params.negative_prompt,
         width=params.width,
         height=params.height,
         **asked_of(params, output_type),
+        **more,
     ).images[0]
     return found
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sdxl.checkpoint import MINI, NETWORK_FOLDERS, Checkpoint, CheckpointError, find
-from tests.sdxl.inpainting import write_inpainting
+from tests.sdxl.altered import write_inpainting
 from tests.sdxl.single_files import CLIP_G, CLIP_L, UNET, VAE, original_vae, write_single_file
 
 LABELS = [f"{UNET}label_emb.0.{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias")]

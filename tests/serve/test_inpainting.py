@@ -13,7 +13,7 @@ import engines
 from sdxl.params import GenerationParams
 from sdxl.source import SourceImage
 from serve.orders import ImageOrder
-from tests.sdxl.inpainting import write_inpainting
+from tests.sdxl.altered import write_inpainting
 from tests.serve.workers import picture_of, running
 
 SIZE = (128, 128)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.sdxl.inpainting import write_inpainting
+from tests.sdxl.altered import write_inpainting
 from tests.sdxl.test_source import SVG, bomb, plain, saved
 from tests.serve.servers import GENERATE, error_of, leave_midway, measured
 from tests.serve.services import Service, service
