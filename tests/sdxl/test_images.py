@@ -1,9 +1,11 @@
-"""Seeds and rounding as in diffusers; pictures store their parameters."""
+"""Seeds and rounding as in diffusers; pictures store their parameters, and an untrusted picture is
+read, or refused with one of our messages."""
 
 from __future__ import annotations
 
 import io
 import json
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from sdxl import images
 from sdxl.noise import NoiseSource
 from sdxl.params import MAX_SEED, GenerationParams, InvalidParams
 from sdxl.picture_files import file_of
+from tests.mutants import change_bytes, check_each
 
 FORMATS = ("png", "jpeg", "webp")
 PROMPTS = (
@@ -162,3 +165,40 @@ PLAIN = file_of(Image.fromarray(PIXELS))
 def test_a_file_without_parameters_is_refused(data: bytes) -> None:
     with pytest.raises(images.NoParameters):
         images.read_parameters(data)
+
+
+# -- untrusted pictures ---------------------------------------------------------------------
+
+PICTURES = {
+    format: images.encode(PIXELS, format, params(prompt="une étoile", negative_prompt="円"))
+    for format in FORMATS
+}
+
+
+def read_mutant(chance: random.Random) -> None:
+    images.read_parameters(change_bytes(PICTURES[chance.choice(FORMATS)], chance))
+
+
+def test_mutated_pictures_are_read_or_refused() -> None:
+    check_each(500, read_mutant)
+
+
+@pytest.mark.long
+def test_many_mutated_pictures_are_read_or_refused() -> None:
+    check_each(20_000, read_mutant)
+
+
+def test_every_error_of_pillow_is_refused_as_no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    for raised in (AttributeError, NotImplementedError, RuntimeError, KeyError, MemoryError):
+
+        def fail(*_: object, error: type[Exception] = raised) -> None:
+            raise error("from inside a parser")
+
+        monkeypatch.setattr(Image.Image, "getexif", fail)
+        with pytest.raises(images.NoParameters, match="not an image"):
+            images.read_parameters(PICTURES["jpeg"])
+
+
+def test_only_the_formats_that_are_written_here_are_opened() -> None:
+    with pytest.raises(images.NoParameters, match="not an image"):
+        images.read_parameters(file_of(Image.fromarray(PIXELS), "GIF"))
