@@ -58,8 +58,6 @@ class Request:
     priority: Priority = Priority.INTERACTIVE
     deadline_s: float = math.inf
     """time on the loop's clock by which the picture must be ready"""
-    client: str = ""
-    weight: float = 1.0
     source: SourceLatents | None = None
     """start instead of noise; the table must start at the same step"""
     controls: tuple[ControlInput, ...] = ()
@@ -200,8 +198,6 @@ class InFlight:
                 plan=request.plan,
                 priority=request.priority,
                 deadline_s=request.deadline_s,
-                client=request.client,
-                weight=request.weight,
                 **facts,
             )
             admitted = self.admission().admit(newcomer, self.time)
