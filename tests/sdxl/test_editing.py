@@ -55,7 +55,7 @@ def edit(
     assert params.width and params.height
     size = params.width, params.height
     mask = masking(*size) if is_masked else mask
-    given = GivenImage.read(file_of(drawing(*size)), mask and file_of(mask))
+    given = GivenImage.read(file_of(drawing(*size)), file_of(mask) if mask else None)
     params = params.for_edit(has_mask=mask is not None)
     return Edit(params, given.source(params))
 
