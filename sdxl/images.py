@@ -150,8 +150,8 @@ def check_metadata(params: Mapping[str, Any], format: str) -> None:
 
 
 def stored_fields(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters for a picture's metadata; optional ones only if they are set."""
-    optional = {p.name for p in PARAMETERS.values() if p.is_for_edits or p.is_stored_if_set}
+    """Return the parameters for a picture's metadata; most of them only if they are set."""
+    optional = {p.name for p in PARAMETERS.values() if not p.is_always_stored}
     return {name: v for name, v in params.items() if v is not None or name not in optional}
 
 

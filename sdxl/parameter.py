@@ -104,8 +104,9 @@ class Parameter:
     """True: only for edits with a mask"""
     edit_defaults: tuple[Any, ...] = ()
     """defaults of an edit without and with a mask"""
-    is_stored_if_set: bool = False
-    """True: stored in metadata only if the request set it; other pictures keep their bytes"""
+    is_always_stored: bool = False
+    """True: stored in metadata also if it is None. A new parameter is not, so that pictures without
+    it keep their bytes"""
     name: str = ""
     kind: type = str
     """str, int, float, tuple for several numbers, or Attachment for several attachments"""

@@ -66,6 +66,7 @@ class GenerationParams:
         "Negative prompt",
         "what to keep out of the picture",
         high=MAX_PROMPT_CHARS,
+        is_always_stored=True,
         placeholder="What you do not want to see",
     )
     width: int | None = parameter(
@@ -110,7 +111,6 @@ class GenerationParams:
         high=1,
         aliases=("subseed_strength",),
         infotext="Variation seed strength",
-        is_stored_if_set=True,
         placeholder="0",
         group=VARIATION,
     )
@@ -122,7 +122,6 @@ class GenerationParams:
         high=MAX_SEED,
         aliases=("subseed",),
         infotext="Variation seed",
-        is_stored_if_set=True,
         placeholder="0",
         group=VARIATION,
     )
@@ -153,6 +152,7 @@ class GenerationParams:
         "Deep steps",
         "step numbers, from 0, that run the full UNet; replaces cache_interval",
         infotext="Deep steps",
+        is_always_stored=True,
         placeholder="such as 0,2,5",
         metavar="I,J,…",
         group=DEEPCACHE,
@@ -163,7 +163,6 @@ class GenerationParams:
         "apply guidance only in this range of the steps: 0,0.6 = the first 6 of 10; "
         "a step without guidance costs half",
         infotext="Guidance interval",
-        is_stored_if_set=True,
         placeholder="0,1",
         metavar="FROM,TO",
         group=GUIDANCE,
@@ -173,7 +172,6 @@ class GenerationParams:
         "Guided steps",
         "step numbers, from 0, that are guided; replaces guidance_interval",
         infotext="Guided steps",
-        is_stored_if_set=True,
         placeholder="such as 0,1,2",
         metavar="I,J,…",
         group=GUIDANCE,
@@ -234,7 +232,6 @@ class GenerationParams:
         low=1,
         high=MAX_UPSCALE,
         infotext="Hires upscale",
-        is_stored_if_set=True,
         placeholder="1",
         metavar="TIMES",
         group=UPSCALING,
@@ -245,7 +242,6 @@ class GenerationParams:
         "enlarge the picture (lanczos) or its latents (latent)",
         choices=UPSCALERS,
         infotext="Hires upscaler",
-        is_stored_if_set=True,
         metavar="NAME",
         placeholder=LANCZOS,
         group=UPSCALING,
@@ -258,7 +254,6 @@ class GenerationParams:
         low=0,
         high=1,
         infotext="Hires strength",
-        is_stored_if_set=True,
         placeholder=str(UPSCALE_STRENGTH),
         group=UPSCALING,
     )
@@ -269,7 +264,6 @@ class GenerationParams:
         "steps)",
         low=1,
         high=MAX_STEPS,
-        is_stored_if_set=True,
         placeholder="as steps",
         group=UPSCALING,
     )
@@ -279,7 +273,6 @@ class GenerationParams:
         "LoRAs to apply, each with its weight, 1 unless given; <lora:NAME:WEIGHT> in a prompt does "
         "the same",
         flag="lora",
-        is_stored_if_set=True,
         group=ADAPTERS,
     )
     controls: tuple[Control, ...] | None = parameter(
@@ -289,7 +282,6 @@ class GenerationParams:
         flag="control",
         flag_help="; without =FILE the edited image is the map; :canny draws its edges; KEY is "
         "mode, resize, type, low or high",
-        is_stored_if_set=True,
         group=ADAPTERS,
     )
     image_prompts: tuple[ImagePrompt, ...] | None = parameter(
@@ -298,7 +290,6 @@ class GenerationParams:
         "pictures as prompts, each with the name of an IP-Adapter",
         flag="image-prompt",
         flag_help="; style or composition takes only that from the picture",
-        is_stored_if_set=True,
         group=ADAPTERS,
     )
 
@@ -309,7 +300,6 @@ class GenerationParams:
         flag_help=": mini, a folder, a safetensors file or a hub id; a service's in /v1/models",
         high=MAX_NAME_CHARS,
         infotext="Refiner",
-        is_stored_if_set=True,
         placeholder="none",
         metavar="NAME",
     )
@@ -321,7 +311,6 @@ class GenerationParams:
         low=0,
         high=1,
         infotext="Refiner switch at",
-        is_stored_if_set=True,
         placeholder=str(REFINER_SWITCH_AT),
     )
 

@@ -150,9 +150,7 @@ def test_a_tag_gives_the_same_lora(lora: Lora) -> None:
 
 
 def test_an_empty_list_is_as_none() -> None:
-    parameter, sizes = PARAMETERS["loras"], SIZES
-    assert parameter.is_stored_if_set
-    assert GenerationParams(loras=()).resolve(sizes, lambda: 0).loras is None
+    assert GenerationParams(loras=()).resolve(SIZES, lambda: 0).loras is None
 
 
 URL = "data:image/png;base64,A="
