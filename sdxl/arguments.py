@@ -138,10 +138,11 @@ def add_generation_flags(parser: argparse.ArgumentParser) -> None:
             groups[each.group] = parser.add_argument_group(title)
         is_repeated = each.kind is Attachment
         default = "" if each.default is None else f" (default {each.default})"
+        metavar = each.metavar or ("NAME" if each.choices else METAVARS.get(each.kind))
         facts: dict[str, Any] = {
             "dest": each.name,
             "action": "extend" if is_repeated else "store",
-            "metavar": each.needed if is_repeated else each.metavar or METAVARS[each.kind],
+            "metavar": each.needed if is_repeated else metavar,
             "type": partial(_parsed, each.parse, needed=each.needed),
             "default": argparse.SUPPRESS,
         }

@@ -134,7 +134,6 @@ class GenerationParams:
         other_choices=OTHER_NAMES,
         aliases=("sampler_name", "sampler"),
         infotext="Sampler",
-        metavar="NAME",
     )
     cache_interval: int | None = parameter(
         None,
@@ -221,7 +220,6 @@ class GenerationParams:
         "VAE encoding of the image: mean (deterministic) or sample (random, by the seed)",
         choices=ENCODINGS,
         is_for_edits=True,
-        metavar="NAME",
         placeholder=ENCODINGS[0],
         group=EDITING,
     )
@@ -242,7 +240,6 @@ class GenerationParams:
         "enlarge the picture (lanczos) or its latents (latent)",
         choices=UPSCALERS,
         infotext="Hires upscaler",
-        metavar="NAME",
         placeholder=LANCZOS,
         group=UPSCALING,
     )
