@@ -222,15 +222,19 @@ def test_pictures_in_the_same_call_as_an_inpainting_are_unchanged(mini: Pipeline
     assert torch.equal(alone, beside)
 
 
-def test_engines_without_the_encoder_refuse_only_edits(mini: Pipeline) -> None:
+def test_engines_without_the_encoder_refuse_what_is_encoded(mini: Pipeline) -> None:
     known = {n: e for n, e in mini.engines.by_name.items() if n != "vae_encoder"}
     older = replace(mini, engines=replace(mini.engines, by_name=known))
     assert mini.can_edit and not older.can_edit
-    older.check(GenerationParams(PROMPT))
-    with pytest.raises(
-        InvalidParams, match=r"image needs engines with vae_encoder \(run sdxl export"
+    upscaled = GenerationParams(PROMPT, upscale=1.5)
+    for plain in (GenerationParams(PROMPT), replace(upscaled, upscaler="latent")):
+        older.check(plain)
+    for asked, message in (
+        (params_of("euler", SIZES[0], 0.5), r"image needs engines with vae_encoder \(run sdxl"),
+        (upscaled, "upscale needs engines with vae_encoder .*; or upscaler latent"),
     ):
-        older.check(params_of("euler", SIZES[0], 0.5))
+        with pytest.raises(InvalidParams, match=message):
+            older.check(asked)
 
 
 def test_strength_without_an_image_is_refused(mini: Pipeline) -> None:

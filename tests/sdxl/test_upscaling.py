@@ -143,13 +143,3 @@ def test_a_masked_picture_is_upscaled_by_itself() -> None:
         InvalidParams, match="upscale cannot be used with a mask; upscale the result in a"
     ):
         upscaled(strength=0.5).for_edit(has_mask=True)
-
-
-def test_engines_without_the_encoder_upscale_latents_alone(mini: Pipeline) -> None:
-    known = {n: e for n, e in mini.engines.by_name.items() if n != "vae_encoder"}
-    older = replace(mini, engines=replace(mini.engines, by_name=known))
-    with pytest.raises(
-        InvalidParams, match="upscale needs engines with vae_encoder .*; or upscaler latent"
-    ):
-        older.check(upscaled())
-    older.check(upscaled(upscaler="latent"))
