@@ -16,14 +16,12 @@ from PIL import Image
 from torch import Tensor
 
 from sdxl.adapters import NoRoom
-from sdxl.attachments import Lora
 from sdxl.catalogue import Catalogue
 from sdxl.control_inputs import maps_of
 from sdxl.controls import TYPES, Control
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.picture_files import file_of
 from sdxl.pipeline import Pipeline, WithPictures
-from sdxl.places import LORAS
 from sdxl.source import GivenImage
 from tests.conftest import assert_as_alone, assert_picture, images_of
 from tests.sdxl.control_nets import random_control, random_union
@@ -32,7 +30,6 @@ from tests.sdxl.test_editing import drawing, edit, params_of
 from tests.sdxl.test_pipeline import set_scheduler
 from tests.sdxl.their_schedulers import asked_of, pipe_of
 from tests.sdxl.together import (
-    assert_as_in_onnxruntime,
     assert_as_plain_loop,
     assert_deterministic,
     assert_edit_as_diffusers,
@@ -246,16 +243,3 @@ def test_nets_are_loaded_once_and_dropped_for_others(model: Pipeline, nets: dict
     assert small.delay_s([first]) > 0 == small.delay_s([second, union])
     small.lease([second, union])
     assert small.loads == 3
-
-
-@pytest.mark.slow
-def test_onnxruntime_makes_the_same_pictures(model: Pipeline) -> None:
-    """Also with LoRAs."""
-    lora, locon = (Lora("outlined"),), (Lora("hollow", 0.5),)
-    given = (
-        *MIXED[:7],
-        asked(FIRST, cache_interval=2, loras=lora),
-        asked(SECOND, cache_interval=2, loras=locon),
-    )
-    catalogue = replace(model.catalogue, folders=[LORAS])
-    assert_as_in_onnxruntime(replace(model, catalogue=catalogue), given)

@@ -11,7 +11,6 @@ import torch
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from torch import Tensor
 
-from engines import load
 from sdxl.inflight import Finished
 from sdxl.pipeline import Pipeline, WithPictures
 from tests.conftest import assert_picture
@@ -49,13 +48,6 @@ def assert_rides(model: Pipeline, asked: Sequence[WithPictures]) -> None:
     found = {e.id: e.latents for e in loop.drain() if isinstance(e, Finished)}
     for id_, expected in zip(ids, alone, strict=True):
         assert_picture(expected, model.image_decoder.image(found[id_]).clamp(-1, 1))
-
-
-def assert_as_in_onnxruntime(model: Pipeline, asked: Sequence[WithPictures]) -> None:
-    ours = replace(model, engines=load("mini", "onnxruntime").engines)
-    for found, expected in zip(ours.generate(asked), model.generate(asked), strict=True):
-        assert expected.image is not None, expected.error
-        assert_picture(found, expected.image.clamp(-1, 1))
 
 
 def assert_edit_as_diffusers(
