@@ -89,17 +89,10 @@ def print_slow_work(command: str) -> None:
 
 def usage() -> str:
     width = max(map(len, COMMANDS)) + 2
-    rows = (f"  {name:<{width}}{text}" for name, (_, text) in COMMANDS.items())
-    return "\n".join(
-        (
-            "usage: sdxl COMMAND …",
-            "",
-            "Stable Diffusion XL with DeepCache.",
-            "",
-            *rows,
-            "",
-            "`sdxl COMMAND --help` lists the usual flags, --help-all every flag.",
-        )
+    rows = "\n".join(f"  {name:<{width}}{text}" for name, (_, text) in COMMANDS.items())
+    return (
+        f"usage: sdxl COMMAND …\n\nStable Diffusion XL with DeepCache.\n\n{rows}\n\n"
+        "`sdxl COMMAND --help` lists the usual flags, --help-all every flag."
     )
 
 
