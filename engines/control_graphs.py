@@ -24,15 +24,7 @@ from engines.lora_graphs import (
     nodes_by_output,
     onnx_type,
 )
-from sdxl.specs import (
-    IMAGE,
-    IMAGE_KEYS,
-    IMAGE_MASK,
-    ModelSpec,
-    TensorSpec,
-    lora_name,
-    plain_name,
-)
+from sdxl.specs import IMAGE, IMAGE_KEYS, IMAGE_MASK, ModelSpec, TensorSpec, lora_name, plain_name
 
 JOINED = re.compile(r"up_blocks\.(\d+)\.resnets\.(\d+)\.conv_shortcut\.weight")
 """the layer that reads the joined inputs of a ResBlock on the way up"""

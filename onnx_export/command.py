@@ -20,16 +20,7 @@ from onnx_export.export_spec import (
     usual_settings,
 )
 from onnx_export.recipes import RECIPES
-from sdxl.arguments import (
-    MODEL,
-    VAE,
-    Parser,
-    add_lora_flag,
-    add_option,
-    model_with,
-    number,
-    whole,
-)
+from sdxl.arguments import MODEL, VAE, Parser, add_lora_flag, add_option, model_with, number, whole
 from sdxl.files import prepare_folder
 from sdxl.params import MAX_STEPS, GenerationParams, InvalidParams
 from sdxl.specs import CUTS

@@ -97,18 +97,10 @@ INT8 = Recipe(
         *EDGES,
         Rule(RESBLOCK_CONVS, True, "most of the arithmetic", statistic="min-mean"),
         Rule(
-            PROJECTIONS,
-            True,
-            "query, key and value in every step",
-            smoothing=0.8,
-            headroom=NORMED,
+            PROJECTIONS, True, "query, key and value in every step", smoothing=0.8, headroom=NORMED
         ),
         Rule(
-            SECOND_PRODUCT,
-            True,
-            "feed-forward, after its product",
-            smoothing=0.8,
-            headroom=PRODUCT,
+            SECOND_PRODUCT, True, "feed-forward, after its product", smoothing=0.8, headroom=PRODUCT
         ),
         Rule(FEED_FORWARD, True, "feed-forward", smoothing=0.8, headroom=NORMED),
     ),

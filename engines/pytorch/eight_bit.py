@@ -24,14 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from engines.folders.export_folder import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
-from engines.low_rank import (
-    addition,
-    factors_of,
-    is_adapting,
-    name_layer,
-    names_of,
-    plus_loras,
-)
+from engines.low_rank import addition, factors_of, is_adapting, name_layer, names_of, plus_loras
 from engines.pytorch.launches import LARGEST, capability_of, has_kernels, triton_module
 from sdxl.networks.vae import SIDES, summed
 

@@ -140,9 +140,7 @@ def recorded_launches(
 
 
 def forms_of(
-    launches: Iterable[Launch],
-    target: GPUTarget,
-    fitting: Callable[[TileProblem], Sequence[Tile]],
+    launches: Iterable[Launch], target: GPUTarget, fitting: Callable[[TileProblem], Sequence[Tile]]
 ) -> list[Form]:
     """Return the forms of these launches, of products in every tile that fits. The usual tile comes
     first."""

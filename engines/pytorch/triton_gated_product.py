@@ -15,13 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from engines.pytorch.launches import LARGEST, launch
 from engines.pytorch.tiles import Tile
 from engines.pytorch.triton_low_rank import TokenRanks, arguments_of, lora_sums, rows_of_tile
-from engines.pytorch.triton_shared import (
-    jit,
-    scaled,
-    settings_of,
-    store_rounded_lines,
-    tile_start,
-)
+from engines.pytorch.triton_shared import jit, scaled, settings_of, store_rounded_lines, tile_start
 
 SHARE = tl.constexpr((-1.0097, -1.0771, -0.5502, -0.01275))
 """coefficients of log2(share(-a)), where share is the normal distribution function. The share is

@@ -96,15 +96,7 @@ def _affine(
 
 @jit
 def _gated(
-    x,
-    steps,
-    flags,
-    out,
-    tokens,
-    channels,
-    largest,
-    HAS_STEPS: tl.constexpr,
-    CHANNELS: tl.constexpr,
+    x, steps, flags, out, tokens, channels, largest, HAS_STEPS: tl.constexpr, CHANNELS: tl.constexpr
 ):
     token = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)

@@ -248,12 +248,7 @@ def run_tma_product(
         scale,
         bias,
         TensorDescriptor(x, [count, channels], [channels, 1], [tile.m, tile.k]),
-        TensorDescriptor(
-            weight,
-            [lines, taps * channels],
-            [taps * channels, 1],
-            [tile.n, tile.k],
-        ),
+        TensorDescriptor(weight, [lines, taps * channels], [taps * channels, 1], [tile.n, tile.k]),
         out if residual is None else residual,
         scale if sides is None else sides,
         *arguments_of(low_rank, scale),

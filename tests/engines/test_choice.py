@@ -178,10 +178,7 @@ def test_an_unchecked_export_is_refused_unless_allowed(machine: Machine) -> None
 
 @pytest.mark.parametrize(
     ("field", "reason"),
-    [
-        ("export_parity", "its export was published without"),
-        ("parity", "not run: there is no"),
-    ],
+    [("export_parity", "its export was published without"), ("parity", "not run: there is no")],
 )
 def test_unchecked_plans_are_refused_unless_allowed(
     machine: Machine, field: str, reason: str

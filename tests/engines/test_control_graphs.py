@@ -17,13 +17,7 @@ from engines.low_rank import bank_of
 from engines.onnxruntime_engine import OnnxRuntimeEngine, open_session
 from engines.pytorch.torch_engine import TorchEngine
 from sdxl.networks.parts import networks_of
-from sdxl.specs import (
-    CONTROLLED,
-    VARIANTS,
-    ModelSpec,
-    plain_name,
-    with_residuals,
-)
+from sdxl.specs import CONTROLLED, VARIANTS, ModelSpec, plain_name, with_residuals
 from tests.engines.tiny_export import write_export
 from tests.engines.variant_graphs import check_equal, computed, drawn, drawn_bank
 from tests.sdxl.control_nets import mini_unet

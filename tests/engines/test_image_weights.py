@@ -96,14 +96,8 @@ def whole() -> torch.Tensor:
         (lambda: {"a": torch.zeros(1)}, "is nothing that is known; expected an IP-Adapter of SDXL"),
         (lambda: random_control(1).state_dict(), "is nothing that is known"),
         (lambda: changed(PLAIN, image_proj__proj__0__weight=torch.zeros(1)), "is a FaceID"),
-        (
-            lambda: changed(PLAIN, ip_adapter__1__to_k_ip__weight=None),
-            "is for another model",
-        ),
-        (
-            lambda: changed(PLAIN, ip_adapter__1__to_k_lora__down__weight=torch.zeros(1)),
-            "not",
-        ),
+        (lambda: changed(PLAIN, ip_adapter__1__to_k_ip__weight=None), "is for another model"),
+        (lambda: changed(PLAIN, ip_adapter__1__to_k_lora__down__weight=torch.zeros(1)), "not"),
         (
             lambda: changed(PLAIN, ip_adapter__1__to_k_ip__weight=torch.zeros(64, 768)),
             "is for Stable Diffusion 1: 'ip_adapter.1.to_k_ip.weight' has shape",

@@ -210,11 +210,7 @@ def eight_bit(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pipel
         calls = [c.inputs for c in unet_calls(plain, PICTURE) if c.network == "unet_deep"]
         write_numbers(unet, RECIPES[number], lambda: [network(*c.values()) for c in calls], path)
         engines = load_torch(
-            plain.checkpoint,
-            device="cpu",
-            precision=number,
-            numbers=[path],
-            options=TorchOptions(),
+            plain.checkpoint, device="cpu", precision=number, numbers=[path], options=TorchOptions()
         )
         return Pipeline(plain.checkpoint, engines, catalogue=CATALOGUE)
 

@@ -76,8 +76,7 @@ def test_the_embedded_models_networks_with_loras_build(name: str, tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
-    ["unet_shallow+control", pytest.param("unet_deep+control", marks=pytest.mark.long)],
+    "name", ["unet_shallow+control", pytest.param("unet_deep+control", marks=pytest.mark.long)]
 )
 def test_the_embedded_models_networks_with_residuals_build(name: str, tmp_path: Path) -> None:
     order = order_of(open_mini(), tmp_path, has_controlnets=True)

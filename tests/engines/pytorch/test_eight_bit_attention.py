@@ -116,8 +116,4 @@ def test_noted_launches_leave_nothing_to_round_before_to_out() -> None:
     block: Any = Block(in_8_bits(block_of(64, 1), *SELF), None, 0)
     with torch.device("meta"), noted() as launches, torch.inference_mode():
         block.to("meta").attn1(torch.empty(2, 16, 64, dtype=E4M3), torch.empty(2, 16, 64))
-    assert [each.name for each in launches] == [
-        "_tma_product",
-        "_tma_product",
-        "_attention",
-    ]
+    assert [each.name for each in launches] == ["_tma_product", "_tma_product", "_attention"]

@@ -28,11 +28,7 @@ def feed_forward(*, is_second_rounded: bool = True) -> FeedForward:
 def launched(layer: FeedForward, *, has_tma: bool = True) -> list[str]:
     stored = torch.empty(2, 16, WIDTH, dtype=E4M3, device="meta")
     x = torch.empty(2, 16, WIDTH, device="meta")
-    with (
-        like_a_gpu((9, 0) if has_tma else (8, 9)),
-        torch.inference_mode(),
-        noted() as launches,
-    ):
+    with like_a_gpu((9, 0) if has_tma else (8, 9)), torch.inference_mode(), noted() as launches:
         layer.to("meta")(stored, x)
     return [each.name for each in launches]
 
