@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import threading
-import time
-import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,12 +17,17 @@ import torch
 from torch import Tensor
 
 from engines.embeddings import Embedding, read_embedding
-from engines.file_loading import load_bytes, refuse_unreadable
+from engines.file_loading import (
+    START_S,
+    LoadingShelf,
+    ShelvedFile,
+    load_bytes,
+    refuse_unreadable,
+)
 from engines.lora_weights import MAX_RANK, LowRank, read_lora
 from engines.low_rank import TRANSFORMERS, VECTORS, Bank
 from sdxl.adapters import Adapters, NoRoom, Pages, Use
 from sdxl.catalogue import AdapterFile, Kind
-from sdxl.cost import smoothed
 from sdxl.engine import torch_dtype
 from sdxl.flight import PLAIN, Variant
 from sdxl.params import InvalidParams
@@ -37,10 +39,6 @@ LEAST_PAGES = MAX_RANK // PAGE_RANK
 """A bank holds at least one LoRA of the highest rank."""
 GPU_SHARE = 0.1
 """the bank's share of a GPU's memory"""
-START_S = 2.0
-"""seconds to prepare the networks with LoRAs"""
-FIRST_BYTES_S = 1 / 2**29
-"""seconds to load a byte, until it is measured"""
 UNET = "unet."
 TEXT_PARTS = ("text_encoder", "text_encoder_2")
 TEXT_LAYER = re.compile(r"(?P<before>text_encoder\..*layers\.)(?P<number>\d+)(?P<after>\..*)")
@@ -93,7 +91,7 @@ def _weight_shape(down: Tensor, up: Tensor) -> tuple[int, ...]:
 
 
 @dataclass(eq=False)
-class _Loaded:
+class _Loaded(ShelvedFile):
     """A file in the bank."""
 
     slots: tuple[int, ...]
@@ -101,8 +99,6 @@ class _Loaded:
     has_text: bool = True
     variant: str = ""
     """the UNet's variant; empty if only text encoders are adapted"""
-    digests: Mapping[str, str] = field(default_factory=dict)
-    leases: int = 0
 
 
 USUAL = _Loaded((1, 2), variant="lora")
@@ -129,19 +125,16 @@ class _Slots:
 
 
 @dataclass
-class BankShelf:
+class BankShelf(LoadingShelf):
     """Implements sdxl.adapters.AdapterShelf."""
 
     new_bank: Callable[[], Bank]
     """prepares the networks with LoRAs; called when the first file is loaded"""
     steps: Mapping[str, Tensor] = field(default_factory=dict)
     """input steps of 8-bit layers; their banks are divided by them"""
-    byte_s: float = FIRST_BYTES_S
-    loads: int = 0
     _slots: Mapping[Kind, _Slots] = field(
         default_factory=lambda: {"lora": _Slots(), "embedding": _Slots()}
     )
-    _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @cached_property
     def bank(self) -> Bank:
@@ -171,7 +164,8 @@ class BankShelf:
         with self._lock:
             leases: list[_Lease] = []
             for file, _, _ in uses:
-                leases.append(_Lease(self, file, self._get(file)))
+                leases.append(_Lease(file, self._get(file)))
+                self._hold(leases[-1].loaded, leases[-1])
                 _check_room(leases, self.most_pages)
             return _adapters(leases, uses)
 
@@ -179,11 +173,8 @@ class BankShelf:
         # Prepares the networks, which START_S counts, before the clock starts.
         _, loaded = self.bank, self._slots[file.kind].loaded
         if file not in loaded:
-            began = time.perf_counter()
-            loaded[file] = self._load(file)
-            byte_s = (time.perf_counter() - began) / load_bytes(file)
-            self.byte_s = smoothed(self.byte_s if self.loads else None, byte_s)
-            self.loads += 1
+            with self._timed(file):
+                loaded[file] = self._load(file)
         loaded.move_to_end(file)
         return loaded[file]
 
@@ -231,18 +222,12 @@ class BankShelf:
                 up[: len(rows)] = columns.t().to(up.dtype)
 
 
+@dataclass(eq=False)
 class _Lease:
     """Keeps a file in the bank while this object exists."""
 
-    def __init__(self, shelf: BankShelf, file: AdapterFile, loaded: _Loaded) -> None:
-        self.file, self.loaded = file, loaded
-        loaded.leases += 1
-        weakref.finalize(self, _release, shelf, loaded)
-
-
-def _release(shelf: BankShelf, loaded: _Loaded) -> None:
-    with shelf._lock:
-        loaded.leases -= 1
+    file: AdapterFile
+    loaded: _Loaded
 
 
 def _check_room(leases: Sequence[_Lease], most_pages: int) -> None:

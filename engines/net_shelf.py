@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
-import time
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +14,10 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from engines.bank_shelf import FIRST_BYTES_S, START_S
-from engines.file_loading import load_bytes, refuse_unreadable
+from engines.file_loading import START_S, LoadingShelf, ShelvedFile, load_bytes, refuse_unreadable
 from sdxl.adapters import LoadedFile, NoRoom
 from sdxl.catalogue import FIELDS, AdapterFile
 from sdxl.checkpoint import Checkpoint
-from sdxl.cost import smoothed
 from sdxl.params import InvalidParams
 
 GPU_SHARE, CPU_SHARE = 0.15, 0.25
@@ -55,16 +50,14 @@ Make = Callable[[AdapterFile, Mapping[str, str], int], T]
 
 
 @dataclass(eq=False)
-class _LoadedNet(Generic[T]):
+class _LoadedNet(ShelvedFile, Generic[T]):
     make: Make[T]
     bytes: int
-    digests: Mapping[str, str]
     number: int = field(default_factory=_numbers.__next__)
-    leases: int = 0
 
 
 @dataclass
-class NetShelf(Generic[R, T]):
+class NetShelf(LoadingShelf, Generic[R, T]):
     """Implements sdxl.adapters.Shelf."""
 
     checkpoint: Checkpoint
@@ -77,11 +70,8 @@ class NetShelf(Generic[R, T]):
     """of one weight"""
     synchronize: Callable[[], None] = lambda: None
     """waits for the device, which may still read weights that are to be dropped"""
-    byte_s: float = FIRST_BYTES_S
-    loads: int = 0
     _loaded: OrderedDict[AdapterFile, _LoadedNet[T]] = field(default_factory=OrderedDict)
     """the least recently used first"""
-    _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def delay_s(self, files: Sequence[AdapterFile]) -> float:
         start_s = START_S if files and not self.loads else 0.0
@@ -93,21 +83,13 @@ class NetShelf(Generic[R, T]):
 
     def _lease_one(self, file: AdapterFile, together: Sequence[AdapterFile]) -> T:
         if file not in self._loaded:
-            began = time.perf_counter()
-            self._loaded[file] = self._load(file, together)
-            byte_s = (time.perf_counter() - began) / load_bytes(file)
-            self.byte_s = smoothed(self.byte_s if self.loads else None, byte_s)
-            self.loads += 1
+            with self._timed(file):
+                self._loaded[file] = self._load(file, together)
         self._loaded.move_to_end(file)
         loaded = self._loaded[file]
         net = loaded.make(file, loaded.digests, loaded.number)
-        loaded.leases += 1
-        weakref.finalize(net, self._release, loaded)
+        self._hold(loaded, net)
         return net
-
-    def _release(self, loaded: _LoadedNet[T]) -> None:
-        with self._lock:
-            loaded.leases -= 1
 
     def _load(self, file: AdapterFile, together: Sequence[AdapterFile]) -> _LoadedNet[T]:
         with refuse_unreadable(file):
@@ -115,7 +97,7 @@ class NetShelf(Generic[R, T]):
             size = header.numbers * self.number_bytes
             self._make_room(size, file, together)
             make, digests = self.load(header), file.digests
-        return _LoadedNet(make, size, digests)
+        return _LoadedNet(make, size, digests=digests)
 
     def _make_room(self, size: int, file: AdapterFile, together: Sequence[AdapterFile]) -> None:
         """Drop unused files until this one fits. Refuse a request that needs more than the empty

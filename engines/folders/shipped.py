@@ -25,7 +25,7 @@ def open_mini(
     if digest not in (None, shipped.model_digest):
         raise ExportError(
             f"{graphs}: of the weights {shipped.model_digest[:12]}, expected {digest[:12]}; "
-            "run: python -m onnx_export.shipped"
+            "run make mini-onnx"
         )
     target = export_place(shipped.model, shipped.model_digest, shipped.precision, shipped.cut)
     try:

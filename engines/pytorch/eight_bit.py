@@ -95,15 +95,10 @@ class EightBit(nn.Module):
     @property
     def rounding(self) -> dict[str, Any]:
         """Arguments for a kernel, so that it rounds its result for this layer."""
-        arguments: dict[str, Any] = {
-            "steps": self.steps,
-            "number": self.number,
-            "flags": self.flags,
-        }
-        is_convolution = self.weight.dim() > 2
-        if is_convolution:
-            arguments["is_bordered"] = triton_module("product").fits_tma(self.weight)
-        return arguments
+        rounding = {"steps": self.steps, "number": self.number, "flags": self.flags}
+        if self.weight.dim() == 2:
+            return rounding
+        return {**rounding, "is_bordered": triton_module("product").fits_tma(self.weight)}
 
     def rounded(self, steps: Tensor) -> Tensor:
         largest = LARGEST[self.number]
@@ -138,7 +133,8 @@ class EightBit(nn.Module):
 
     def low_rank(self, stored: Tensor) -> Any:
         """Return the call's LoRAs of a linear layer, for Triton kernels; None if there are none."""
-        return self._low_rank_of(names_of(self)[0], stored) if self._has_low_rank else None
+        has_low_rank = self.weight.dim() == 2 and is_adapting(self)
+        return self._low_rank_of(names_of(self)[0], stored) if has_low_rank else None
 
     def _low_rank_of(self, name: str, stored: Tensor) -> Any:
         factors = factors_of(name)
@@ -146,17 +142,11 @@ class EightBit(nn.Module):
             return None
         return triton_module("low_rank").low_rank(stored, self.flags, *factors)
 
-    @property
-    def _has_low_rank(self) -> bool:
-        return self.weight.dim() == 2 and is_adapting(self)
-
     def is_scaled_mm(self, stored: Tensor, dtype: torch.dtype) -> bool:
         """Return whether PyTorch's product runs. It returns 16 or 32 bits and adds no LoRAs."""
-        if not has_kernels(stored) or self.weight.dim() != 2 or dtype in LARGEST:
+        if self.weight.dim() != 2 or is_adapting(self) or torch.int8 in (self.number, dtype):
             return False
-        if self._has_low_rank:
-            return False
-        return self.number != torch.int8 and has_scaled_mm(stored.device, dtype)
+        return has_kernels(stored) and dtype != E4M3 and has_scaled_mm(stored.device, dtype)
 
     def transposed(self, stored: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the product of tokens as [out, rows, tokens]."""

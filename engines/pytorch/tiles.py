@@ -113,27 +113,6 @@ class TileProblem:
         return " ".join([f"{kind} {size}", *itertools.compress(names, values)])
 
 
-def fitting(
-    problem: TileProblem, shared_bytes: int, has_tensor_memory: bool = False
-) -> tuple[Tile, ...]:
-    tiles: tuple[Tile, ...] = TILES_WITH_RESIDUAL if problem.has_residual else TILES
-    tiles = GATED_TILES if problem.is_gated else tiles
-    if problem.number in HALVES:
-        tiles = HALF_TILES
-    if problem.places:
-        tiles = tuple(tile for tile in tiles if problem.places % tile.m == 0)
-    if has_tensor_memory and problem.number == FP8:
-        tiles = tuple(tile for tile in tiles if not spills(tile, problem))
-    width = 2 if problem.number in HALVES else 1
-    return tuple(tile for tile in tiles if width * tile.shared_bytes <= shared_bytes)
-
-
-def spills(tile: Tile, problem: TileProblem) -> bool:
-    """Return whether FP8 sums from tensor memory spill (tests/engines/test_kernels_compile.py):
-    sums of 256 lines, and sums of a gated product, which needs both halves at the same time."""
-    return tile.m > 128 or (problem.is_gated and tile.sums > MOST_SUMS)
-
-
 @dataclass
 class Tiles:
     """The tiles of one GPU. Results are stored in `file`; without a file, in this process."""
@@ -154,10 +133,8 @@ class Tiles:
         except FileNotFoundError:
             # Nothing has been measured yet.
             pass
-        except OSError as error:
-            log.warning("%s cannot be read (%s); tiles are measured anew", self.file, error)
-        except (ValueError, TypeError, AttributeError) as error:
-            log.warning("%s is not a table of tiles (%s); they are measured anew", self.file, error)
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            log.warning("%s is no table of tiles (%s); they are measured anew", self.file, error)
 
     def choose(self, problem: TileProblem, run: Run, measure: Measure) -> Tile:
         known = self.chosen.get(problem.key) or self.shipped.get(problem.key)
@@ -172,7 +149,23 @@ class Tiles:
         return best
 
     def fitting(self, problem: TileProblem) -> tuple[Tile, ...]:
-        return fitting(problem, self.shared_bytes, self.has_tensor_memory)
+        """Return the tiles that fit the GPU, the one that is usually fastest first."""
+        tiles: tuple[Tile, ...] = TILES_WITH_RESIDUAL if problem.has_residual else TILES
+        if problem.number in HALVES:
+            tiles = HALF_TILES
+        elif problem.is_gated:
+            tiles = GATED_TILES
+        return tuple(tile for tile in tiles if self._fits(tile, problem))
+
+    def _fits(self, tile: Tile, problem: TileProblem) -> bool:
+        # FP8 sums from tensor memory spill (tests/engines/test_kernels_compile.py): sums of 256
+        # lines, and of a gated product, which needs both halves at the same time.
+        may_spill = self.has_tensor_memory and problem.number == FP8
+        if may_spill and (tile.m > 128 or (problem.is_gated and tile.sums > MOST_SUMS)):
+            return False
+        width = 2 if problem.number in HALVES else 1
+        is_whole = problem.places % tile.m == 0
+        return is_whole and width * tile.shared_bytes <= self.shared_bytes
 
     def _store(self) -> None:
         if self.file is None:

@@ -38,15 +38,13 @@ class TokenRanks:
     pages: Tensor
     """[rows, pages]"""
 
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """The arguments for a product kernel, in the order of its parameters."""
-        return self.ranks, self.up, self.pages, self.pages.shape[1], self.ranks.shape[1]
-
 
 def arguments_of(low_rank: TokenRanks | None, unused: Tensor) -> tuple[Any, ...]:
     """Return a product kernel's arguments; without LoRAs, values that the kernel does not read."""
-    return (unused, unused, unused, 1, 1) if low_rank is None else low_rank.arguments
+    if low_rank is None:
+        return unused, unused, unused, 1, 1
+    ranks, pages = low_rank.ranks, low_rank.pages
+    return ranks, low_rank.up, pages, pages.shape[1], ranks.shape[1]
 
 
 @jit

@@ -20,7 +20,6 @@ from triton.runtime.errors import OutOfResources
 from engines.pytorch.launches import launch
 from engines.pytorch.slots import bordered_slot_of
 from engines.pytorch.tiles import Tile, TileProblem, Tiles, tiles_of
-from engines.pytorch.triton_gated_product import _gated_product, run_gated_product
 from engines.pytorch.triton_low_rank import TokenRanks, arguments_of, lora_sums, rows_of_tile
 from engines.pytorch.triton_shared import (
     IS_INTERPRETED,
@@ -36,8 +35,10 @@ from engines.pytorch.triton_shared import (
 )
 from engines.pytorch.triton_tma_product import (
     ALIGNED,
+    _gated_product,
     _tma_product,
     fits_tma,
+    run_gated_product,
     run_tma_product,
     takes_tma,
 )

@@ -313,7 +313,7 @@ def test_a_small_file_does_not_make_larger_ones_seem_slow(
             next(now)
         return prepare()
 
-    monkeypatch.setattr("engines.bank_shelf.time.perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr("engines.file_loading.time.perf_counter", lambda: float(next(now)))
     shelf.new_bank = prepare_slowly
     shelf.lease([use(4)])
     file, _, _ = use(5)

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engines.pytorch.launches import LARGEST
-from engines.pytorch.triton_gated_product import gelu
+from engines.pytorch.triton_tma_product import gelu
 
 Check = Callable[[], Iterator[str]]
 NUMBERS = (torch.int8, torch.float8_e4m3fn)

@@ -18,7 +18,6 @@ from engines.pytorch.tiles import (
     TileProblem,
     Tiles,
     driver_version,
-    fitting,
     measuring,
     place_of,
     shipped_for,
@@ -63,10 +62,10 @@ def test_while_it_warms_up_the_quickest_is_found_and_then_kept(tmp_path: Path) -
 def test_every_tile_fits_the_gpu() -> None:
     for kind in ((False, False), (True, False), (False, True)):
         for shared_bytes in (H200, L40S):
-            tiles = fitting(TileProblem("fp8", 1, 1, 1, 1, *kind), shared_bytes)
+            tiles = Tiles(shared_bytes).fitting(TileProblem("fp8", 1, 1, 1, 1, *kind))
             assert USUAL in tiles
             assert all(tile.shared_bytes <= shared_bytes for tile in tiles)
-    assert len(fitting(PROBLEM, L40S)) < len(fitting(PROBLEM, H200))
+    assert len(Tiles(L40S).fitting(PROBLEM)) < len(Tiles(H200).fitting(PROBLEM))
 
 
 def test_where_sums_come_out_of_tensor_memory_fp8_has_no_tile_that_spills() -> None:
@@ -74,7 +73,7 @@ def test_where_sums_come_out_of_tensor_memory_fp8_has_no_tile_that_spills() -> N
     for kind in ((False, False), (True, False), (False, True)):
         for number, is_less in (("int8", False), ("float8_e4m3fn", not kind[0])):
             problem = TileProblem(number, 1, 640, 640, 4096, *kind)
-            here, there = (fitting(problem, H200, has_memory) for has_memory in (False, True))
+            here, there = (Tiles(H200, has).fitting(problem) for has in (False, True))
             assert here[0] == there[0] == USUAL
             assert (len(there) < len(here)) == is_less, (number, kind)
 
