@@ -17,13 +17,7 @@ import torch
 from torch import Tensor
 
 from engines.embeddings import Embedding, read_embedding
-from engines.file_loading import (
-    START_S,
-    LoadingShelf,
-    ShelvedFile,
-    load_bytes,
-    refuse_unreadable,
-)
+from engines.file_loading import START_S, LoadingShelf, ShelvedFile, load_bytes, refuse_unreadable
 from engines.lora_weights import MAX_RANK, LowRank, read_lora
 from engines.low_rank import TRANSFORMERS, VECTORS, Bank
 from sdxl.adapters import Adapters, NoRoom, Pages, Use

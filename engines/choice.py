@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engines.control_weights import ControlFile, read_control
+from engines.control_weights import ControlFile
 from engines.cuda.device import local_target
 from engines.folders.digests import model_digest
 from engines.folders.engine_folder import FILE as MANIFEST
@@ -24,9 +24,8 @@ from engines.folders.places import export_place, plans_root
 from engines.pytorch.torch_options import TorchOptions
 from engines.trt.engine_store import best_for
 from engines.trt.flavours import FLAVOURS, BackendFailed, BackendMissing, Flavour
-from sdxl.adapters import ControlNet
 from sdxl.checkpoint import MINI, Checkpoint, CheckpointError, find_refiner
-from sdxl.engine import Engines
+from sdxl.engine import Engine, Engines
 from sdxl.files import OutputError
 from sdxl.params import InvalidParams
 from sdxl.specs import CONTROL, IMAGE
@@ -151,9 +150,12 @@ def _load_tensorrt(request: EngineRequest, flavour: Flavour) -> Engines:
     engines = load_tensorrt(folder, flavour)
     dtype = engines["unet_deep"].spec.outputs[0].dtype
     if f"unet_deep+{CONTROL}" in engines.by_name:
-        from engines.pytorch.torch_engine import control_shelf
+        from engines.net_shelf import control_shelf
+        from engines.pytorch.torch_engine import torch_control
 
-        controls = control_shelf(request.checkpoint, dtype, engines.device)
+        arch, device = request.checkpoint.arch, engines.device
+        load = partial(torch_control, arch=arch, dtype=dtype, device=device)
+        controls = control_shelf(request.checkpoint, dtype, device, load)
         engines = replace(engines, controls=controls)
     if f"unet_deep+{IMAGE}" in engines.by_name:
         from engines.image_shelf import image_shelf
@@ -165,7 +167,7 @@ def _load_tensorrt(request: EngineRequest, flavour: Flavour) -> Engines:
 
 def _load_onnxruntime(request: EngineRequest) -> Engines:
     from engines.image_shelf import image_shelf
-    from engines.net_shelf import Make, NetShelf, room_on
+    from engines.net_shelf import control_shelf
     from engines.onnxruntime_engine import load_onnxruntime
 
     if request.device is not None and not request.is_for_cpu:
@@ -173,15 +175,14 @@ def _load_onnxruntime(request: EngineRequest) -> Engines:
     export = _find_export(request)
     engines = load_onnxruntime(export)
 
-    def load(file: ControlFile) -> Make[ControlNet]:
+    def load(file: ControlFile) -> dict[str, Engine]:
         # Imported late: pictures without ControlNets need neither diffusers nor `onnx`.
         from engines.onnx_controls import load_control
 
-        networks = load_control(export, file)
-        return partial(ControlNet, engines=networks, types=file.architecture.types)
+        return load_control(export, file)
 
     dtype = engines["unet_deep"].spec.outputs[0].dtype
-    shelf = NetShelf(request.checkpoint, read_control, load, *room_on(engines.device, dtype))
+    shelf = control_shelf(request.checkpoint, dtype, engines.device, load)
     images = image_shelf(request.checkpoint, dtype, engines.device)
     return replace(engines, controls=shelf, image_prompts=images)
 

@@ -1,5 +1,5 @@
-"""What the shelves of adapters share: errors of files that requests name, the time to load them, and
-leases of loaded files."""
+"""What the shelves of adapters share: errors of files that requests name, the time to load them,
+and leases of loaded files."""
 
 from __future__ import annotations
 

@@ -14,10 +14,12 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
+from engines.control_weights import ControlFile, read_control
 from engines.file_loading import START_S, LoadingShelf, ShelvedFile, load_bytes, refuse_unreadable
-from sdxl.adapters import LoadedFile, NoRoom
+from sdxl.adapters import ControlNet, LoadedFile, NoRoom
 from sdxl.catalogue import FIELDS, AdapterFile
 from sdxl.checkpoint import Checkpoint
+from sdxl.engine import Engine
 from sdxl.params import InvalidParams
 
 GPU_SHARE, CPU_SHARE = 0.15, 0.25
@@ -111,3 +113,17 @@ class NetShelf(LoadingShelf, Generic[R, T]):
                 raise NoRoom(f"other requests leave no room for {file.name!r}; try again")
             self.synchronize()
             del self._loaded[unused]
+
+
+def control_shelf(
+    checkpoint: Checkpoint,
+    dtype: str,
+    device: torch.device,
+    load_engines: Callable[[ControlFile], Mapping[str, Engine]],
+) -> NetShelf[ControlFile, ControlNet]:
+    """Return a shelf of ControlNets."""
+
+    def load(file: ControlFile) -> Make[ControlNet]:
+        return partial(ControlNet, engines=load_engines(file), types=file.architecture.types)
+
+    return NetShelf(checkpoint, read_control, load, *room_on(device, dtype))

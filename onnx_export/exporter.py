@@ -29,7 +29,13 @@ from engines.folders.export_folder import (
     changed_file,
     further_file,
 )
-from engines.folders.publishing import link_or_copy, locked, publish, refuse_other_folder
+from engines.folders.publishing import (
+    disk_errors,
+    link_or_copy,
+    locked,
+    publish,
+    refuse_other_folder,
+)
 from engines.lora import load_parts
 from onnx_export import calibration, fingerprint, quantisation
 from onnx_export.binding import bind
@@ -42,7 +48,7 @@ from onnx_export.tracing import trace
 from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint
 from sdxl.digests import sha256_of
 from sdxl.engine import torch_dtype
-from sdxl.files import OutputError, write_atomic, write_json
+from sdxl.files import write_atomic, write_json
 from sdxl.networks.halves import fit_halves
 from sdxl.networks.parts import networks_of
 from sdxl.specs import ModelSpec
@@ -72,7 +78,7 @@ def export(order: ExportSpec, check: Check, say: Say = print) -> ExportFolder:
         return old if old.is_checked else _checked(old, order, check, say)
     with locked(order.out, waits=False):
         making = order.out.with_name(f".{order.out.name}.making")
-        try:
+        with disk_errors(making):
             folder = _built(making, order, old, keys, say)
             try:
                 folder = _checked(folder, order, check, say)
@@ -80,8 +86,6 @@ def export(order: ExportSpec, check: Check, say: Say = print) -> ExportFolder:
                 say(f"{making}: {KEPT}")
                 raise
             publish(making, order.out)
-        except OSError as error:
-            raise error if isinstance(error, OutputError) else OutputError(making, error) from error
     return replace(folder, folder=order.out)
 
 

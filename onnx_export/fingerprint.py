@@ -21,13 +21,11 @@ LIBRARIES = ("torch", "onnxscript", "onnx_ir", "diffusers", "transformers")
 SOURCES = (
     "onnx_export/binding.py",
     "onnx_export/calibration.py",
-    "onnx_export/prompts.py",
     "engines/lora.py",
     "engines/lora_weights.py",
     "onnx_export/quantisation.py",
     "onnx_export/stored.py",
     "onnx_export/tracing.py",
-    "onnx_export/translations.py",
     "sdxl/networks/*.py",
 )
 """the code that decides the content of graphs; specs and recipes are included by their values"""

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engines.folders.publishing import disk_errors
 from sdxl.checkpoint import MINI, WEIGHT_NAMES
 from sdxl.checkpoint_checks import shapes_of_network
-from sdxl.files import OutputError
 from sdxl.single_file.configs import SDXL_1_0 as SDXL_1_0
 
 Configs = Mapping[str, Mapping[str, Any]]
@@ -35,15 +35,13 @@ def write_checkpoint(folder: Path, configs: Configs = SDXL_1_0, device: str = "c
     scheduler and tokenizers. A GPU draws the full size in seconds."""
     making = folder.with_name(f".{folder.name}.making")
     shutil.rmtree(making, ignore_errors=True)
-    try:
+    with disk_errors(folder):
         whole = {part: {**config, **_end_tokens(part)} for part, config in configs.items()}
         write_configs(making, whole)
         for part, config in whole.items():
             path = making / part / f"{WEIGHT_NAMES[part]}.safetensors"
             _write_weights(shapes_of_network(part, config), path, device)
         making.rename(folder)
-    except OSError as error:
-        raise OutputError(folder, error) from error
 
 
 def write_configs(folder: Path, configs: Configs) -> None:

@@ -16,7 +16,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sdxl.files import OutputError, grant_usual
+from engines.folders.publishing import disk_errors
+from sdxl.files import grant_usual
 
 DTYPES = {
     "F64": ir.DataType.DOUBLE,
@@ -82,11 +83,9 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Stored
     """Write tensors to a file and return their places. Equal tensors give equal bytes. Equal
     scalars get one place, so that binding.py sees which layers quantise an input equally."""
     contiguous = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
-    try:
+    with disk_errors(path):
         save_file(contiguous, path)
         grant_usual(path)
-    except OSError as error:
-        raise OutputError(path, error) from error
     places = read_places(path, path.name)
     first: dict[tuple[torch.dtype, float], Stored] = {}
     for name, tensor in contiguous.items():

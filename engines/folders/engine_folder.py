@@ -6,7 +6,6 @@ checked before a runtime gets it. It knows no runtime.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,18 +135,12 @@ class EngineFolder(ModelFolder):
             return "its export was published without a check"
         return None if self.is_run else str(self.parity.get("note") or "not run")
 
-    def mismatch(self, target: Target | None, version: str | None, digest: str) -> str | None:
-        """Return why these engines cannot run this model here; None if they can."""
-        if self.model_digest != digest:
-            weights = f"{self.model_digest[:12]} ({self.model})"
-            return f"built from the weights {weights}, expected {digest[:12]}"
-        if target is None:
-            return f"built for a {self.gpu}, found no NVIDIA GPU here"
+    def mismatch(self, target: Target, version: str) -> str | None:
+        """Return why these engines cannot run here; None if they can."""
         if not self.runs_on(target):
             return f"built for a {self.gpu}, found a {target.name} here"
         if version != self.backend_version:
-            built = f"{self.backend} {self.backend_version}"
-            return f"built with {built}, found {version or 'none'} here"
+            return f"built with {self.backend} {self.backend_version}, found {version} here"
         return None
 
     def runs_on(self, target: Target) -> bool:
@@ -159,12 +152,7 @@ class EngineFolder(ModelFolder):
 
     def plan_bytes(self, name: str) -> bytes:
         """Read a plan and check its digest, which must precede deserialising."""
-        plan = self.plans[name]
-        path = self.file(plan.file)
-        content = path.read_bytes()
-        self.check_size(path, len(content), plan.bytes)
-        self.check_digest(path, hashlib.sha256(content).hexdigest(), plan.sha256)
-        return content
+        return self.content(self.plans[name].file, self.plans[name].sha256)
 
 
 def _profile(ranges: Mapping[str, Any]) -> Profile:

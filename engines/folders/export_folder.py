@@ -6,7 +6,6 @@ with its digest, and that the graphs have the tensors of specs.py. It knows no O
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -135,12 +134,7 @@ class ExportFolder(ModelFolder):
         return tuple(self.file(each) for each in names if each in self.data)
 
     def graph_bytes(self, name: str) -> bytes:
-        """Read a graph and check its digest."""
-        graph = self.graphs[name]
-        path = self.file(graph.file)
-        content = path.read_bytes()
-        self.check_digest(path, hashlib.sha256(content).hexdigest(), graph.sha256)
-        return content
+        return self.content(self.graphs[name].file, self.graphs[name].sha256)
 
     def check_files(self) -> None:
         """Compare every file's digest with the description."""

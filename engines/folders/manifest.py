@@ -7,6 +7,7 @@ folder, unchanged. It does not know the files' content.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -120,6 +121,13 @@ class ModelFolder(ABC):
         if not path.is_file():
             self._fail(path, f"not there; required by {self.FILE}", ", ")
         return path
+
+    def content(self, name: str, sha256: str) -> bytes:
+        """Read a file and check its digest."""
+        path = self.file(name)
+        content = path.read_bytes()
+        self.check_digest(path, hashlib.sha256(content).hexdigest(), sha256)
+        return content
 
     def check_size(self, path: Path, size: int, needed: int) -> None:
         if size != needed:

@@ -32,24 +32,17 @@ SMALLEST_SIDE, LARGEST_SIDE = 0.5, 2
 DECODE_BATCH = 1
 """Pictures are decoded one by one: a profile for four took 68.8 GB at SDXL's largest size."""
 
-FEWEST = {
-    "pages": 1,
-    "bank": 2,
-    "hints": 1,
-    "pictures": 1,
-    "images": IMAGE_COUNTS[0],
-    "image_tokens": IMAGE_TOKENS[0],
+REQUESTED = {
+    "pages": (1, 2, PAGE_COUNTS[-1]),
+    "bank": (2, 33, MOST_PAGES),
+    "hints": (1, 1, 4),
+    "pictures": (1, 1, 1),
+    "images": (IMAGE_COUNTS[0], 1, 4),
+    "image_tokens": (IMAGE_TOKENS[0], 16, 64),
 }
-MOST = {
-    "pages": PAGE_COUNTS[-1],
-    "bank": MOST_PAGES,
-    "hints": 4,
-    "pictures": 1,
-    "images": 4,
-    "image_tokens": 64,
-}
-"""a row's pages of LoRAs; the bank's pages; hints of a union for a picture; decoded pictures; a
-row's image prompts; tokens of an image prompt"""
+"""The smallest, the usual and the largest size of axes that depend on a request's files: a row's
+pages of LoRAs; the bank's pages; hints of a union for a picture; decoded pictures; a row's image
+prompts; tokens of an image prompt"""
 
 Shape = tuple[int, ...]
 Range = tuple[Shape, Shape, Shape]
@@ -87,14 +80,15 @@ def _row_ranges(max_batch: int) -> list[tuple[int, int]]:
 def profiles(
     spec: ModelSpec, arch: Architecture, max_batch: int, *, has_exact: bool = True
 ) -> list[Profile]:
-    usual = _usual_axes(arch)
-    wide = _profile(spec, _smallest_axes(arch), usual, _largest_axes(arch, max_batch))
+    smallest, usual, largest = _wide_axes(arch, max_batch)
+    wide = _profile(spec, smallest, usual, largest)
     if not has_exact:
         return [wide]
     names = {dim for tensor in spec.inputs for dim in tensor.free_axes.values()}
     counts = _row_ranges(max_batch) if "rows" in names else [(usual["rows"],) * 2]
     rows = [(usual | {"rows": low}, usual | {"rows": high}) for low, high in counts]
-    return [*(_profile(spec, low | FEWEST, high, high | MOST) for low, high in rows), wide]
+    fewest, _, most = _axes(REQUESTED)
+    return [*(_profile(spec, low | fewest, high, high | most) for low, high in rows), wide]
 
 
 def latent_sides(spec: ModelSpec, built: Sequence[Profile]) -> tuple[int, int]:
@@ -129,31 +123,24 @@ def _widest(spec: ModelSpec, built: Sequence[Profile], dim: str) -> tuple[int, i
     return low[axis], high[axis]
 
 
-def _usual_axes(arch: Architecture) -> dict[str, int]:
-    side = arch.sample_size
-    others = {"pages": 2, "bank": 33, "hints": 1, "pictures": 1, "images": 1, "image_tokens": 16}
-    return _axes(arch, rows=2, tokens=CHUNK, side=side, batch=1, chunks=2, **others)
+def _wide_axes(arch: Architecture, max_batch: int) -> list[dict[str, int]]:
+    """Return the smallest, the usual and the largest sizes of all axes."""
+    ranges = {
+        "rows": (1, 2, buckets(max_batch)[-1]),
+        "tokens": (CHUNK, CHUNK, CHUNK * MAX_CHUNKS_OF_TOKENS),
+        "batch": (1, 1, DECODE_BATCH),
+        "chunks": (1, 2, MAX_CHUNKS_PER_CALL),
+    }
+    own = arch.sample_size
+    sides = int(own * SMALLEST_SIDE), own, own * LARGEST_SIDE
+    return [
+        {**level_axes(side, side), **image_axes(arch, side, side), **axes}
+        for side, axes in zip(sides, _axes(ranges | REQUESTED), strict=True)
+    ]
 
 
-def _smallest_axes(arch: Architecture) -> dict[str, int]:
-    side = int(arch.sample_size * SMALLEST_SIDE)
-    return _axes(arch, rows=1, tokens=CHUNK, side=side, batch=1, chunks=1, **FEWEST)
-
-
-def _largest_axes(arch: Architecture, max_batch: int) -> dict[str, int]:
-    return _axes(
-        arch,
-        rows=buckets(max_batch)[-1],
-        tokens=CHUNK * MAX_CHUNKS_OF_TOKENS,
-        side=arch.sample_size * LARGEST_SIDE,
-        batch=DECODE_BATCH,
-        chunks=MAX_CHUNKS_PER_CALL,
-        **MOST,
-    )
-
-
-def _axes(arch: Architecture, *, side: int, **others: int) -> dict[str, int]:
-    return {**level_axes(side, side), **image_axes(arch, side, side), **others}
+def _axes(ranges: Mapping[str, tuple[int, int, int]]) -> list[dict[str, int]]:
+    return [{name: sizes[i] for name, sizes in ranges.items()} for i in range(3)]
 
 
 def _profile(

@@ -23,16 +23,25 @@ class Busy(RuntimeError):
 
 
 @contextmanager
+def disk_errors(target: Path, needed: str = "a place that can be written") -> Iterator[None]:
+    """Raise errors of the file system as errors of the target."""
+    try:
+        yield
+    except OutputError:
+        raise
+    except OSError as error:
+        raise OutputError(target, error, needed) from error
+
+
+@contextmanager
 def locked(target: Path, *, waits: bool) -> Iterator[None]:
     """Lock `target` for one process. If another process holds the lock, wait or raise Busy."""
     if not target.absolute().name:
         raise OutputError(target, OSError(errno.EINVAL, "it has no name"), "a folder with a name")
     path = target.absolute().with_name(f".{target.absolute().name}.lock")
-    try:
+    with disk_errors(target, "a folder that can be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+", encoding="utf-8")
-    except OSError as error:
-        raise OutputError(target, error, "a folder that can be written") from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
@@ -51,18 +60,17 @@ def locked(target: Path, *, waits: bool) -> Iterator[None]:
 def publish(finished: Path, target: Path) -> None:
     """Move a finished folder to `target` and remove the older one. Call under `locked`."""
     old = target.with_name(f".{target.name}.{secrets.token_hex(4)}.old")
-    try:
-        sync_folder(finished)
-        if target.exists():
-            os.rename(target, old)
-        os.rename(finished, target)
-        _sync(target.parent)
-    except BaseException as error:
-        if old.exists() and not target.exists():
-            os.rename(old, target)
-        if isinstance(error, OSError):
-            raise OutputError(target, error) from error
-        raise
+    with disk_errors(target):
+        try:
+            sync_folder(finished)
+            if target.exists():
+                os.rename(target, old)
+            os.rename(finished, target)
+            _sync(target.parent)
+        except BaseException:
+            if old.exists() and not target.exists():
+                os.rename(old, target)
+            raise
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -83,15 +91,13 @@ def sync_folder(folder: Path) -> None:
 def link_or_copy(source: Path, target: Path) -> None:
     """Link a file under another name. Copy it if the file system allows no link."""
     real = source.resolve()
-    try:
-        os.link(real, target)
-    except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
-            raise OutputError(target, error) from error
+    with disk_errors(target):
         try:
+            os.link(real, target)
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+                raise
             shutil.copyfile(real, target)
-        except OSError as cause:
-            raise OutputError(target, cause) from cause
 
 
 def _sync(path: Path) -> None:

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from engines.folders.export_folder import ExportError, ExportFolder
 from engines.folders.places import export_place
-from engines.folders.publishing import link_or_copy, locked, publish
+from engines.folders.publishing import disk_errors, link_or_copy, locked, publish
 from sdxl.checkpoint import MINI
-from sdxl.files import OutputError
 
 GRAPHS = MINI.parent / "onnx"
 
@@ -52,22 +51,15 @@ def _make(shipped: ExportFolder, checkpoint: Path, target: Path) -> None:
     making = target.with_name(f".{target.name}.making")
     shutil.rmtree(making, ignore_errors=True)
     try:
-        making.mkdir(parents=True)
-        _fill(making, shipped, checkpoint)
-        ExportFolder.open(making, verify=True)
+        with disk_errors(target):
+            making.mkdir(parents=True)
+            for graph in shipped.graphs.values():
+                shutil.copyfile(shipped.folder / graph.file, making / graph.file)
+            for name, data in shipped.data.items():
+                source = shipped.folder / name if data.source is None else checkpoint / data.source
+                link_or_copy(source, making / name)
+            shipped.write(making)
+            ExportFolder.open(making, verify=True)
         publish(making, target)
-    except OutputError:
-        raise
-    except OSError as error:
-        raise OutputError(target, error) from error
     finally:
         shutil.rmtree(making, ignore_errors=True)
-
-
-def _fill(folder: Path, shipped: ExportFolder, checkpoint: Path) -> None:
-    for graph in shipped.graphs.values():
-        shutil.copyfile(shipped.folder / graph.file, folder / graph.file)
-    for name, data in shipped.data.items():
-        source = shipped.folder / name if data.source is None else checkpoint / data.source
-        link_or_copy(source, folder / name)
-    shipped.write(folder)

@@ -45,10 +45,6 @@ class Proof:
     device_bytes: int = 0
     """the engines' memory after these calls"""
 
-    @property
-    def is_run(self) -> bool:
-        return bool(self.parity.get("findings"))
-
 
 def not_run(why: str) -> Proof:
     return Proof({"findings": [], "note": f"not run: {why}"})
@@ -98,13 +94,11 @@ class PlanTrial:
         return Proof(parity, costs, held)
 
     def reference(self) -> ReferenceCalls:
-        engines, subject = self.load_reference(), self.subject
+        engines = self.load_reference()
         smallest_latents, _, _ = self.profiles[DECODER][-1].ranges["latents"]
         smallest_side = smallest_latents[-1] * engines.arch.vae_scale
         usual, small = (self._first_calls(engines, side) for side in (None, smallest_side))
-        pictures = {n: self._paint(engines, n) for n in INTERVALS}
-        assert len(pictures[1]) == subject.compared
-        return ReferenceCalls(usual, small, pictures)
+        return ReferenceCalls(usual, small, {n: self._paint(engines, n) for n in INTERVALS})
 
     def calls(self, engines: Engines, reference: ReferenceCalls) -> Iterator[Finding]:
         for name, profiles in self.profiles.items():

@@ -328,12 +328,10 @@ def put_decoder_layers(decoder: Any) -> None:
 
 def _decoder_layer(conv: nn.Conv2d, flags: Tensor) -> EightBit:
     weight = conv.weight.detach().float().permute(0, 2, 3, 1)
-    # clamp: the scale of a filter of zeros does not matter, but must not be 0.
-    scale = weight.flatten(1).abs().amax(1).clamp(min=TINY) / LARGEST[E4M3]
-    stored = (weight / scale.view(-1, 1, 1, 1)).to(E4M3).contiguous()
+    lines, scale = rounded_lines(weight.flatten(1), E4M3)
     bias = torch.zeros_like(scale) if conv.bias is None else conv.bias.detach().float()
     steps = torch.ones(conv.in_channels, device=weight.device)
-    return EightBit(stored, scale, steps, bias, flags)
+    return EightBit(lines.view(weight.shape), scale, steps, bias, flags)
 
 
 def has_e4m3(device: torch.device) -> bool:

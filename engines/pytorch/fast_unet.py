@@ -158,6 +158,8 @@ def joined_maps(x: Tensor, beside: Tensor | None) -> tuple[Tensor, Tensor | None
 
 
 class ResBlock(nn.Module):
+    """A ResBlock of the UNet, or of the VAE's decoder, which has no time embedding."""
+
     def __init__(self, block: Any) -> None:
         super().__init__()
         self.norm1 = NormAct(block.norm1, has_silu=True)
@@ -165,8 +167,8 @@ class ResBlock(nn.Module):
         self.conv1, self.conv2, self.shortcut = block.conv1, block.conv2, block.conv_shortcut
         self.time_emb_proj = block.time_emb_proj
 
-    def forward(self, x: Tensor, embedding: Tensor, skip: Tensor | None = None) -> Tensor:
-        return self.end(*self.begin(x, skip), embedding)
+    def forward(self, x: Tensor, temb: Tensor | None = None, skip: Tensor | None = None) -> Tensor:
+        return self.end(*self.begin(x, skip), temb)
 
     def begin(self, x: Tensor, skip: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Compute the part that does not depend on the time, as in `networks.unet`."""
@@ -175,8 +177,8 @@ class ResBlock(nn.Module):
         hidden = apply(self.conv1, rounded, x, exact=exact)
         return hidden, shortcut_of(self.shortcut, x)
 
-    def end(self, hidden: Tensor, past: Tensor, embedding: Tensor) -> Tensor:
-        time = self.time_emb_proj(F.silu(embedding))
+    def end(self, hidden: Tensor, past: Tensor, embedding: Tensor | None) -> Tensor:
+        time = None if embedding is None else self.time_emb_proj(F.silu(embedding))
         rounded = self.norm2(hidden, shift=time, into=self.conv2)
         exact = partial(self.norm2, hidden, shift=time)
         return apply(self.conv2, rounded, past, residual=past, exact=exact)
@@ -249,7 +251,7 @@ class Attention(nn.Module):
             return added_to(x, self.to_out, mixed)
         projected = self._projected(normed, x, text)
         if self.layer is not None and not has_images() and self._rounds(projected[0]):
-            text_attention = triton_module("text_attention").text_attention
+            text_attention = triton_module("attention").text_attention
             mixed = text_attention(*projected, self.heads, **self.to_out.rounding)
             return added_to(x, self.to_out, mixed)
         with sdpa_kernel(self.order, set_priority=True) if self.order else nullcontext():
@@ -264,7 +266,7 @@ class Attention(nn.Module):
             return False
         if not has_kernels(query):
             return False
-        fits: bool = triton_module("text_attention").fits_text_attention(query, self.heads)
+        fits: bool = triton_module("attention").fits_text_attention(query, self.heads)
         return fits
 
     def _projected(self, x: Tensor, like: Tensor, text: Text) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engines.pytorch.fast_unet import NormAct, apply, map_of, shortcut_of, tokens_of
+from engines.pytorch.fast_unet import NormAct, ResBlock, map_of, tokens_of
 from sdxl.networks.attention import attend
 from sdxl.networks.vae import SIDES, summed
 
@@ -21,22 +21,6 @@ WIDEST_HEAD = 256
 """the widest head for which PyTorch has fused attention for Hopper's tensor cores"""
 QUERIES = 4096
 """queries at a time, if scores are in memory: they fill a GPU, and take 134 MB for 16384 keys"""
-
-
-class DecoderBlock(nn.Module):
-    """A ResBlock without time embedding."""
-
-    def __init__(self, block: Any) -> None:
-        super().__init__()
-        self.norm1 = NormAct(block.norm1, has_silu=True)
-        self.norm2 = NormAct(block.norm2, has_silu=True)
-        self.conv1, self.conv2, self.shortcut = block.conv1, block.conv2, block.conv_shortcut
-
-    def forward(self, x: Tensor, temb: None = None) -> Tensor:
-        x = x.contiguous(memory_format=torch.channels_last)
-        past = shortcut_of(self.shortcut, x)
-        hidden = apply(self.conv1, self.norm1(x, into=self.conv1), x)
-        return apply(self.conv2, self.norm2(hidden, into=self.conv2), past, residual=past)
 
 
 class DecoderAttention(nn.Module):
@@ -107,6 +91,6 @@ def rearrange_decoder(decoder: Any) -> None:
     for block in decoder.up_blocks[:-1]:
         block.upsamplers = nn.ModuleList(Quarters(each.conv) for each in block.upsamplers)
     for block in (middle, *decoder.up_blocks):
-        block.resnets = nn.ModuleList(DecoderBlock(resnet) for resnet in block.resnets)
+        block.resnets = nn.ModuleList(ResBlock(resnet) for resnet in block.resnets)
     decoder.conv_norm_out = NormAct(decoder.conv_norm_out, has_silu=True)
     decoder.conv_act = nn.Identity()

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -184,13 +185,15 @@ def table_of(file: Path) -> dict[str, Tile]:
 
 
 @contextmanager
-def measuring(tiles: Tiles) -> Iterator[None]:
+def measuring(*owners: Any) -> Iterator[None]:
     """Measure unknown products while the block runs. It takes time, so no picture should wait."""
-    tiles.is_measuring = True
+    for each in owners:
+        each.is_measuring = True
     try:
         yield
     finally:
-        tiles.is_measuring = False
+        for each in owners:
+            each.is_measuring = False
 
 
 @cache

@@ -4,8 +4,8 @@ the weights and scales of an export.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from engines.bank_shelf import BankShelf, new_bank
-from engines.control_weights import ControlFile, read_control
+from engines.control_weights import ControlFile
 from engines.cpu import rows_on_cpu
 from engines.cuda.device import CudaDevice, local_target, numbered
 from engines.cuda.recordings import RecordedEngine, Ticks
@@ -24,7 +24,7 @@ from engines.folders.profiles import buckets
 from engines.image_shelf import image_shelf
 from engines.lora import ADAPTED
 from engines.low_rank import Bank, adapt, adapted, bank_of, bank_specs
-from engines.net_shelf import Make, NetShelf, room_on
+from engines.net_shelf import control_shelf
 from engines.pytorch.eight_bit import (
     flagged,
     has_e4m3,
@@ -37,7 +37,6 @@ from engines.pytorch.launches import capability_of, like_a_gpu, triton_module
 from engines.pytorch.slots import in_slots, slot_of
 from engines.pytorch.tiles import measuring
 from engines.pytorch.torch_options import PLAIN, TorchOptions
-from sdxl.adapters import ControlNet
 from sdxl.checkpoint import Checkpoint, quiet_loading
 from sdxl.checkpoint_checks import network_class
 from sdxl.engine import Engine, Engines, check_inputs
@@ -171,7 +170,12 @@ def load_torch(
         buckets=counts,
         memory_format=layout,
         adapters=shelf,
-        controls=control_shelf(checkpoint, dtype, chosen, layout, fit),
+        controls=control_shelf(
+            checkpoint,
+            dtype,
+            chosen,
+            lambda file: torch_control(file, checkpoint.arch, dtype, chosen, layout, fit),
+        ),
         # A network compiled by torch.compile takes no image prompts.
         image_prompts=None if options.compile else image_shelf(checkpoint, dtype, chosen),
         warming=partial(_warming, chosen, ticks) if is_cuda else nullcontext,
@@ -201,22 +205,6 @@ def _add_loras(
             plain: Any = engines[plain_name(name)]
             engines[name] = TorchEngine(spec, plain.module, bank_of(name, plain.module, bank))
     return bank
-
-
-def control_shelf(
-    checkpoint: Checkpoint,
-    dtype: str,
-    device: torch.device,
-    layout: torch.memory_format = torch.contiguous_format,
-    fit: Callable[[nn.Module], None] = lambda net: None,
-) -> NetShelf[ControlFile, ControlNet]:
-    """Return a shelf of ControlNets in PyTorch. `fit` replaces their layers."""
-
-    def load(file: ControlFile) -> Make[ControlNet]:
-        engines = torch_control(file, checkpoint.arch, dtype, device, layout, fit)
-        return partial(ControlNet, engines=engines, types=file.architecture.types)
-
-    return NetShelf(checkpoint, read_control, load, *room_on(device, dtype))
 
 
 def torch_control(
@@ -318,17 +306,9 @@ def memory_format(options: TorchOptions) -> torch.memory_format:
     return torch.channels_last if options.rearranged else torch.contiguous_format
 
 
-@contextmanager
-def _warming(device: torch.device, ticks: Ticks | None) -> Iterator[None]:
+def _warming(device: torch.device, ticks: Ticks | None) -> AbstractContextManager[None]:
     """Measure tiles during first runs, which are not recorded."""
-    with measuring(triton_module("product").tiles(device)):
-        if ticks is not None:
-            ticks.is_measuring = True
-        try:
-            yield
-        finally:
-            if ticks is not None:
-                ticks.is_measuring = False
+    return measuring(triton_module("product").tiles(device), *filter(None, [ticks]))
 
 
 def _check_precision(precision: str, numbers: Sequence[Path]) -> None:

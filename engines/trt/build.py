@@ -11,8 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +22,7 @@ from engines.folders.export_folder import ExportFolder, Graph
 from engines.folders.manifest import MALFORMED, spec_as_dict
 from engines.folders.profiles import profiles
 from engines.folders.publishing import (
+    disk_errors,
     link_or_copy,
     locked,
     publish,
@@ -84,9 +84,9 @@ class BuildSpec:
 
     def job(self, name: str, plan: Path) -> PlanJob:
         graph, spec = self.graph(name), self.specs[name]
-        has_exact = self.flavour.has_exact_profiles
+        has_exact = self.flavour.times_kernels
         ranges = profiles(spec, self.export.arch, self.max_batch, has_exact=has_exact)
-        is_listed = self.target.sm in (self.flavour.architectures or ())
+        is_listed = self.target.sm in self.flavour.architectures
         return PlanJob(
             name=name,
             onnx=str(self.export.folder / graph.file),
@@ -95,7 +95,7 @@ class BuildSpec:
             architecture=self.target.sm if is_listed else None,
             profiles=[dict(profile.ranges) for profile in ranges],
             spec=spec_as_dict(spec),
-            timing_cache=str(self._timing_cache) if self.flavour.has_timing_cache else None,
+            timing_cache=str(self._timing_cache) if self.flavour.times_kernels else None,
             is_sparse=self.is_sparse,
         )
 
@@ -106,7 +106,7 @@ class BuildSpec:
             "recipe": RECIPE,
             "graph": graph.sha256,
             "data": {file: self.export.data[file].sha256 for file in graph.data},
-            "gpu": self.target.name if self.flavour.needs_gpu_to_build else self.target.sm,
+            "gpu": self.target.name if self.flavour.times_kernels else self.target.sm,
             "version": self.flavour.version,
             **{key: getattr(job, key) for key in ("module", "profiles", "spec", "is_sparse")},
         }
@@ -129,9 +129,7 @@ class BuildSpec:
             plans=plans,
             loras=self.export.loras,
             export_parity=self.export.parity,
-            parity=proof.parity,
-            costs=proof.costs,
-            device_bytes=proof.device_bytes,
+            **vars(proof),
         )
 
     @property
@@ -153,7 +151,7 @@ def build(
         if published is not None and _is_complete(order, reusable, published):
             return published if published.is_run else _run_again(published, prove)
         making = order.out.with_name(f".{order.out.name}.making")
-        with _disk_errors(order.out):
+        with disk_errors(order.out, "a folder that can be written"):
             making.mkdir(exist_ok=True)
             plans = {}
             for name in order.specs:
@@ -169,7 +167,10 @@ def build(
             order.manifest(plans, prove(EngineFolder.read(making))).write(making)
             sync_folder(making)
             # The notes, which tell the next build which plans are finished, are removed last.
-            _keep_only(making, {FILE, *(plan.file for plan in plans.values())})
+            finished = {FILE, *(plan.file for plan in plans.values())}
+            for path in making.iterdir():
+                if path.name not in finished:
+                    path.unlink()
         publish(making, order.out)
         return EngineFolder.read(order.out)
 
@@ -185,10 +186,7 @@ def _is_complete(
 
 def _run_again(engines: EngineFolder, prove: Prove) -> EngineFolder:
     """Run plans that were built without their GPU."""
-    proof = prove(engines)
-    proven = replace(
-        engines, parity=proof.parity, costs=proof.costs, device_bytes=proof.device_bytes
-    )
+    proven = replace(engines, **vars(prove(engines)))
     if proven != engines:
         proven.write()
     return proven
@@ -263,21 +261,5 @@ def _check_space(order: BuildSpec, name: str) -> None:
         raise OutputError(order.out, OSError(errno.ENOSPC, message), "on a disk with enough space")
 
 
-def _keep_only(folder: Path, names: set[str]) -> None:
-    for path in folder.iterdir():
-        if path.name not in names:
-            path.unlink()
-
-
 def _note(making: Path, name: str) -> Path:
     return making / f"{name}.json"
-
-
-@contextmanager
-def _disk_errors(out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OutputError:
-        raise
-    except OSError as error:
-        raise OutputError(out, error, "a folder that can be written") from error

@@ -46,7 +46,7 @@ def best_for(
             continue
         if precision not in (None, folder.precision):
             reasons.append(f"{folder.folder}: is {folder.precision}, expected {precision}")
-        elif reason := folder.mismatch(target, flavour.version, digest):
+        elif reason := folder.mismatch(target, flavour.version):
             reasons.append(f"{folder.folder}: {reason}")
         elif (unchecked := folder.unchecked) and not takes_unchecked:
             reasons.append(

@@ -29,14 +29,15 @@ class Flavour:
 
     name: str
     module: str
-    needs_gpu_to_build: bool
-    has_timing_cache: bool
-    """It chooses kernels by timing them, and can store the times."""
-    has_exact_profiles: bool
-    """A profile for one exact shape is faster. If kernels are specialised at run time, such a
-    profile only takes time to compile."""
-    architectures: tuple[str, ...] | None
-    """the targets; None for the local GPU"""
+    architectures: tuple[str, ...] = ()
+    """the targets; empty for the local GPU"""
+
+    @property
+    def times_kernels(self) -> bool:
+        """Whether it chooses kernels by timing them on the local GPU, for which it builds. Then the
+        times can be stored, and a profile for one exact shape is faster. If kernels are specialised
+        at run time, such a profile only takes time to compile."""
+        return not self.architectures
 
     @property
     def is_installed(self) -> bool:
@@ -56,21 +57,9 @@ class Flavour:
         return str(self.load().__version__)
 
 
-TENSORRT = Flavour(
-    "tensorrt",
-    "tensorrt",
-    needs_gpu_to_build=True,
-    has_timing_cache=True,
-    has_exact_profiles=True,
-    architectures=None,
-)
+TENSORRT = Flavour("tensorrt", "tensorrt")
 TENSORRT_RTX = Flavour(
-    "tensorrt-rtx",
-    "tensorrt_rtx",
-    needs_gpu_to_build=False,
-    has_timing_cache=False,
-    has_exact_profiles=False,
-    architectures=("SM75", "SM80", "SM86", "SM89", "SM120", "SM121"),
+    "tensorrt-rtx", "tensorrt_rtx", ("SM75", "SM80", "SM86", "SM89", "SM120", "SM121")
 )
 FLAVOURS = {flavour.name: flavour for flavour in (TENSORRT, TENSORRT_RTX)}
 """the fastest first"""
@@ -84,7 +73,7 @@ def flavour_named(name: str) -> Flavour:
 
 def check_buildable(flavour: Flavour, target: Target, local: Target | None) -> None:
     """Refuse at once a build that would fail after minutes, or build for the wrong GPU."""
-    if flavour.needs_gpu_to_build and local != target:
+    if flavour.times_kernels and local != target:
         found = f"a {local.name}" if local else "no NVIDIA GPU"
         raise BackendMissing(
             f"{flavour.name} builds on the GPU it builds for: found {found} here, "

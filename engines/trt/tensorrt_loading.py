@@ -96,7 +96,7 @@ def open_plans(
 def context_maker(flavour: Flavour, library: Any) -> Callable[[Any], Any]:
     """Return a function that makes contexts without working memory."""
     strategy = library.ExecutionContextAllocationStrategy.USER_MANAGED
-    if flavour.has_exact_profiles:
+    if flavour.times_kernels:
         return lambda plan: plan.create_execution_context(strategy)
 
     def make_context(plan: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,14 @@ from engines.folders.export_folder import ExportFolder
 from engines.folders.shipped import open_mini
 from sdxl.checkpoint import Checkpoint
 from sdxl.engine import Engines
+from sdxl.networks.parts import networks_of
+from sdxl.params import GenerationParams
+from sdxl.pipeline import Pipeline
 from sdxl.specs import ModelSpec, variants_of, with_loras
 from tests.engines.tiny_export import DIGEST, write_export
 from tests.fakes import fake_engines
+
+PICTURE = GenerationParams("a red circle on a blue background", seed=3, steps=8, cache_interval=2)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -77,3 +83,23 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch_engine, "load_torch", pretend("torch"))
     monkeypatch.setattr(tensorrt_loading, "load_tensorrt", pretend("tensorrt"))
     return names
+
+
+@pytest.fixture(scope="session")
+def numbers_of(mini: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function that writes the embedded model's 8-bit numbers, from the calls of one
+    picture, and returns their file."""
+    from eval.gpu.proof import unet_calls
+    from onnx_export.plain_maxima import write_numbers
+    from onnx_export.recipes import RECIPES
+
+    @cache
+    def write(number: str) -> Path:
+        path = tmp_path_factory.mktemp("numbers") / f"{number}.safetensors"
+        unet = mini.checkpoint.part("unet")
+        network = networks_of("unet", unet)["unet_deep"]
+        calls = [each.inputs for each in unet_calls(mini, PICTURE) if each.network == "unet_deep"]
+        write_numbers(unet, RECIPES[number], lambda: [network(*c.values()) for c in calls], path)
+        return path
+
+    return write

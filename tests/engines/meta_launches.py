@@ -73,9 +73,8 @@ def launches_with_loras(precision: str, rows: int) -> list[Launch]:
     return launches
 
 
-def launches_in_slots(name: str, precision: str, rows: int) -> list[Launch]:
+def launches_in_slots(name: str, precision: str, rows: int, slot: int = 128**2) -> list[Launch]:
     """The launches in one call for pictures of several sizes."""
-    slot = 128**2
     axes = {"rows": rows, "tokens": CHUNK, "latent_h": 1, "latent_w": slot}
     spec = network_specs(architecture_of(configs_of(FULL_SIZE)), "float16")[name]
     sides = torch.empty(rows, 2, dtype=torch.int32, device="meta")

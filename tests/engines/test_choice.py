@@ -121,7 +121,7 @@ def test_a_library_that_does_not_load_is_missing(
     broken = replace(FLAVOURS["tensorrt"], module="tensorrt_broken")
     with pytest.raises(BackendMissing, match="tensorrt does not load: libcuda.so.1: not there"):
         broken.load()
-    absent = Flavour("tensorrt-x", "tensorrt_x", True, True, True, None)
+    absent = Flavour("tensorrt-x", "tensorrt_x")
     with pytest.raises(BackendMissing, match="tensorrt-x is not installed; run pip install"):
         absent.load()
 

@@ -177,12 +177,6 @@ def test_weights_that_changed_since_the_export_are_found_before_a_build(
     assert not worker.built and not plans_root().exists()
 
 
-def test_out_names_the_place(tiny: ExportFolder, tmp_path: Path) -> None:
-    out = tmp_path / "elsewhere"
-    assert main(["build", "--onnx", str(tiny.folder), *RTX, "--out", str(out)]) == 0
-    assert (out / "manifest.json").exists() and not plans_root().exists()
-
-
 def test_a_smaller_batch_and_sparse_weights_are_recorded(
     tiny: ExportFolder, tmp_path: Path
 ) -> None:

@@ -23,15 +23,13 @@ from engines.low_rank import Bank, adapt, bank_specs
 from engines.pytorch.torch_engine import load_torch
 from engines.pytorch.torch_options import TorchOptions
 from eval.measuring.arithmetic import FULL_SIZE, build_module, configs_of
-from onnx_export.plain_maxima import write_numbers
 from onnx_export.recipes import RECIPES
 from sdxl.adapters import NoRoom
 from sdxl.attachments import Lora
 from sdxl.catalogue import AdapterFile, Catalogue
 from sdxl.checkpoint import find
 from sdxl.digests import stamps
-from sdxl.inflight import Finished
-from sdxl.networks.parts import networks_of
+from sdxl.inflight import Finished, InFlight
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.pipeline import Pipeline
 from sdxl.places import LORAS
@@ -111,12 +109,24 @@ def test_loras_of_transformers_share_plain_shallow_calls(rides: bool, tmp_path: 
     a, b = Lora("a", 0.5), Lora("b", -0.4)
     asked = [made.check(replace(PICTURE, loras=each)) for each in (None, (a,), (a, b), (b,))]
     alone = [images_of(made, [each])[0] for each in asked]
+    variants = [made.adapters(made.uses(each)).variant.name for each in asked]
+    assert variants == ["", "lora", "lora", "lora"]
+    loop, ids = begun(made, asked, rides=rides)
+    check_images(made, loop, ids, alone)
+
+
+def begun(
+    made: Pipeline, asked: Sequence[GenerationParams], *, rides: bool
+) -> tuple[InFlight, list[int]]:
+    """Submit the requests to a loop."""
     loop = made.in_flight()
     loop.limits = replace(loop.limits, rides=rides)
     adapters = [made.adapters(made.uses(each)) for each in asked]
-    assert [each.variant.name for each in adapters] == ["", "lora", "lora", "lora"]
     given = zip(asked, made.encode(asked, adapters=adapters), strict=True)
-    ids = [loop.submit(made.request(*each)) for each in given]
+    return loop, [loop.submit(made.request(*each)) for each in given]
+
+
+def check_images(made: Pipeline, loop: InFlight, ids: list[int], alone: Sequence[Tensor]) -> None:
     events = loop.drain()
     found = {e.id: made.image_decoder.image(e.latents) for e in events if isinstance(e, Finished)}
     assert len(found) == len(ids), events
@@ -176,45 +186,11 @@ def test_a_deterministic_picture_has_the_bytes_that_it_has_alone(backend: str) -
 def test_rows_with_and_without_loras_may_share_calls() -> None:
     """As on a GPU, the call computes everything that any of its rows needs."""
     made = pipeline("torch")
-    loop = made.in_flight()
-    loop.limits = replace(loop.limits, rides=True)
     alone = images_of(made, MIXED)
-    resolved = [made.check(each) for each in MIXED]
-    adapters = [made.adapters(made.uses(each)) for each in resolved]
-    ids = [
-        loop.submit(made.request(params, conditioning))
-        for params, conditioning in zip(
-            resolved, made.encode(resolved, adapters=adapters), strict=True
-        )
-    ]
+    loop, ids = begun(made, [made.check(each) for each in MIXED], rides=True)
     loop.tick()
     assert len(loop.costs.ticks) == 1, "one call for all first steps"
-    found = {
-        e.id: made.image_decoder.image(e.latents) for e in loop.drain() if isinstance(e, Finished)
-    }
-    for id_, expected in zip(ids, alone, strict=True):
-        assert psnr(found[id_], expected) >= LEAST_DB
-
-
-@pytest.fixture(scope="module")
-def eight_bit(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pipeline]:
-    from eval.gpu.proof import unet_calls
-
-    plain = pipeline("torch")
-
-    @cache
-    def make(number: str) -> Pipeline:
-        path = tmp_path_factory.mktemp("numbers") / f"{number}.safetensors"
-        unet = plain.checkpoint.part("unet")
-        network = networks_of("unet", unet)["unet_deep"]
-        calls = [c.inputs for c in unet_calls(plain, PICTURE) if c.network == "unet_deep"]
-        write_numbers(unet, RECIPES[number], lambda: [network(*c.values()) for c in calls], path)
-        engines = load_torch(
-            plain.checkpoint, device="cpu", precision=number, numbers=[path], options=TorchOptions()
-        )
-        return Pipeline(plain.checkpoint, engines, catalogue=CATALOGUE)
-
-    return make
+    check_images(made, loop, ids, alone)
 
 
 def distance(found: Any, expected: Any) -> float:
@@ -242,10 +218,18 @@ MOST_DISTANCE = {"int8": 0.1, "fp8": 0.12}
 @pytest.mark.slow
 @pytest.mark.parametrize("number", list(RECIPES))
 def test_8_bit_layers_add_loras_to_what_they_rounded(
-    number: str, eight_bit: Callable[[str], Pipeline]
+    number: str, numbers_of: Callable[[str], Path]
 ) -> None:
     asked = [each for each in MIXED if each.loras and each.guidance > 1]
-    results = eight_bit(number).generate(asked)
+    plain = pipeline("torch")
+    engines = load_torch(
+        plain.checkpoint,
+        device="cpu",
+        precision=number,
+        numbers=[numbers_of(number)],
+        options=TorchOptions(),
+    )
+    results = Pipeline(plain.checkpoint, engines, catalogue=CATALOGUE).generate(asked)
     for found, expected in zip(results, pipeline("torch").generate(asked), strict=True):
         measured = distance(found, expected)
         print(f"{number}: {measured:.3f}")

@@ -20,6 +20,7 @@ from sdxl.checkpoint import find
 from sdxl.engine import Engine, torch_dtype
 from sdxl.specs import image_axes, level_axes
 from tests.engines.test_control_weights import write_plain
+from tests.engines.variant_graphs import check_equal
 from tests.sdxl.control_nets import MEDIUM, SMALL, random_control, random_union
 
 MOST, MOST_IN_HALVES = 1e-5, 5e-3
@@ -49,12 +50,6 @@ def computed(engine: Engine, given: Mapping[str, Tensor] = {}) -> dict[str, Tens
     return outputs
 
 
-def check_near(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], most: float) -> None:
-    for name, tensor in expected.items():
-        distance = float((found[name].float() - tensor).norm() / tensor.norm())
-        assert distance <= most, f"{name} differs by {distance:.1e}, at most {most}"
-
-
 @pytest.mark.parametrize("make", [random_control, random_union])
 def test_a_net_like_the_way_down_runs_in_onnxruntime(make: Any, tmp_path: Path) -> None:
     file = read(make(), tmp_path)
@@ -66,7 +61,7 @@ def test_a_net_like_the_way_down_runs_in_onnxruntime(make: Any, tmp_path: Path) 
     assert all(map(torch.equal, computed(found["control_prompt"]).values(), ready.values()))
     residuals = computed(expected["control_deep"], ready)
     assert len(residuals) == 10
-    check_near(computed(found["control_deep"], ready), residuals, MOST)
+    check_equal(computed(found["control_deep"], ready), residuals, MOST)
 
 
 @pytest.mark.parametrize("config", [SMALL, MEDIUM], ids=["small", "medium"])
@@ -84,6 +79,6 @@ def test_halves_are_near_the_reference(layout: torch.memory_format, tmp_path: Pa
     whole, half = (torch_control(file, arch, dtype, "cpu", layout) for dtype in DTYPES)
     ready = computed(whole["control_prompt"])
     halves = {name: tensor.half() for name, tensor in ready.items()}
-    check_near(computed(half["control_prompt"]), ready, MOST_IN_HALVES)
+    check_equal(computed(half["control_prompt"]), ready, MOST_IN_HALVES)
     residuals = computed(whole["control_deep"], ready)
-    check_near(computed(half["control_deep"], halves), residuals, MOST_IN_HALVES)
+    check_equal(computed(half["control_deep"], halves), residuals, MOST_IN_HALVES)

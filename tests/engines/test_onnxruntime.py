@@ -18,6 +18,7 @@ from torch import Tensor
 
 import engines
 from engines import onnxruntime_engine
+from engines.cpu import rows_on_cpu
 from engines.onnxruntime_engine import OnnxRuntimeEngine, OnnxRuntimeError, load_onnxruntime
 from sdxl.engine import Engines, allocate, call, torch_dtype
 from sdxl.params import GenerationParams
@@ -117,16 +118,6 @@ def test_outputs_land_in_the_tensors_that_were_handed_over(tmp_path: Path, dtype
         for spec, expected in zip(engine.spec.outputs, copied, strict=True):
             assert torch.equal(outputs[spec.name], torch.from_numpy(expected)), spec.name
         assert {name: t.data_ptr() for name, t in outputs.items()} == addresses
-
-
-def test_a_row_does_not_depend_on_the_others(tiny_engines: Engines) -> None:
-    deep = tiny_engines["unet_deep"]
-    inputs = random_inputs(deep.spec)
-    both = call(deep, ARCH, inputs)
-    for row in range(2):
-        alone = call(deep, ARCH, {n: t[row : row + 1].contiguous() for n, t in inputs.items()})
-        for name, tensor in alone.items():
-            torch.testing.assert_close(tensor[0], both[name][row], atol=1e-6, rtol=1e-6)
 
 
 def test_what_does_not_fit_is_refused_before_anything_runs(tiny_engines: Engines) -> None:
@@ -247,15 +238,13 @@ def test_a_large_model_keeps_no_memory_between_calls_and_splits_none(
     assert [len(halves) for halves in large._bound.values()] == [1]
 
 
-def test_the_description_says_what_runs(tiny_engines: Engines) -> None:
-    facts = tiny_engines.description
-    assert (facts["backend"], facts["precision"], facts["device"]) == ("onnxruntime", "fp32", "cpu")
-
-
-def test_padding_wastes_at_most_one_row(tiny_engines: Engines) -> None:
-    buckets = replace(tiny_engines).buckets
-    for rows in range(2, buckets[-1] + 1):
-        assert min(b for b in buckets if b >= rows) - rows <= 1
+@pytest.mark.parametrize(
+    ("latent_side", "expected"),
+    [(16, (1, 2, 4, 8, 16)), (64, (1, 2, 4, 8)), (128, (1, 2)), (512, (1, 2))],
+)
+def test_large_pictures_take_few_rows(latent_side: int, expected: tuple[int, ...]) -> None:
+    arch = replace(ARCH, sample_size=latent_side)
+    assert rows_on_cpu(arch, Engines.buckets) == expected
 
 
 def test_an_interrupt_at_any_bytecode_of_a_call_leaves_its_tensors_alone(

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,16 +23,17 @@ from engines.trt import build as build_module
 from engines.trt.build import build
 from engines.trt.plan_worker import BuildError, run_worker
 from sdxl.files import OutputError
-from sdxl.specs import VARIANTS, control_specs
+from sdxl.specs import control_specs
 from tests.engines.fake_builds import FakeWorker, order_of
 from tests.engines.tiny_export import rewrite_locations, sign, write_export
 from tests.sdxl.control_nets import architecture_of, random_control
+from tests.waiting import wait_until
 
 pytest.importorskip("tensorrt_rtx")
 pytest.importorskip("polygraphy")
 PLAN_MAGIC = b"vtrt"
-LIKE_OTHERS = ("clip_l", "unet_deep")
-"""networks whose kinds of layers are all in `clip_g` and `unet_shallow`, which build faster"""
+LIKE_OTHERS = ("clip_l+lora", "unet_deep+locon", "unet_deep+control")
+"""networks whose kinds of layers are all in others, which build faster"""
 
 
 @pytest.fixture(scope="module")
@@ -63,31 +62,20 @@ def test_all_networks_build_for_an_l40s(export: ExportFolder, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(variant, marks=pytest.mark.long if plain in LIKE_OTHERS else ())
-        for plain, variant in VARIANTS["locon"].items()
+        *("clip_g+lora", "unet_prompt+lora", "unet_shallow+locon", "unet_shallow+control"),
+        *("unet_deep+image", *(pytest.param(each, marks=pytest.mark.long) for each in LIKE_OTHERS)),
     ],
 )
-def test_the_embedded_models_networks_with_loras_build(name: str, tmp_path: Path) -> None:
+def test_the_embedded_models_networks_for_requests_build(name: str, tmp_path: Path) -> None:
     """The LoRAs adapt all layers, and there are embeddings."""
-    order = order_of(open_mini(), tmp_path, has_loras=True)
+    order = order_of(
+        open_mini(),
+        tmp_path,
+        has_loras="+lo" in name,
+        has_controlnets="+control" in name,
+        has_image_prompts="+image" in name,
+    )
     run_worker(order.job(name, tmp_path / "plan"), tmp_path / "log", lambda _: None)
-    assert (tmp_path / "plan").read_bytes()[:4] == PLAN_MAGIC
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["unet_shallow+control", pytest.param("unet_deep+control", marks=pytest.mark.long)]
-)
-def test_the_embedded_models_networks_with_residuals_build(name: str, tmp_path: Path) -> None:
-    order = order_of(open_mini(), tmp_path, has_controlnets=True)
-    run_worker(order.job(name, tmp_path / "plan"), tmp_path / "log", lambda _: None)
-    assert (tmp_path / "plan").read_bytes()[:4] == PLAN_MAGIC
-
-
-@pytest.mark.slow
-def test_the_embedded_models_network_with_image_prompts_builds(tmp_path: Path) -> None:
-    order = order_of(open_mini(), tmp_path, has_image_prompts=True)
-    run_worker(order.job("unet_deep+image", tmp_path / "plan"), tmp_path / "log", lambda _: None)
     assert (tmp_path / "plan").read_bytes()[:4] == PLAN_MAGIC
 
 
@@ -160,7 +148,7 @@ def test_a_killed_build_stops_at_once_and_goes_on_later(
     command = [sys.executable, "-m", "sdxl.cli", "build", *flags, "--out", str(out)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as builder:
         try:
-            wait_until(lambda: any(making.glob("*.json")))
+            wait_until(lambda: any(making.glob("*.json")), 200)
             with pytest.raises(Busy, match=f"being made by process {builder.pid}; wait"):
                 build(order_of(export, out))
             wait_until(lambda: bool(children(builder.pid)))
@@ -174,13 +162,6 @@ def test_a_killed_build_stops_at_once_and_goes_on_later(
     monkeypatch.setattr(build_module, "run_worker", rest)
     build(order_of(export, out))
     assert set(rest.built) == set(export.graphs) - finished
-
-
-def wait_until(is_so: Callable[[], bool], seconds: float = 200) -> None:
-    end = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
 
 
 def children(pid: int) -> list[int]:

@@ -75,7 +75,7 @@ def proving(
 def test_plans_run_beside_a_reference_whose_maps_lie_channels_last(
     order: BuildSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked_of_pytorch(monkeypatch, memory_format=torch.channels_last)
+    asked = asked_of_pytorch(monkeypatch, memory_format=torch.channels_last)
     made = build(order, prove=proving(order))
     assert made.is_run and made.unchecked is None
     whats = [finding["what"] for finding in made.parity["findings"]]
@@ -86,17 +86,10 @@ def test_plans_run_beside_a_reference_whose_maps_lie_channels_last(
     ]
     painted = {"pictures": 1, "steps": 20, "side": None, "intervals": [1, 2]}
     assert EngineFolder.read(order.out).parity["painted"] == painted
-
-
-def test_the_reference_is_diffusers_own_modules_in_float32(
-    order: BuildSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = asked_of_pytorch(monkeypatch)
-    build(order, prove=proving(order))
+    # The reference has diffusers' own modules.
     (settings,) = asked
-    assert settings["options"] == PLAIN
-    assert (settings["device"], settings["precision"]) == ("cuda", "fp32")
-    assert settings["cut"] == order.export.cut
+    expected = {"options": PLAIN, "device": "cuda", "precision": "fp32", "cut": order.export.cut}
+    assert {name: settings[name] for name in expected} == expected
 
 
 def test_plans_with_a_lora_run_beside_the_model_with_it(

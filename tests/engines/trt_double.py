@@ -135,13 +135,17 @@ class IExecutionContext:
     def infer_shapes(self) -> list[str]:
         return [t.name for t in self._spec.inputs if t.name not in self._shapes]
 
-    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+    @property
+    def _axes(self) -> dict[str, int]:
         axes = self._spec.axes(self._shapes)
         if "latent_h" in axes:
             axes |= image_axes(self._library.arch, axes["latent_h"], axes["latent_w"])
         elif "image_h" in axes:
             axes |= latent_axes(self._library.arch, axes["image_h"], axes["image_w"])
-        return next(t.shape(axes) for t in self._spec.tensors if t.name == name)
+        return axes
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        return next(t.shape(self._axes) for t in self._spec.tensors if t.name == name)
 
     def update_device_memory_size_for_shapes(self) -> int:
         assert not self.infer_shapes(), "asked for the memory before all shapes were set"
@@ -187,11 +191,7 @@ class IExecutionContext:
         return not self._library.refuses
 
     def _launch(self, addresses: dict[str, int]) -> Callable[[], None]:
-        axes = self._spec.axes(self._shapes)
-        if "latent_h" in axes:
-            axes |= image_axes(self._library.arch, axes["latent_h"], axes["latent_w"])
-        elif "image_h" in axes:
-            axes |= latent_axes(self._library.arch, axes["image_h"], axes["image_w"])
+        axes = self._axes
 
         def launch() -> None:
             tensors = {}

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from engines.low_rank import Bank, adapt, bank_specs
+from sdxl.engine import torch_dtype
 from sdxl.specs import TensorSpec, level_axes
+from tests.engines.distances import check_near
 
 MOST = 1e-5
 AXES = {"rows": 2, "tokens": 77, "pages": 2, "bank": 3, "images": 3, "image_tokens": 16}
@@ -41,12 +43,16 @@ def drawn_bank(unet: Any) -> Bank:
 
 
 def computed(engine: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    outputs = {t.name: torch.empty(t.shape(AXES)) for t in engine.spec.outputs}
-    engine({t.name: inputs[t.name] for t in engine.spec.inputs}, outputs)
-    return outputs
+    """Call an engine with inputs in its types; return its outputs in float32."""
+    outputs = {
+        t.name: torch.empty(t.shape(AXES), dtype=torch_dtype(t)) for t in engine.spec.outputs
+    }
+    engine({t.name: inputs[t.name].to(torch_dtype(t)) for t in engine.spec.inputs}, outputs)
+    return {name: tensor.float() for name, tensor in outputs.items()}
 
 
-def check_equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+def check_equal(
+    found: Mapping[str, Tensor], expected: Mapping[str, Tensor], most: float = MOST
+) -> None:
     for name, tensor in expected.items():
-        distance = float((found[name] - tensor).norm() / tensor.norm())
-        assert distance <= MOST, f"{name} differs by {distance:.1e}, at most {MOST}"
+        check_near(found[name].float(), tensor, most, name)

@@ -102,11 +102,6 @@ def test_the_embedded_models_rounding_hardly_differs_from_itself(exports: Export
 SEEN = (0.0, 0.06, 0.07)
 
 
-def test_fewer_bits_have_wider_bounds() -> None:
-    bounds = [GRAPH_BOUNDS[precision] for precision in ("fp32", "fp16", "int8", "fp8")]
-    assert bounds == sorted(bounds), bounds
-
-
 @pytest.mark.long
 def test_pytorchs_own_8_bits_have_findings_of_their_own(exports: Exports, tmp_path: Path) -> None:
     """No graph uses the numbers of the further layers, so they do not change the check of

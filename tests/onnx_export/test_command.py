@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import onnx
 import pytest
 
 from engines.folders.export_folder import ExportFolder
@@ -97,49 +96,14 @@ def test_a_folder_is_checked_again(
     assert len(ExportFolder.open(out).parity["findings"]) == 13
 
 
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def redirect(path: Path, location: str) -> None:
-    """Point the first external tensor elsewhere."""
-    model = onnx.load(path, load_external_data=False)
-    tensor = next(t for t in model.graph.initializer if t.external_data)
-    next(e for e in tensor.external_data if e.key == "location").value = location
-    path.write_bytes(model.SerializeToString())
-
-
-BREAKAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no folder": (shutil.rmtree, "no export.json there"),
-    "no graph": (lambda d: (d / "clip_l.onnx").unlink(), "clip_l.onnx: not there"),
-    "truncated graph": (lambda d: truncate(d / "clip_l.onnx"), "clip_l.onnx: has sha256"),
-    "swapped graphs": (
-        lambda d: shutil.copy(d / "clip_g.onnx", d / "clip_l.onnx"),
-        "clip_l.onnx: has sha256",
-    ),
-    "no weights": (lambda d: (d / "unet.safetensors").unlink(), "unet.safetensors: not there"),
-    "weights outside": (
-        lambda d: redirect(d / "clip_l.onnx", "../text_encoder.safetensors"),
-        "clip_l.onnx: has sha256",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BREAKAGES)
 def test_a_broken_export_is_one_line_that_names_it(
-    case: str,
-    tiny: Checkpoint,
-    tiny_export: ExportFolder,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    refused: Callable[..., str],
+    tiny: Checkpoint, tiny_export: ExportFolder, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
     folder = tmp_path / "export"
     shutil.copytree(tiny_export.folder, folder)
-    breakage, message = BREAKAGES[case]
-    breakage(folder)
+    (folder / "clip_l.onnx").write_bytes(b"")
     command = ["export", "--model", str(tiny.folder), "--check", str(folder)]
-    assert message in refused(*command, code=cli.FAILED)
+    assert "clip_l.onnx: has sha256" in refused(*command, code=cli.FAILED)
 
 
 def test_an_export_is_checked_against_its_own_model(

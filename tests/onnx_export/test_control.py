@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from diffusers.models.controlnets.controlnet import ControlNetModel
-from torch import Tensor
 
 from engines.control_graphs import add_residuals
 from engines.control_weights import read_control
@@ -20,51 +18,26 @@ from engines.pytorch.torch_engine import TorchEngine, torch_control
 from onnx_export.reference import fake_quantise
 from sdxl.checkpoint import Checkpoint
 from sdxl.networks.parts import networks_of
-from sdxl.specs import CONTROLLED, Cut, ModelSpec, level_axes, network_specs, with_residuals
+from sdxl.specs import CONTROLLED, Cut, network_specs, with_residuals
 from tests.engines.test_control_weights import write_plain
+from tests.engines.variant_graphs import check_equal, computed, drawn
 from tests.onnx_export.exports import Exports, export_tiny
 
-ROWS = 2
-AXES = {"rows": ROWS, "tokens": 77, **level_axes(9, 14)}
 MOST = {"fp32": 1e-5, "int8": 0.05}
 MOST_OF_A_NET = {"fp32": 1e-5, "fp16": 5e-3, "int8": 5e-3}
 """the largest error of a net, whose layers are not in 8 bits"""
 
 
-def drawn(spec: ModelSpec) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    made = {t.name: torch.randn(t.shape(AXES), generator=generator) for t in spec.inputs}
-    return made | {"timestep": torch.linspace(900.0, 3.5, ROWS)}
-
-
-def computed(engine: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    outputs = {
-        t.name: torch.empty(t.shape(AXES), dtype=getattr(torch, t.dtype))
-        for t in engine.spec.outputs
-    }
-    own = {t.name: inputs[t.name].to(getattr(torch, t.dtype)) for t in engine.spec.inputs}
-    engine(own, outputs)
-    return {name: tensor.float() for name, tensor in outputs.items()}
-
-
-def check_near(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], most: float) -> None:
-    for name, tensor in expected.items():
-        distance = float((found[name] - tensor).norm() / tensor.norm())
-        print(f"{name}: {distance:.1e}")
-        assert distance <= most, f"{name} differs by {distance:.1e}, at most {most}"
-
-
 def check(export: ExportFolder, unet: Any, name: str) -> None:
-    ending = "+control"
-    spec = with_residuals(export.specs, export.arch)[name + ending]
+    spec = with_residuals(export.specs, export.arch)[f"{name}+control"]
     content = add_residuals(export.graph_bytes(name), spec)
     found = OnnxRuntimeEngine(spec, open_session(export, name, content))
     floats = network_specs(export.arch, cut=export.cut)
-    wanted = with_residuals(floats, export.arch)[name + ending]
-    given = drawn(wanted)
+    wanted = with_residuals(floats, export.arch)[f"{name}+control"]
+    given = drawn(*wanted.inputs)
     network = networks_of("unet", unet, export.cut)[name]
     expected = computed(TorchEngine(wanted, network), given)
-    check_near(computed(found, given), expected, MOST[export.precision])
+    check_equal(computed(found, given), expected, MOST[export.precision])
     plain = OnnxRuntimeEngine(export.specs[name], open_session(export, name))
     zeros = {key: 0 * each for key, each in given.items() if key.startswith("residual_")}
     without = computed(plain, given)
@@ -101,6 +74,6 @@ def test_a_net_is_made_from_the_way_down(
     file, export = read_control(write_plain(tmp_path, made), tiny), tiny_exports(precision)
     found, expected = load_control(export, file), torch_control(file, tiny.arch)
     assert found is not None and isinstance(found["control_deep"], OnnxRuntimeEngine)
-    given = drawn(expected["control_deep"].spec)
+    given = drawn(*expected["control_deep"].spec.inputs)
     residuals = computed(expected["control_deep"], given)
-    check_near(computed(found["control_deep"], given), residuals, MOST_OF_A_NET[precision])
+    check_equal(computed(found["control_deep"], given), residuals, MOST_OF_A_NET[precision])

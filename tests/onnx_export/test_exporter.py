@@ -176,17 +176,14 @@ def refused_export(order: ExportSpec) -> Lines:
     return lines
 
 
-def test_a_failed_check_publishes_nothing_and_keeps_what_was_made(
+def test_a_failed_check_publishes_nothing_and_the_same_export_continues(
     tiny: Checkpoint, out: Path
 ) -> None:
-    lines = refused_export(ExportSpec(tiny, "fp32", out))
+    order = ExportSpec(tiny, "fp32", out)
+    lines = refused_export(order)
     assert sorted(path.name for path in out.parent.iterdir()) == [".export.lock", ".export.making"]
     assert "--unchecked" in lines[-1] and str(out.with_name(".export.making")) in lines[-1]
-
-
-def test_after_a_failed_check_the_same_export_continues(tiny: Checkpoint, out: Path) -> None:
-    order = ExportSpec(tiny, "fp32", out)
-    assert sum("nodes" in line for line in refused_export(order)) == 7
+    assert sum("nodes" in line for line in lines) == 7
     again = refused_export(order)
     assert "only the check is left" in again[0] and not any("nodes" in line for line in again)
     published = export(order, lambda *_: {"findings": [{"holds": True}]}, lambda _: None)

@@ -108,14 +108,6 @@ def test_fused_weights_are_those_of_diffusers(files: dict[str, Path]) -> None:
             assert measured <= 1e-6, f"{name}, {part}: differ by {measured:.2e}, at most 1e-6"
 
 
-def test_every_adapted_layer_changed(files: dict[str, Path]) -> None:
-    before, after = modules(find("mini")), modules(find("mini"))
-    fuse([LoraFile(files["kohya"], SCALE)], after)
-    for part, name in adapters(before):
-        old, new = (parts[part].get_parameter(f"{name}.weight") for parts in (before, after))
-        assert not torch.equal(old, new), f"{part}.{name} is as it was"
-
-
 def test_loras_add_up(files: dict[str, Path]) -> None:
     once, twice = modules(find("mini")), modules(find("mini"))
     fuse([LoraFile(files["kohya"], 1.0)], once)
@@ -145,39 +137,14 @@ def test_only_changed_weights_are_written_beside_the_graphs(
     assert written == {f"{layer}.weight" for layer in layers}
 
 
-def bad_files() -> dict[str, tuple[Tensors, str]]:
-    layer = "unet.down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_q"
-    good = in_diffusers_format({"unet": find("mini").part("unet")})
-    pair = {"lora_A.weight": torch.zeros(4, 8), "lora_B.weight": torch.zeros(8, 4)}
-    return {
-        "of nothing known": ({"a.b.weight": torch.zeros(3)}, "'a.b.weight'"),
-        "empty": ({}, "nothing in it"),
-        "of another model": ({f"unet.nope.{n}": t for n, t in pair.items()}, "nope"),
-        "partly of another": ({**good, **{f"unet.nope.{n}": t for n, t in pair.items()}}, "nope"),
-        "of another size": ({f"{layer}.{n}": t for n, t in pair.items()}, "is for another model"),
-        "of another kind": ({"lora_unet_x.hada_w1_a": torch.zeros(3)}, "is a LoHa"),
-    }
-
-
-@pytest.mark.parametrize("case", bad_files())
 def test_a_bad_file_is_one_line_that_names_it(
-    case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "bad.safetensors"
-    tensors, named = bad_files()[case]
-    save_file(tensors, path)
-    with pytest.raises(LoraError) as caught:
+    save_file({"a.b.weight": torch.zeros(3)}, path)
+    with pytest.raises(LoraError, match=f"^lora '{path}': has the key 'a.b.weight'; expected"):
         fuse([LoraFile(path)], modules(find("mini")))
-    message = str(caught.value)
-    assert named in message and str(path) in message and "\n" not in message, message
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_truncated_file_is_one_line_that_names_it(files: dict[str, Path], tmp_path: Path) -> None:
-    path = tmp_path / "half.safetensors"
-    path.write_bytes(files["kohya"].read_bytes()[:1000])
-    with pytest.raises(LoraError, match=r"half.safetensors"):
-        fuse([LoraFile(path)], modules(find("mini")))
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,3 @@ def test_the_shipped_graphs_are_small_and_checked() -> None:
     assert size <= MAX_BYTES, f"{size} bytes, at most {MAX_BYTES}"
     findings = ExportFolder.read(GRAPHS).parity["findings"]
     assert len(findings) == 13
-
-
-@pytest.mark.parametrize("suffix", [".safetensors", ".data"])
-def test_no_weights_are_shipped_twice(suffix: str) -> None:
-    assert not list(GRAPHS.glob(f"*{suffix}"))

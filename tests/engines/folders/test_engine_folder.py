@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engines.folders.engine_folder import EngineError, EngineFolder
 from engines.folders.export_folder import ExportFolder
-from engines.folders.targets import TARGETS, target_of
+from engines.folders.targets import target_of
 from engines.trt import build as build_module
 from engines.trt.build import build
 from engines.trt.flavours import TENSORRT, TENSORRT_RTX, Flavour
@@ -53,21 +53,13 @@ def load(folder: Path, library: TensorRTDouble, flavour: Flavour = TENSORRT_RTX)
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda d: (d / "manifest.json").unlink(), "no manifest.json there; expected a folder of"),
-        (lambda d: (d / "manifest.json").write_text("[]"), "not a manifest"),
-        (lambda d: edit(d, lambda v: v.update(format=9)), "has format 9, expected 3"),
         (lambda d: edit(d, lambda v: v.pop("gpu")), "not a manifest .*gpu"),
         (lambda d: edit(d, lambda v: v["plans"].pop("clip_l")), "'clip_l' is missing"),
-        (lambda d: (d / "clip_l.plan").unlink(), "clip_l.plan: not there"),
         (lambda d: os.truncate(d / "clip_l.plan", 9), "clip_l.plan: has 9 bytes, expected"),
         (lambda d: flip_a_byte(d / "unet_deep.plan"), "unet_deep.plan: has sha256 .*, expected"),
         (
             lambda d: edit(d, lambda v: v["plans"]["clip_l"].update(file="../clip_l.plan")),
             "'../clip_l.plan' leaves the folder",
-        ),
-        (
-            lambda d: edit(d, lambda v: v["plans"]["clip_l"]["outputs"][0].__setitem__(0, "old")),
-            "clip_l has the outputs old .*; expected hidden_l",
         ),
     ],
 )
@@ -106,30 +98,9 @@ def test_a_plan_that_tensorrt_does_not_take_is_named(folder: EngineFolder) -> No
         load(folder.folder, TensorRTDouble())
 
 
-def test_engines_that_fit_have_no_mismatch(folder: EngineFolder) -> None:
-    assert folder.mismatch(L40S, folder.backend_version, "d" * 64) is None
-
-
-@pytest.mark.parametrize(
-    ("gpu", "version", "digest", "message"),
-    [
-        ("h100", None, "d" * 64, "built for a L40S, found a H100 here"),
-        ("", None, "d" * 64, "built for a L40S, found no NVIDIA GPU here"),
-        ("l40s", "9.9", "d" * 64, "built with tensorrt-rtx 1.* found 9.9 here"),
-        (
-            "l40s",
-            None,
-            "e" * 64,
-            "built from the weights dddddddddddd .tiny., expected eeeeeeeeeeee",
-        ),
-    ],
-)
-def test_engines_for_something_else_say_for_what(
-    folder: EngineFolder, gpu: str, version: str | None, digest: str, message: str
-) -> None:
-    found = folder.mismatch(TARGETS.get(gpu), version or folder.backend_version, digest)
-    assert found is not None
-    assert re.search(message, found), found
+def test_engines_of_another_version_are_refused(folder: EngineFolder) -> None:
+    found = folder.mismatch(L40S, "9.9")
+    assert found and re.match("built with tensorrt-rtx 1.* found 9.9 here", found), found
 
 
 def test_tensorrts_plans_are_for_one_gpu_and_rtxs_for_an_architecture(folder: EngineFolder) -> None:

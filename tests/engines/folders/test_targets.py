@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engines.folders.targets import TARGETS, named_target, target_of
+from engines.folders.targets import TARGETS, target_of
 from engines.trt.flavours import TENSORRT, TENSORRT_RTX, BackendMissing, check_buildable
-from sdxl.params import InvalidParams
 
 GIB = 1 << 30
 
@@ -36,15 +35,6 @@ def test_a_slice_of_a_gpu_is_not_the_whole_one() -> None:
     found = target_of("NVIDIA H100 80GB HBM3 MIG 1g.10gb", (9, 0), 10 * GIB)
     assert (found.memory_gib, found.max_batch) == (10, 1)
     assert found.name not in {target.name for target in TARGETS.values()}
-
-
-def test_the_named_targets_serve_int8() -> None:
-    assert {TARGETS[key].precision for key in ("h100", "h200", "l40s")} == {"int8"}
-
-
-def test_an_unknown_gpu_is_refused_by_name() -> None:
-    with pytest.raises(InvalidParams, match="gpu must be one of h100, .*, got 'a100'"):
-        named_target("a100")
 
 
 def test_tensorrt_builds_only_on_the_gpu_it_builds_for() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from engines.parity.calls import NOISE, finished_latents, record_calls, step_err
 from sdxl import schedulers
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
+from tests.engines.parity.test_proof import with_off
 
 GUIDANCE = 5.0
 
@@ -41,7 +41,7 @@ def test_wrong_noise_counts_by_how_noised_a_picture_is(mini: Pipeline) -> None:
         Pipeline(mini.checkpoint, recorder).generate([GenerationParams("a ring", steps=20, seed=7)])
     )
     table = schedulers.table("euler", 20, mini.checkpoint.scheduler)
-    off = replace(mini.engines, by_name={**mini.engines.by_name, "unet_deep": Off(calls, mini)})
+    off = with_off(mini.engines, "unet_deep", lambda rows: True)
     errors = step_errors(off, calls, table)
     first, *_, last = (error.picture for error in errors)
     assert first > 0.5 > 0.05 > last > 0
@@ -49,15 +49,3 @@ def test_wrong_noise_counts_by_how_noised_a_picture_is(mini: Pipeline) -> None:
     assert [error.noise for error in errors] == pytest.approx([0.1] * len(errors))
     of_broken = step_errors(mini.engines, broken, table)
     assert all(math.isnan(error.picture) for error in of_broken)
-
-
-class Off:
-    """A deep UNet whose noise is 10% too strong."""
-
-    def __init__(self, calls: Any, mini: Pipeline) -> None:
-        self._engine = mini.engines["unet_deep"]
-        self.spec = self._engine.spec
-
-    def __call__(self, inputs: Any, outputs: Any) -> None:
-        self._engine(inputs, outputs)
-        outputs[NOISE].mul_(1.1)

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engines.pytorch.triton_attention import attention
+from engines.pytorch.triton_attention import attention, text_attention
 from engines.pytorch.triton_product import transposed_product
-from engines.pytorch.triton_text_attention import text_attention
 from engines.pytorch.triton_tma_product import ALIGNED
 from tests.engines.pytorch.kernel_checks import (
     INFINITY,

@@ -15,6 +15,7 @@ from engines.pytorch.eight_bit import EightBit, attend_in_e4m3
 from engines.pytorch.fast_unet import Attention, Block
 from engines.pytorch.joined_layers import joined
 from engines.pytorch.launches import LARGEST, noted
+from tests.engines.distances import check_near
 from tests.engines.eight_bit_layers import E4M3, eight_bit_layer
 from tests.engines.meta_launches import launches_of
 
@@ -31,10 +32,6 @@ def in_floats(layers: list[EightBit], stored: Tensor, heads: int) -> Tensor:
     return F.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
-    return float((found.double() - expected).norm() / expected.norm())
-
-
 @pytest.mark.parametrize("number", [torch.int8, E4M3])
 @pytest.mark.parametrize(("heads", "channels", "tokens"), [(10, 640, 320), (20, 1280, 112)])
 def test_it_is_near_floats_with_the_widths_of_sdxl(
@@ -47,9 +44,7 @@ def test_it_is_near_floats_with_the_widths_of_sdxl(
     reader.steps = torch.full((channels,), LARGEST[number]) / expected.abs().max().float()
     found = attend_in_e4m3(joined(layers[:2]), layers[2], stored, heads, reader)
     assert found.dtype == number
-    measured = relative(found.float() / reader.steps, expected)
-    print(f"{number}, {channels} channels: {measured:.4f}")
-    assert measured <= MOST_ERROR, f"{measured:.4f}, at most {MOST_ERROR}"
+    check_near(found.double() / reader.steps, expected, MOST_ERROR, (number, channels))
 
 
 @pytest.mark.parametrize("number", [torch.int8, E4M3])

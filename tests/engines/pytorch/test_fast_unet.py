@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +15,23 @@ from torch import Tensor, nn
 
 from engines.control_weights import read_control
 from engines.folders.export_folder import INPUT_SCALE, SCALE, WEIGHT
+from engines.parity.findings import relative_norm
 from engines.pytorch.eight_bit import EightBit, flagged, put_control_layers, quantise
 from engines.pytorch.fast_unet import Attention, rearrange
 from engines.pytorch.torch_engine import load_torch
 from engines.pytorch.torch_options import TorchOptions
 from onnx_export.check import example_inputs
-from onnx_export.plain_maxima import write_numbers
 from onnx_export.recipes import RECIPES, matching
 from onnx_export.reference import fake_quantise
 from sdxl.checkpoint import find
 from sdxl.networks.attention import cross_attentions, prompted
 from sdxl.networks.parts import networks_of
-from sdxl.params import GenerationParams, InvalidParams
+from sdxl.params import InvalidParams
 from sdxl.pipeline import Pipeline, Result
 from sdxl.places import CONTROLNETS
 from sdxl.specs import CHUNK, image_specs, network_specs
+from tests.engines.conftest import PICTURE
+from tests.engines.distances import check_near
 from tests.sdxl.control_nets import random_tensors
 from tests.sdxl.test_control import our_residuals
 from training.mini.control_check import unseen_layouts
@@ -39,11 +41,6 @@ LEAST_ERROR = 2e-5
 MOST_ERROR = {"fp8": 0.06, "int8": 0.03}
 """the error of the UNet's output relative to its norm, at any step of a real picture"""
 MOST_LATENTS_ERROR = {"fp8": 0.25, "int8": 0.2}
-PICTURE = GenerationParams("a red circle on a blue background", seed=3, steps=8, cache_interval=2)
-
-
-def relative(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
 
 
 def deep(unet: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
@@ -64,22 +61,9 @@ def inputs() -> dict[str, Tensor]:
     return example_inputs(network_specs(arch)["unet_deep"], axes, arch, 0)
 
 
-@pytest.fixture(scope="module", params=list(RECIPES))
-def numbers(
-    request: pytest.FixtureRequest,
-    unet: nn.Module,
-    inputs: dict[str, Tensor],
-    mini: Pipeline,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[str, Path]]:
-    """The embedded model's 8-bit numbers, from the calls of one picture."""
-    path = tmp_path_factory.mktemp("numbers") / f"{request.param}.safetensors"
-    calls = recorded(mini)
-    network = networks_of("unet", unet)["unet_deep"]
-    write_numbers(
-        unet, RECIPES[request.param], lambda: [network(*c.values()) for c, _ in calls], path
-    )
-    yield request.param, path
+@pytest.fixture(params=list(RECIPES))
+def numbers(request: pytest.FixtureRequest, numbers_of: Callable[[str], Path]) -> tuple[str, Path]:
+    return request.param, numbers_of(request.param)
 
 
 def recorded(pipeline: Pipeline) -> list[tuple[dict[str, Tensor], Tensor]]:
@@ -95,8 +79,7 @@ def test_rearranged_it_computes_the_same(unet: nn.Module, inputs: dict[str, Tens
     ours = copy.deepcopy(unet).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     rearrange(ours, "math")
     for found, expected in zip(deep(ours, inputs), deep(unet, inputs), strict=True):
-        measured = relative(found, expected)
-        assert measured <= LEAST_ERROR, f"{measured:.2e}, at most {LEAST_ERROR:.0e}"
+        check_near(found, expected, LEAST_ERROR)
 
 
 def test_rearranged_it_attends_to_the_same_image_prompts(
@@ -112,8 +95,8 @@ def test_rearranged_it_attends_to_the_same_image_prompts(
     plain = deep(unet, inputs)[0]
     with prompted(text, 0 * mask):
         found, expected = deep(ours, inputs)[0], deep(unet, inputs)[0]
-    measured = relative(found, expected)
-    assert measured <= LEAST_ERROR < relative(expected, plain), f"{measured:.2e}"
+    measured = relative_norm(found, expected)
+    assert measured <= LEAST_ERROR < relative_norm(expected, plain), f"{measured:.2e}"
 
 
 def test_self_attention_is_one_product_and_cross_attention_knows_its_turn(unet: nn.Module) -> None:
@@ -181,9 +164,8 @@ def test_8_bits_here_are_what_the_exports_reference_computes(
     quantise(ours, path)
     rearrange(ours)
     fake_quantise(theirs, path)
-    measured = relative(deep(ours, inputs)[0], deep(theirs, inputs)[0])
     # A value halfway between two steps may go to either.
-    assert measured <= 0.01, f"{number}: {measured:.4f}, at most 0.01"
+    check_near(deep(ours, inputs)[0], deep(theirs, inputs)[0], 0.01, number)
 
 
 def test_each_further_layer_is_what_its_numbers_stand_for(
@@ -201,8 +183,7 @@ def test_each_further_layer_is_what_its_numbers_stand_for(
         given = torch.randn(shape[0], *shape[1:], layer.weight.shape[-1]).movedim(-1, 1)
         given = given if layer.weight.dim() == 4 else given.movedim(1, -1)
         with torch.inference_mode():
-            measured = relative(layer(given), theirs.get_submodule(name)(given))
-        assert measured <= 0.01, f"{number} {name}: {measured:.4f}, at most 0.01"
+            check_near(layer(given), theirs.get_submodule(name)(given), 0.01, (number, name))
 
 
 def test_a_sum_of_tokens_is_part_of_our_own_product() -> None:
@@ -236,11 +217,7 @@ def test_8_bits_stay_near_float32_at_every_step(numbers: tuple[str, Path], mini:
     assert max(errors) <= MOST_ERROR[number], f"{max(errors):.4f}, at most {MOST_ERROR[number]}"
     (found,) = Pipeline(mini.checkpoint, engines).generate([PICTURE])
     (expected,) = mini.generate([PICTURE])
-    measured = relative(latents_of(found), latents_of(expected))
-    print(f"{number}: the final latents' relative L2 {measured:.4f}")
-    assert measured <= MOST_LATENTS_ERROR[number], (
-        f"{measured:.4f}, at most {MOST_LATENTS_ERROR[number]}"
-    )
+    check_near(latents_of(found), latents_of(expected), MOST_LATENTS_ERROR[number], "latents")
 
 
 def test_a_controlnet_beside_8_bits_is_in_e4m3_and_near_itself(
@@ -265,9 +242,7 @@ def test_a_controlnet_beside_8_bits_is_in_e4m3_and_near_itself(
             torch.cat([each.flatten() for each in our_residuals(net, t, strengths, fit)])
             for fit in (lambda net: put_control_layers(net, path), lambda net: None)
         )
-        measured = relative(found, expected)
-        print(f"{number}: relative L2 of the residuals {measured:.4f}")
-        assert measured <= MOST_ERROR["fp8"], f"{measured:.4f}, at most {MOST_ERROR['fp8']}"
+        check_near(found, expected, MOST_ERROR["fp8"], number)
 
 
 @pytest.mark.parametrize("number", [torch.int8, torch.float8_e4m3fn])

@@ -34,7 +34,7 @@ from engines.pytorch.forms import (
     recorded_launches,
 )
 from engines.pytorch.launches import FUSION, Launch, meta_inputs, noted
-from engines.pytorch.slots import in_slots, slot_of
+from engines.pytorch.slots import slot_of
 from engines.pytorch.tiles import KIB, Tiles
 from engines.pytorch.torch_options import TorchOptions
 from eval.measuring.arithmetic import FULL_SIZE, architecture_of, configs_of
@@ -43,7 +43,7 @@ from sdxl.checkpoint import find
 from sdxl.networks.attention import cross_attentions
 from sdxl.networks.control import control_networks, net_like
 from sdxl.specs import CHUNK, ControlArchitecture, control_specs, level_axes, network_specs
-from tests.engines.meta_launches import launches_of
+from tests.engines.meta_launches import launches_in_slots, launches_of
 
 TARGET = GPUTarget("cuda", 90, 32)
 HOPPER = Tiles(227 * KIB)
@@ -76,11 +76,7 @@ def closed() -> set[Form]:
 def in_slot(name: str, size: tuple[int, int], rows: int) -> list[Launch]:
     slot = slot_of(size[0] // 8, size[1] // 8, 128)
     assert slot is not None
-    axes = {"rows": rows, "tokens": CHUNK, "latent_h": 1, "latent_w": slot}
-    sides = torch.empty(rows, 2, dtype=torch.int32, device="meta")
-    with torch.inference_mode(), noted() as launches, in_slots(slot, sides):
-        unets("fp8")[name](*meta_inputs(SPECS[name], axes))
-    return launches
+    return launches_in_slots(name, "fp8", rows, slot)
 
 
 def launched(name: str, size: tuple[int, int], rows: int, chunks: int) -> list[Launch]:

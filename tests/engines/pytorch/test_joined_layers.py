@@ -6,17 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from engines.parity.findings import relative_norm
 from engines.pytorch.joined_layers import alike, joined
 from tests.engines.eight_bit_layers import E4M3, eight_bit_layer
 
 MOST_ERROR = {torch.int8: 0.01, E4M3: 0.04}
 """the relative L2 error that a second rounding of the weights adds"""
-
-
-def relative(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
 
 
 def apart(number: torch.dtype) -> list[Any]:
@@ -39,8 +36,8 @@ def test_layers_that_round_their_input_differently_become_one(number: torch.dtyp
     found = one(x).chunk(3, dim=-1)
     exact = [x @ (each.weight.float() * each.scale[:, None] * each.steps).T for each in layers]
     for mine, own, expected in zip(found, (each(x) for each in layers), exact, strict=True):
-        most = relative(own, expected) + MOST_ERROR[number]
-        measured = relative(mine, expected)
+        most = relative_norm(own, expected) + MOST_ERROR[number]
+        measured = relative_norm(mine, expected)
         assert measured <= most, f"{measured:.4f}, at most {most:.4f}"
 
 

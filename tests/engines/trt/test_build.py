@@ -238,12 +238,6 @@ def test_a_full_disk_is_found_before_a_build(site: Site, monkeypatch: pytest.Mon
     assert str(site.out) in str(caught.value) and not site.worker.built and not site.out.exists()
 
 
-def test_a_disk_that_fills_up_publishes_nothing(site: Site) -> None:
-    site.fail("unet_deep", FULL)
-    assert "No space left on device" in site.error and str(site.out) in site.error
-    assert not site.out.exists()
-
-
 def test_progress_is_reported_for_each_plan_that_is_built(site: Site) -> None:
     reported: list[tuple[str, float]] = []
     order = order_of(site.export, site.out)
@@ -285,9 +279,3 @@ def test_plans_that_fail_the_proof_are_neither_published_nor_built_again(site: S
         site.build(refuse)
     assert not site.out.exists()
     assert site.rebuild(proven) == [] and EngineFolder.read(site.out).is_run
-
-
-def test_plans_built_without_their_gpu_are_run_when_it_is_there(site: Site) -> None:
-    made = site.build(lambda _: not_run("there is no L40S here"))
-    assert made.unchecked == "not run: there is no L40S here"
-    assert site.rebuild(proven) == [] and EngineFolder.read(site.out).parity["findings"]
