@@ -155,17 +155,17 @@ def in_every_tile(
     if launch.name not in PRODUCTS:
         yield launch
         return
-    x: Any = dict(zip(launch.kernel.arg_names, launch.arguments, strict=False))["x"]
+    given = launch.by_name
     is_gated = launch.name == "_gated_product"
     problem = TileProblem(
-        str(getattr(x, "base", x).dtype).removeprefix("torch."),
+        str(getattr(given["x"], "base", given["x"]).dtype).removeprefix("torch."),
         taps=1,
         channels=1,
         out_channels=1,
         count=1,
-        has_residual=bool(launch.constants.get("HAS_RESIDUAL")),
+        has_residual=given.get("residual") is not None,
         is_gated=is_gated,
-        places=2 * LINE if launch.constants.get("HAS_SIDES") else 0,
+        places=0 if given.get("sides") is None else 2 * LINE,
     )
     for tile in fitting(problem):
         names = ("M", "N", "K", "num_warps", "num_stages")

@@ -29,7 +29,8 @@ FUSION = {"enable_fp_fusion": True}
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel, its arguments in the order of its parameters, and constants by parameter name."""
+    """A kernel, its arguments in the order of its parameters, and constants by parameter name. An
+    argument that is None is left out: the kernel is compiled without it."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -39,6 +40,11 @@ class Launch:
     @property
     def name(self) -> str:
         return str(self.kernel.__name__)
+
+    @property
+    def by_name(self) -> dict[str, Any]:
+        """The arguments by parameter."""
+        return dict(zip(self.kernel.arg_names, self.arguments, strict=False))
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -92,7 +92,6 @@ def _attention(
     scale,
     largest,
     HEAD: tl.constexpr,
-    HAS_SIDES: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
 ):
@@ -102,7 +101,7 @@ def _attention(
     total = tl.zeros([M], tl.float32)
     mixed = tl.zeros([M, HEAD], tl.float32)
     # In slots, pads are no keys. As queries they give numbers that nothing reads.
-    height, width = row_sides(sides, row, 1, tokens, HAS_SIDES)
+    height, width = row_sides(sides, row, 1, tokens)
     keys = height * width
     whole = keys // N * N
     # Descriptors read zeros beyond the last key, and only this block masks their scores. It comes
@@ -145,23 +144,16 @@ def attention(
     rows, tokens, channels = query.shape
     head = channels // heads
     out = torch.empty((rows, tokens, channels), dtype=number, device=query.device)
-    lines, sides = value.transpose(0, 1), sides_of(query)
+    blocks = ((query, [1, M, head]), (key, [1, N, head]), (value.transpose(0, 1), [1, head, N]))
+    factors = [TensorDescriptor.from_tensor(*each) for each in blocks]
+    tensors = (steps, *factors, flags, sides_of(query), out)
+    sizes = (tokens, channels, math.log2(math.e) / math.sqrt(head), LARGEST[number])
     launch(
         _attention,
         (triton.cdiv(tokens, M), heads, rows),
-        steps,
-        TensorDescriptor(query, list(query.shape), list(query.stride()), [1, M, head]),
-        TensorDescriptor(key, list(key.shape), list(key.stride()), [1, N, head]),
-        TensorDescriptor(lines, list(lines.shape), list(lines.stride()), [1, head, N]),
-        flags,
-        steps if sides is None else sides,
-        out,
-        tokens,
-        channels,
-        math.log2(math.e) / math.sqrt(head),
-        LARGEST[number],
+        *tensors,
+        *sizes,
         HEAD=head,
-        HAS_SIDES=sides is not None,
         M=M,
         N=N,
         num_warps=WARPS,
@@ -265,20 +257,13 @@ def text_attention(
     rows, tokens, channels = query.shape
     keys, head = key.shape[1], channels // heads
     out = torch.empty_like(query, dtype=number)
+    tensors = (query, key.contiguous(), value.contiguous(), steps, flags, out)
+    sizes = (tokens, keys, channels, math.log2(math.e) / math.sqrt(head), LARGEST[number])
     launch(
         _text_attention,
         (triton.cdiv(tokens, TEXT_M), heads, rows),
-        query,
-        key.contiguous(),
-        value.contiguous(),
-        steps,
-        flags,
-        out,
-        tokens,
-        keys,
-        channels,
-        math.log2(math.e) / math.sqrt(head),
-        LARGEST[number],
+        *tensors,
+        *sizes,
         HEAD=head,
         M=TEXT_M,
         N=TEXT_N,

@@ -35,8 +35,6 @@ def _sum_channels(
     pixels,
     channels,
     first,
-    HAS_BESIDE: tl.constexpr,
-    HAS_SIDES: tl.constexpr,
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
@@ -47,9 +45,9 @@ def _sum_channels(
     # A sum for each place in the tile: adding them up would synchronise the program's warps.
     total = tl.zeros([PIXELS, CHANNELS], tl.float32)
     squares = tl.zeros([PIXELS, CHANNELS], tl.float32)
-    height, width = row_sides(sides, row, 1, pixels, HAS_SIDES)
+    height, width = row_sides(sides, row, 1, pixels)
     # A joined map gets zeros as pads, so its pads are visited too.
-    until = pixels if HAS_BESIDE else height * width
+    until = pixels if beside is not None else height * width
     for start in range(split * PIXELS, until, splits * PIXELS):
         pixel = start + tl.arange(0, PIXELS)
         line = (row * pixels + pixel)[:, None]
@@ -57,7 +55,7 @@ def _sum_channels(
         inside = (pixel < height * width)[:, None] & (channel < channels)[None, :]
         is_first = (channel < first)[None, :]
         value = tl.load(x + line * first + channel[None, :], mask=inside & is_first, other=0.0)
-        if HAS_BESIDE:
+        if beside is not None:
             place = line * (channels - first) + (channel - first)[None, :]
             other = tl.load(beside + place, mask=inside & (channel >= first)[None, :], other=0.0)
             value = tl.where(is_first, value, other)
@@ -86,11 +84,9 @@ def _fold_norm(
     splits,
     SPLITS: tl.constexpr,
     SIZE: tl.constexpr,
-    HAS_SHIFT: tl.constexpr,
-    HAS_SIDES: tl.constexpr,
 ):
     row, group = tl.program_id(0), tl.program_id(1)
-    height, width = row_sides(sides, row, 1, pixels, HAS_SIDES)
+    height, width = row_sides(sides, row, 1, pixels)
     pixels = height * width
     index = tl.arange(0, SIZE)
     channel = group * per_group + index
@@ -105,7 +101,7 @@ def _fold_norm(
         several_squares += tl.load(place + channels, mask=there, other=0.0)
     total, squares = tl.sum(several, 0), tl.sum(several_squares, 0)
     added = tl.zeros([SIZE], tl.float32)
-    if HAS_SHIFT:
+    if shift is not None:
         added = tl.load(shift + row * channels + channel, mask=mask, other=0.0).to(tl.float32)
     # Convert sums of `value` into sums of `value + added`.
     squares += 2 * added * total + pixels * added * added
@@ -132,19 +128,13 @@ def summed(x: Tensor, beside: Tensor | None = None) -> tuple[Tensor, Tensor]:
     wanted = min(SPLITS, triton.cdiv(PROGRAMS, programs), triton.cdiv(pixels, PIXELS))
     splits = int(triton.next_power_of_2(wanted))
     sums, sides = x.new_empty((rows, splits, 2, channels), dtype=torch.float32), sides_of(x)
+    tensors = (x, beside, joined, sums, sides)
+    sizes = (pixels, channels, first)
     launch(
         _sum_channels,
         (rows, splits, triton.cdiv(channels, CHANNELS)),
-        x,
-        x if beside is None else beside,
-        joined,
-        sums,
-        x if sides is None else sides,
-        pixels,
-        channels,
-        first,
-        HAS_BESIDE=beside is not None,
-        HAS_SIDES=sides is not None,
+        *tensors,
+        *sizes,
         PIXELS=PIXELS,
         CHANNELS=CHANNELS,
         num_warps=WARPS,
@@ -166,24 +156,14 @@ def folded(
     rows, splits, _, channels = sums.shape
     factor_and_offset = sums.new_empty((2, rows, channels))
     factor, offset = factor_and_offset
+    tensors = (sums, weight, bias, shift, sides, factor, offset)
+    sizes = (pixels, channels, channels // groups, eps, splits)
     launch(
         _fold_norm,
         (rows, groups),
-        sums,
-        weight,
-        bias,
-        weight if shift is None else shift,
-        weight if sides is None else sides,
-        factor,
-        offset,
-        pixels,
-        channels,
-        channels // groups,
-        eps,
-        splits,
+        *tensors,
+        *sizes,
         SPLITS=FOLDED,
         SIZE=triton.next_power_of_2(channels // groups),
-        HAS_SHIFT=shift is not None,
-        HAS_SIDES=sides is not None,
     )
     return factor_and_offset

@@ -49,11 +49,7 @@ def _affine(
     places,
     channels,
     largest,
-    HAS_ADDED: tl.constexpr,
-    HAS_AFFINE: tl.constexpr,
     HAS_SILU: tl.constexpr,
-    HAS_STEPS: tl.constexpr,
-    HAS_SIDES: tl.constexpr,
     IS_BORDERED: tl.constexpr,
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -63,8 +59,8 @@ def _affine(
     channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
     here = channel < channels
     target = pixel
-    height, width = row_sides(sides, row, pixels // width, width, HAS_SIDES)
-    inside = pixel < (height * width if HAS_SIDES else pixels)
+    height, width = row_sides(sides, row, pixels // width, width)
+    inside = pixel < (pixels if sides is None else height * width)
     if IS_BORDERED:
         # A column of zeros behind each line, and a line of zeros behind each picture.
         left, top = pixel % (width + 1), pixel // (width + 1)
@@ -74,20 +70,20 @@ def _affine(
     source = (row * pixels + pixel)[:, None] * channels + channel[None, :]
     mask = (target < places)[:, None] & here[None, :]
     value = tl.load(x + source, mask=inside[:, None] & here[None, :], other=0.0).to(tl.float32)
-    if HAS_ADDED:
+    if added is not None:
         more = tl.load(added + source, mask=inside[:, None] & here[None, :], other=0.0)
         value += more.to(tl.float32)
-    if HAS_AFFINE:
+    if factor is not None:
         a = tl.load(factor + row * channels + channel, mask=here, other=0.0)
         b = tl.load(offset + row * channels + channel, mask=here, other=0.0)
         value = value * a[None, :] + b[None, :]
     if HAS_SILU:
         value = value * tl.sigmoid(value)
-    if HAS_STEPS:
+    if steps is not None:
         value = value * tl.load(steps + channel, mask=here, other=0.0)[None, :]
-    if IS_BORDERED or HAS_SIDES:
+    if IS_BORDERED or sides is not None:
         value = tl.where(inside[:, None], value, 0.0)
-    if HAS_STEPS:
+    if steps is not None:
         line = flags + row + tl.zeros_like(pixel)
         store_rounded_lines(out + place, line, value, mask, largest)
     else:
@@ -95,9 +91,7 @@ def _affine(
 
 
 @jit
-def _gated(
-    x, steps, flags, out, tokens, channels, largest, HAS_STEPS: tl.constexpr, CHANNELS: tl.constexpr
-):
+def _gated(x, steps, flags, out, tokens, channels, largest, CHANNELS: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     mask = channel < channels
@@ -105,7 +99,7 @@ def _gated(
     gate = tl.load(x + (token * 2 + 1) * channels + channel, mask=mask, other=0.0).to(tl.float32)
     value = value * (0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476)))
     place = out + token * channels + channel
-    if HAS_STEPS:
+    if steps is not None:
         value = value * tl.load(steps + channel, mask=mask, other=0.0)
         store_rounded(place, flags + token // tokens, value, mask, largest)
     else:
@@ -113,9 +107,9 @@ def _gated(
 
 
 @jit
-def _added(x, added, total, place, mask, HAS_ADDED: tl.constexpr):
+def _added(x, added, total, place, mask):
     value = tl.load(x + place, mask=mask, other=0.0)
-    if HAS_ADDED:
+    if added is not None:
         # Rounded like the stored sum: the norm reads the sum to which the next layer adds.
         value = value.to(tl.float32) + tl.load(added + place, mask=mask, other=0.0).to(tl.float32)
         value = value.to(total.dtype.element_ty)
@@ -124,12 +118,10 @@ def _added(x, added, total, place, mask, HAS_ADDED: tl.constexpr):
 
 
 @jit
-def _store_normed(
-    value, scale, weight, bias, steps, out, channel, mask, largest, HAS_STEPS: tl.constexpr
-):
+def _store_normed(value, scale, weight, bias, steps, out, channel, mask, largest):
     value = value * scale * tl.load(weight + channel, mask=mask, other=0.0).to(tl.float32)
     value += tl.load(bias + channel, mask=mask, other=0.0).to(tl.float32)
-    if HAS_STEPS:
+    if steps is not None:
         value = value * tl.load(steps + channel, mask=mask, other=0.0)
         store_steps(out + channel, value, mask, largest)
     else:
@@ -150,8 +142,6 @@ def _add_norm(
     channels,
     eps,
     largest,
-    HAS_ADDED: tl.constexpr,
-    HAS_STEPS: tl.constexpr,
     CHANNELS: tl.constexpr,
     MORE: tl.constexpr,
 ):
@@ -161,16 +151,16 @@ def _add_norm(
     channel, more = tl.arange(0, CHANNELS), CHANNELS + tl.arange(0, MORE)
     here, there = channel < channels, more < channels
     start = token * channels
-    value = _added(x, added, total, start + channel, here, HAS_ADDED)
-    other = _added(x, added, total, start + more, there, HAS_ADDED)
+    value = _added(x, added, total, start + channel, here)
+    other = _added(x, added, total, start + more, there)
     mean = (tl.sum(value, 0) + tl.sum(other, 0)) / channels
     value = tl.where(here, value - mean, 0.0)
     other = tl.where(there, other - mean, 0.0)
     variance = (tl.sum(value * value, 0) + tl.sum(other * other, 0)) / channels
     scale = tl.rsqrt(variance + eps)
     out += start
-    _store_normed(value, scale, weight, bias, steps, out, channel, here, largest, HAS_STEPS)
-    _store_normed(other, scale, weight, bias, steps, out, more, there, largest, HAS_STEPS)
+    _store_normed(value, scale, weight, bias, steps, out, channel, here, largest)
+    _store_normed(other, scale, weight, bias, steps, out, more, there, largest)
     if out.dtype.element_ty == tl.int8:
         # Any NaN makes the sum of all squares NaN.
         tl.store(flags + token // tokens, variance, mask=variance != variance)
@@ -225,27 +215,14 @@ def affine(
         places = bordered_places(x)
     else:
         out = torch.empty_like(x, dtype=number or x.dtype)
+    tensors = (x, added, factor, offset, steps, flags, sides, out)
+    sizes = (x.shape[-1], pixels, places, channels, LARGEST.get(out.dtype, 0.0))
     launch(
         _affine,
         (rows, triton.cdiv(places, PIXELS), triton.cdiv(channels, CHANNELS)),
-        x,
-        x if added is None else added,
-        x if factor is None else factor,
-        x if offset is None else offset,
-        x if steps is None else steps,
-        x if flags is None else flags,
-        x if sides is None else sides,
-        out,
-        x.shape[-1],
-        pixels,
-        places,
-        channels,
-        LARGEST.get(out.dtype, 0.0),
-        HAS_ADDED=added is not None,
-        HAS_AFFINE=factor is not None,
+        *tensors,
+        *sizes,
         HAS_SILU=has_silu,
-        HAS_STEPS=steps is not None,
-        HAS_SIDES=sides is not None,
         IS_BORDERED=is_bordered,
         PIXELS=PIXELS,
         CHANNELS=CHANNELS,
@@ -270,23 +247,13 @@ def add_norm(
     first = 1 << (channels.bit_length() - 1)
     total = x if added is None else torch.empty_like(x)
     out = torch.empty_like(x, dtype=number or x.dtype)
+    tensors = (x, added, weight, bias, steps, flags, total, out)
+    sizes = (x.shape[1], channels, eps, LARGEST.get(out.dtype, 0.0))
     launch(
         _add_norm,
         (x.numel() // channels,),
-        x,
-        x if added is None else added,
-        weight,
-        bias,
-        x if steps is None else steps,
-        x if flags is None else flags,
-        total,
-        out,
-        x.shape[1],
-        channels,
-        eps,
-        LARGEST.get(out.dtype, 0.0),
-        HAS_ADDED=added is not None,
-        HAS_STEPS=steps is not None,
+        *tensors,
+        *sizes,
         CHANNELS=first,
         MORE=triton.next_power_of_2(max(channels - first, 1)),
         num_warps=NORM_WARPS,
@@ -305,17 +272,7 @@ def gated(
     channels = x.shape[-1] // 2
     out = x.new_empty((*x.shape[:-1], channels), dtype=number or x.dtype)
     count, size = out.numel() // channels, min(1024, triton.next_power_of_2(channels))
-    launch(
-        _gated,
-        (count, triton.cdiv(channels, size)),
-        x,
-        x if steps is None else steps,
-        x if flags is None else flags,
-        out,
-        count // x.shape[0],
-        channels,
-        LARGEST.get(out.dtype, 0.0),
-        HAS_STEPS=steps is not None,
-        CHANNELS=size,
-    )
+    tensors = (x, steps, flags, out)
+    sizes = (count // x.shape[0], channels, LARGEST.get(out.dtype, 0.0))
+    launch(_gated, (count, triton.cdiv(channels, size)), *tensors, *sizes, CHANNELS=size)
     return out

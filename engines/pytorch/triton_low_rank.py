@@ -39,10 +39,10 @@ class TokenRanks:
     """[rows, pages]"""
 
 
-def arguments_of(low_rank: TokenRanks | None, unused: Tensor) -> tuple[Any, ...]:
-    """Return a product kernel's arguments; without LoRAs, values that the kernel does not read."""
+def arguments_of(low_rank: TokenRanks | None) -> tuple[Any, ...]:
+    """Return a product kernel's arguments."""
     if low_rank is None:
-        return unused, unused, unused, 1, 1
+        return (None,) * 5
     ranks, pages = low_rank.ranks, low_rank.pages
     return ranks, low_rank.up, pages, pages.shape[1], ranks.shape[1]
 
@@ -160,18 +160,13 @@ def low_rank(
     [rows, pages × rank]. For int8 tokens, a row's flag becomes NaN if a rank is not finite."""
     rows, tokens, channels = x.shape
     ranks = torch.empty((rows, tokens, scales.shape[1]), dtype=down.dtype, device=x.device)
+    tensors = (x, down, pages, scales, flags, ranks)
+    sizes = (pages.shape[1], tokens, channels)
     launch(
         _ranks,
         (triton.cdiv(tokens, M), rows),
-        x,
-        down,
-        pages,
-        scales,
-        flags,
-        ranks,
-        pages.shape[1],
-        tokens,
-        channels,
+        *tensors,
+        *sizes,
         IS_WHOLE=x.dtype == torch.int8,
         M=M,
         K=K,

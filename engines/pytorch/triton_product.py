@@ -68,8 +68,6 @@ def _product(
     channels,
     out_channels,
     TAPS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    HAS_LORAS: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
@@ -81,7 +79,7 @@ def _product(
     left, top = pixel % width, (pixel // width) % height
     blocks = tl.cdiv(channels, K)
     total = tl.zeros([M, N], tl.int32 if IS_WHOLE else tl.float32)
-    if HAS_LORAS:
+    if ranks is not None:
         low_rank = (ranks, up, pages, page_count, lora_tokens)
         rows = rows_of_tile(down, M, count, lora_tokens)
         total = lora_sums(low_rank, scale, pixel, target, rows, count, out_channels, IS_WHOLE)
@@ -105,7 +103,7 @@ def _product(
     if TAPS == 4:
         pixel = result_pixel(pixel // width, left, width, quarter, TAPS)
     place = pixel.to(tl.int64)[:, None] * out_channels + target[None, :]
-    if HAS_RESIDUAL:
+    if residual is not None:
         value += tl.load(residual + place, mask=mask, other=0.0).to(tl.float32)
     tl.store(out + place, value.to(out.dtype.element_ty), mask=mask)
 
@@ -238,23 +236,13 @@ def _run_product(
     out_channels, channels = out_channels_of(weight), weight.shape[-1]
     count = x.numel() // channels
     height, width = x.shape[-2:] if x.dim() == 4 else (1, count)
+    tensors = (x, weight, scale, bias, residual, *arguments_of(low_rank), out)
+    sizes = (count, height, width, channels, out_channels)
     launch(
         _product,
         (triton.cdiv(count, tile.m) * triton.cdiv(out_channels, tile.n), quarters_of(weight)),
-        x,
-        weight,
-        scale,
-        bias,
-        out if residual is None else residual,
-        *arguments_of(low_rank, scale),
-        out,
-        count,
-        height,
-        width,
-        channels,
-        out_channels,
+        *tensors,
+        *sizes,
         TAPS=taps_of(weight),
-        HAS_RESIDUAL=residual is not None,
-        HAS_LORAS=low_rank is not None,
         **settings_of(tile, x),
     )

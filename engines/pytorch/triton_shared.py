@@ -62,9 +62,9 @@ def tile_start(count, lines, M: tl.constexpr, N: tl.constexpr):
 
 
 @jit
-def row_sides(sides, row, height, width, HAS_SIDES: tl.constexpr):
+def row_sides(sides, row, height, width):
     """Return the height and width of a row's map, in slots from the table."""
-    if HAS_SIDES:
+    if sides is not None:
         height, width = tl.load(sides + 2 * row), tl.load(sides + 2 * row + 1)
     return height, width
 

@@ -69,18 +69,13 @@ def slot_convolution(x: Tensor, weight: Tensor, bias: Tensor, stride: int) -> Te
     out = x.new_empty((rows, 1, pixels, out_channels)).permute(0, 3, 1, 2)
     sides = sides_of(out)
     assert sides is not None
+    tensors = (x, weight, bias, sides, out)
+    sizes = (rows * pixels, pixels, channels, out_channels)
     launch(
         _slot_convolution,
         (triton.cdiv(rows * pixels, M) * triton.cdiv(out_channels, N),),
-        x,
-        weight,
-        bias,
-        sides,
-        out,
-        rows * pixels,
-        pixels,
-        channels,
-        out_channels,
+        *tensors,
+        *sizes,
         STRIDE=stride,
         M=M,
         N=N,

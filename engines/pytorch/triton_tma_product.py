@@ -56,13 +56,13 @@ within 0.7% from 0 to 5; beyond, a × share is at most 1e-6. E4M3 rounds to 6%."
 def _store_sums(
     total,
     right,
+    residual,
     product,
     TAPS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
     HAS_SIDES: tl.constexpr,
     IS_TRANSPOSED: tl.constexpr,
 ):
-    scale, bias, residual, out, down, quarter, count, out_channels, geometry = product
+    scale, bias, out, down, quarter, count, out_channels, geometry = product
     row, height, width, places, pixels = geometry
     M: tl.constexpr = total.shape[0]
     N: tl.constexpr = total.shape[1]
@@ -103,7 +103,7 @@ def _store_sums(
     else:
         place = pixel.to(tl.int64)[:, None] * out_channels + target[None, :]
     mask = inside[:, None] & is_channel[None, :]
-    if HAS_RESIDUAL:
+    if residual is not None:
         value += tl.load(residual + place, mask=mask, other=0.0).to(tl.float32)
     if out.dtype.element_ty == tl.float8e4nv:
         value = limited(value, LARGEST_E4M3)
@@ -132,9 +132,6 @@ def _tma_product(
     channels,
     out_channels,
     TAPS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    HAS_SIDES: tl.constexpr,
-    HAS_LORAS: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     IS_TRANSPOSED: tl.constexpr,
     M: tl.constexpr,
@@ -149,9 +146,9 @@ def _tma_product(
         line = tl.program_id(1) * width + right
     blocks = tl.cdiv(channels, K)
     row = down // places
-    height, width = row_sides(sides, row, height, width, HAS_SIDES)
+    height, width = row_sides(sides, row, height, width)
     total = tl.zeros([M, N], tl.int32 if IS_WHOLE else tl.float32)
-    if HAS_LORAS:
+    if ranks is not None:
         low_rank = (ranks, up, pages, page_count, lora_tokens)
         first, second = down + tl.arange(0, M), right + tl.arange(0, N)
         if IS_TRANSPOSED:
@@ -161,6 +158,7 @@ def _tma_product(
             rows = rows_of_tile(down, M, count, lora_tokens)
             total = lora_sums(low_rank, scale, first, second, rows, count, out_channels, IS_WHOLE)
     steps = TAPS * blocks
+    HAS_SIDES: tl.constexpr = sides is not None
     if HAS_SIDES:
         # A tile behind its picture has nothing to multiply.
         steps = tl.where(down - row * places < height * (width + 1), steps, 0)
@@ -171,14 +169,14 @@ def _tma_product(
         b = weight.load([line, tap * channels + channel])
         total = tl.dot(a, b.T, total, out_dtype=tl.int32 if IS_WHOLE else tl.float32)
     geometry = (row, height, width, places, pixels)
-    product = (scale, bias, residual, out, down, quarter, count, out_channels, geometry)
+    product = (scale, bias, out, down, quarter, count, out_channels, geometry)
     if M * N > MOST_AT_ONCE:
         # Storing all at once would spill on Blackwell, whose sums are in tensor memory.
         first, second = total.reshape(M, 2, N // 2).permute(0, 2, 1).split()
-        _store_sums(first, right, product, TAPS, HAS_RESIDUAL, HAS_SIDES, IS_TRANSPOSED)
-        _store_sums(second, right + N // 2, product, TAPS, HAS_RESIDUAL, HAS_SIDES, IS_TRANSPOSED)
+        _store_sums(first, right, residual, product, TAPS, HAS_SIDES, IS_TRANSPOSED)
+        _store_sums(second, right + N // 2, residual, product, TAPS, HAS_SIDES, IS_TRANSPOSED)
     else:
-        _store_sums(total, right, product, TAPS, HAS_RESIDUAL, HAS_SIDES, IS_TRANSPOSED)
+        _store_sums(total, right, residual, product, TAPS, HAS_SIDES, IS_TRANSPOSED)
 
 
 @jit
@@ -209,7 +207,6 @@ def _gated_product(
     channels,
     out_channels,
     largest,
-    HAS_LORAS: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
@@ -218,7 +215,7 @@ def _gated_product(
     HALF: tl.constexpr = N // 2
     down, right = tile_start(count, out_channels, M, HALF)
     total = tl.zeros([M, N], tl.int32 if IS_WHOLE else tl.float32)
-    if HAS_LORAS:
+    if ranks is not None:
         low_rank = (ranks, up, pages, page_count, lora_tokens)
         place, rows = down + tl.arange(0, M), rows_of_tile(down, M, count, lora_tokens)
         # Values, then their gates. Results beyond the last channel are not stored.
@@ -307,28 +304,18 @@ def run_tma_product(
     if is_transposed:
         quarters, width = out.shape[1:]
         out_channels = out.stride(1)
+    first = TensorDescriptor(x, [count, channels], [channels, 1], [tile.m, tile.k])
+    second = TensorDescriptor(
+        weight, [lines, taps * channels], [taps * channels, 1], [tile.n, tile.k]
+    )
+    tensors = (scale, bias, first, second, residual, sides, *arguments_of(low_rank), out)
+    sizes = (count, height, width, places, pixels, channels, out_channels)
     launch(
         _tma_product,
         (triton.cdiv(count, tile.m) * triton.cdiv(out_channels, tile.n), quarters),
-        scale,
-        bias,
-        TensorDescriptor(x, [count, channels], [channels, 1], [tile.m, tile.k]),
-        TensorDescriptor(weight, [lines, taps * channels], [taps * channels, 1], [tile.n, tile.k]),
-        out if residual is None else residual,
-        scale if sides is None else sides,
-        *arguments_of(low_rank, scale),
-        out,
-        count,
-        height,
-        width,
-        places,
-        pixels,
-        channels,
-        out_channels,
+        *tensors,
+        *sizes,
         TAPS=taps,
-        HAS_RESIDUAL=residual is not None,
-        HAS_SIDES=sides is not None,
-        HAS_LORAS=low_rank is not None,
         IS_TRANSPOSED=is_transposed,
         **settings_of(tile, x),
     )
@@ -348,23 +335,15 @@ def run_gated_product(
     """Multiply tokens [rows, tokens, channels]. The second half of the weight computes gates."""
     out_channels, channels = weight.shape[0] // 2, weight.shape[-1]
     count, half = x.numel() // channels, tile.n // 2
-    sizes, strides = [2, out_channels, channels], [out_channels * channels, channels, 1]
+    first = TensorDescriptor(x, [count, channels], [channels, 1], [tile.m, tile.k])
+    dims, strides = [2, out_channels, channels], [out_channels * channels, channels, 1]
+    second = TensorDescriptor(weight, dims, strides, [2, half, tile.k])
+    tensors = (scale, bias, first, second, flags, lora_scale, *arguments_of(low_rank), out)
+    sizes = (x.shape[1], count, channels, out_channels, LARGEST[out.dtype])
     launch(
         _gated_product,
         (triton.cdiv(count, tile.m) * triton.cdiv(out_channels, half),),
-        scale,
-        bias,
-        TensorDescriptor(x, [count, channels], [channels, 1], [tile.m, tile.k]),
-        TensorDescriptor(weight, sizes, strides, [2, half, tile.k]),
-        flags,
-        scale if lora_scale is None else lora_scale,
-        *arguments_of(low_rank, scale),
-        out,
-        x.shape[1],
-        count,
-        channels,
-        out_channels,
-        LARGEST[out.dtype],
-        HAS_LORAS=low_rank is not None,
+        *tensors,
+        *sizes,
         **settings_of(tile, x),
     )

@@ -150,7 +150,7 @@ def work_of_operator(
 
 
 def work_of_launch(launch: Launch, weights: Mapping[int, tuple[Tensor, str]]) -> KernelWork:
-    arguments = dict(zip(launch.kernel.arg_names, launch.arguments, strict=False))
+    arguments = launch.by_name
     moved = moved_bytes(launch.tensors) - unread_bytes(launch, arguments)
     if launch.name in OUR_ATTENTIONS:
         count, query = arguments[OUR_ATTENTIONS[launch.name]], arguments["query"]
@@ -171,7 +171,7 @@ def work_of_launch(launch: Launch, weights: Mapping[int, tuple[Tensor, str]]) ->
     if launch.constants.get("IS_TRANSPOSED"):
         columns = arguments["out"].numel() // arguments["count"]
     depth, shape = taps * arguments["channels"], (arguments["count"], columns)
-    if launch.constants["HAS_LORAS"]:
+    if arguments["ranks"] is not None:
         # The LoRAs' products have 16 bits and take twice the time.
         depth += 2 * arguments["ranks"].shape[-1]
     name = next(weights[id(t)][1] for t in launch.tensors if id(t) in weights)
@@ -185,7 +185,7 @@ def work_of_launch(launch: Launch, weights: Mapping[int, tuple[Tensor, str]]) ->
 
 def unread_bytes(launch: Launch, arguments: Mapping[str, Any]) -> float:
     """The bytes of the LoRAs' bank that are not on the call's pages."""
-    if launch.name != RANKS and not launch.constants.get("HAS_LORAS"):
+    if launch.name != RANKS and arguments.get("ranks") is None:
         return 0.0
     bank = arguments["down" if launch.name == RANKS else "up"]
     return float(stored_bytes(bank) - arguments["pages"].numel() * stored_bytes(bank[0]))

@@ -136,10 +136,11 @@ def main(argv: list[str]) -> int:
 
 def chosen(arch: int, only_products: bool) -> Iterator[Form]:
     usual: set[tuple[Any, ...]] = set()
-    given = ("TAPS", "HAS_RESIDUAL", "HAS_LORAS", "IS_TRANSPOSED")
+    names = ("TAPS", "residual", "ranks", "IS_TRANSPOSED")
     tiles = Tiles(SHARED_BYTES[arch], arch // 10 in TENSOR_MEMORY)
     for form in forms_of(launches(arch, only_products), target_of(arch), tiles.fitting):
-        kind = (form.kernel, number_of(form), *(form.constants.get(name) for name in given))
+        facts = (form.constants.get(name, "given") for name in names)
+        kind = (form.kernel, number_of(form), *facts)
         if not only_products:
             yield form
         elif form.kernel in FACTORS and kind not in usual:

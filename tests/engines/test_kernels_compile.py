@@ -56,6 +56,11 @@ def compiled(place: Path, *arguments: str, path: str = "") -> list[dict[str, Any
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def has_loras(form: dict[str, Any]) -> bool:
+    """Whether a product has LoRAs. Arguments that are left out are constants."""
+    return form["kernel"] in PRODUCTS and "ranks" not in form["constants"]
+
+
 def wrong(form: dict[str, Any]) -> str:
     """The errors of a form; empty if it is right."""
     if "error" in form:
@@ -69,7 +74,7 @@ def wrong(form: dict[str, Any]) -> str:
         return "a NaN is lost where values are limited"
     needed = INSTRUCTIONS.get((arch, number))
     if form["kernel"] in FACTORS and needed:
-        others = {HALVES[arch]} if form["constants"].get("HAS_LORAS") else set[str]()
+        others = {HALVES[arch]} if has_loras(form) else set[str]()
         if {*form["tensor_cores"]} != {needed, *others}:
             return f"instructions {form['tensor_cores']}, needed {needed} {others or ''}"
     if form["kernel"] in (*BY_DESCRIPTORS, "_attention") and not form["copies_tiles"]:
@@ -107,12 +112,11 @@ def assert_gates_take_what_the_paper_says(products: list[dict[str, Any]]) -> Non
         f["number"]: f["behind_sums"]
         for f in products
         if f["constants"].get("TAPS") == 1
-        and not any(f["constants"][n] for n in ("HAS_RESIDUAL", "HAS_LORAS", "IS_TRANSPOSED"))
+        and "residual" in f["constants"]
+        and not (has_loras(f) or f["constants"]["IS_TRANSPOSED"])
     }
     gated = {
-        f["number"]: f["behind_sums"]
-        for f in products
-        if f["kernel"] == GATED and not f["constants"]["HAS_LORAS"]
+        f["number"]: f["behind_sums"] for f in products if f["kernel"] == GATED and not has_loras(f)
     }
     values = USUAL.m * USUAL.n / 2 / (32 * USUAL.warps)
     for number, most in GATED_OPERATIONS.items():
