@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,6 @@ from engines.pytorch.eight_bit import EightBit, put_decoder_layers
 from engines.pytorch.fast_vae import attend_by_products, rearrange_decoder
 from engines.pytorch.torch_engine import load_torch
 from engines.pytorch.torch_options import TorchOptions
-from onnx_export.plain_maxima import write_numbers
-from onnx_export.recipes import RECIPES
 from sdxl.checkpoint import find
 from sdxl.networks.halves import fit_halves
 from sdxl.networks.parts import networks_of
@@ -84,24 +82,15 @@ def test_the_resblocks_convolutions_are_in_8_bits_and_nothing_else() -> None:
     assert len(blocks) == sum(type(each).__name__ == "ResnetBlock2D" for _, each in plain)
 
 
-def test_it_comes_with_8_bits_and_an_option_leaves_it_out(mini: Pipeline, tmp_path: Path) -> None:
-    path = tmp_path / "numbers.safetensors"
-    unet = copy.deepcopy(mini.checkpoint.part("unet"))
-    layers = [m for m in unet.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
-
-    def run() -> None:
-        for each in layers:
-            # Only maxima are needed.
-            for hook in each._forward_pre_hooks.values():
-                hook(each, (torch.ones(1),))
-
-    write_numbers(unet, RECIPES["fp8"], run, path)
+def test_it_comes_with_8_bits_and_an_option_leaves_it_out(
+    mini: Pipeline, numbers_of: Callable[[str], Path]
+) -> None:
     for line, expected in (("", True), ("no-fp8_decoder", False)):
         loaded = load_torch(
             mini.checkpoint,
             device="cpu",
             precision="fp8",
-            numbers=[path],
+            numbers=[numbers_of("fp8")],
             options=TorchOptions.parse(line),
         )
         network: Any = loaded["vae_decoder"]
