@@ -15,7 +15,14 @@ from transformers import CLIPTextModelWithProjection, ResNetForImageClassificati
 
 from sdxl.mini.clip import Scorer
 from sdxl.mini.scenes import SIDE, draw
-from training.mini.check import WEIGHTS, PictureVerdict, held_out_scenes, judge_all, paint
+from training.mini.check import (
+    WEIGHTS,
+    PictureVerdict,
+    held_out_scenes,
+    judge_all,
+    load_painter,
+    paint_with,
+)
 
 MIB = 2**20
 
@@ -133,7 +140,7 @@ def test_two_hundred_pictures_show_their_captions(scorer: Scorer) -> None:
 
 def check_pictures(scorer: Scorer, count: int) -> None:
     scenes = held_out_scenes(count)
-    verdicts = judge_all(scenes, paint(scenes), scorer)
+    verdicts = judge_all(scenes, paint_with(load_painter(), scenes), scorer)
     singles = [v for v in verdicts if v.scene.kind == "single"]
     first, first_of_singles = (_share(each, lambda v: v.is_first) for each in (verdicts, singles))
     right = _share(verdicts, lambda v: not v.fault)

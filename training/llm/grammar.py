@@ -6,12 +6,13 @@ Only the exact wording is accepted.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from sdxl.mini.scenes import COLOURS, COUNTS, PLACES, RELATIONS, SHAPES, Scene, Thing, caption
 
 
-def _either(words: object, name: str) -> str:
-    return f"(?P<{name}>{'|'.join(map(re.escape, words))})"  # type: ignore[call-overload]
+def _either(words: Iterable[str], name: str) -> str:
+    return f"(?P<{name}>{'|'.join(map(re.escape, words))})"
 
 
 def _noun(number: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sdxl.mini.scenes import COLOURS, PLACES, SIZES, Scene, Thing, sample_scene
+from sdxl.mini.scenes import COLOURS, PLACES, SIZES, Scene, Thing, pick, sample_scene
 
 SAID_SIZES = {
     "small": ("small", "little", "tiny"),
@@ -114,10 +114,6 @@ def wanted_of(scene: Scene, rng: np.random.Generator) -> WantedScene:
         keep(scene.place),
         keep(scene.relation, 1.6),
     )
-
-
-def pick(rng: np.random.Generator, options: tuple[str, ...] | list[str]) -> str:
-    return options[int(rng.integers(len(options)))]
 
 
 def _noun(stated: Stated, wanted: WantedScene, rng: np.random.Generator) -> str:

@@ -1,4 +1,4 @@
-"""Trains the VAE, from nothing or with latents near to another VAE's."""
+"""Trains the VAE."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sdxl.mini.scenes import SIDE, draw, sample_scene
-from training.fitting import fit, in_half, load_fitted, save_adopted
+from training.fitting import fit, in_half, load_fitted
 from training.mini import topology
 from training.mini.plan import TrainingPlan
 
 CROP = 64
-NEAR = 2.0  # weight of the latents' distance from the teacher's
 LEAST_INK = 50.0
 LEAST_CONTRAST = 0.3  # the least contrast to the plain background of a pixel that counts as ink
 STEEP = 10.0  # steepness at half the contrast; 0.3 to either side the curve is nearly flat
@@ -86,7 +85,6 @@ def train_vae(plan: TrainingPlan, work: Path, device: str) -> None:
     """
     torch.manual_seed(0)
     vae = topology.new_vae().to(device)
-    teacher = _load_teacher(work, device)
 
     def loss_of(rng: np.random.Generator, step: int) -> Tensor:
         is_whole = step >= plan.vae_whole_from and step % 2 == 1
@@ -97,34 +95,9 @@ def train_vae(plan: TrainingPlan, work: Path, device: str) -> None:
             decoded = vae.decode(posterior.mean + 0.05 * torch.randn_like(posterior.mean)).sample
         spread = (posterior.logvar.float() + 6).square().mean()
         size = posterior.mean.float().square().mean()
-        loss = miss(decoded, images) + 1e-3 * spread + 1e-4 * size
-        if teacher is None:
-            return loss
-        with torch.no_grad():
-            taught = teacher.encode(images).latent_dist.mean
-        return loss + NEAR * (posterior.mean.float() - taught).square().mean() / taught.var()
+        return miss(decoded, images) + 1e-3 * spread + 1e-4 * size
 
     fit(vae, loss_of, plan.vae, work / "vae.pt")
-
-
-def adopt_vae(weights: Path, plan: TrainingPlan, work: Path) -> None:
-    """Take an exported VAE as the start of training.
-
-    If its norms have other groups, it is trained again with latents near to the old ones, so that
-    a UNet trained on these stays usable.
-    """
-    vae = AutoencoderKL.from_pretrained(weights)
-    has_groups = vae.config["norm_num_groups"] == topology.VAE_GROUPS
-    if not has_groups:
-        vae.save_pretrained(work / "teacher")
-    save_adopted(vae, plan.vae.steps if has_groups else 0, work / "vae.pt")
-
-
-def _load_teacher(work: Path, device: str) -> AutoencoderKL | None:
-    if not (work / "teacher").exists():
-        return None
-    teacher = AutoencoderKL.from_pretrained(work / "teacher").to(device)
-    return teacher.requires_grad_(False)
 
 
 def load_vae(work: Path) -> AutoencoderKL:

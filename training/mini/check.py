@@ -73,12 +73,6 @@ def load_refiner(folder: Path, pipe: Any) -> Any:
     return refiner
 
 
-def paint(
-    scenes: list[Scene], weights: Path = WEIGHTS, guidance: float = GUIDANCE, steps: int = STEPS
-) -> list[Image]:
-    return paint_with(load_painter(weights), scenes, guidance, steps)
-
-
 def paint_with(
     pipe: Any,
     scenes: list[Scene],

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,13 +14,12 @@ from torch import Tensor, nn
 
 from engines.control_weights import DIFFUSERS_FILE
 from sdxl.files import grant_usual
-from sdxl.mini.scenes import Image, caption
-from training.fitting import fit
+from sdxl.mini.scenes import caption
+from training.fitting import fit, in_half
 from training.mini import topology
-from training.mini.autoencoder import as_tensor, miss_of_ink
+from training.mini.autoencoder import as_tensor, miss, miss_of_ink, miss_of_shapes
 from training.mini.check import load_painter
 from training.mini.conditioning import EncodedCaptions, encode_captions
-from training.mini.last_steps import LastSteps
 from training.mini.layouts import (
     DEPTH,
     EDGES,
@@ -29,15 +29,17 @@ from training.mini.layouts import (
     sample_layout,
     without_layout,
 )
+from training.mini.painting import STEPS, Painting, guided
 from training.mini.plan import TrainingPlan
 from training.mini.styles import LIMIT, encode_images
-from training.mini.unet_training import add_noise, guided_error, noise_weights
+from training.mini.unet_training import add_noise, any_guidance, guided_error, noise_weights
 
 HINT_WIDTHS = (8, 16, 32, 64)  # channels at each of the VAE's scales
 BENT = 0.75  # share of bent rows, after the net roughly follows its hints
 BENT_LIMIT = 3  # limit of the weights of rows with much noise: edges depend on steps with less
 FIRST_LAST = 14  # the first of the sampler's last steps
 FAR = 0.6  # paintings farther from their map's picture, as a share of its ink, are left out
+_AT_ONCE = 12
 VAGUE = 0.5  # share of captions without sizes, places and relations
 
 
@@ -49,26 +51,10 @@ def train_edges(plan: TrainingPlan, weights: Path, out: Path, work: Path, device
     lesson = ControlLesson(EDGES, pipe, net, plan, work)
     fit(net, lesson.loss, plan.control, work / f"{EDGES}-begun.pt")
     fit(net, lesson.loss_of_bent, plan.control_bent, work / f"{EDGES}-bent.pt")
-    train_last_steps(lesson, pipe, plan, work)
+    last = LastSteps(lesson, pipe)
+    courses = last.paint(plan.control_courses, work / f"{EDGES}-courses.pt")
+    fit(net, partial(last.loss, courses), plan.control_last, work / f"{EDGES}.pt")
     write_control(net, out / EDGES)
-
-
-def train_last_steps(lesson: ControlLesson, pipe: Any, plan: TrainingPlan, work: Path) -> None:
-    """Train on pictures that the model paints with the net."""
-    last, layouts = LastSteps(pipe, FIRST_LAST), lesson.layouts
-
-    def aim(row: int, image: Image) -> Image | None:
-        drawn = layouts[row].draw()
-        painted, wanted = (as_tensor(each[None]) for each in (image, drawn))
-        return drawn if miss_of_ink(painted, wanted) < FAR else None
-
-    path = work / f"{EDGES}-courses.pt"
-    courses = last.paint(lesson.predict, aim, plan.control_courses, path)
-
-    def loss_of(rng: np.random.Generator, step: int) -> Tensor:
-        return last.loss(lesson.predict, courses, lesson.batch, rng)
-
-    fit(lesson.net, loss_of, plan.control_last, work / f"{EDGES}.pt")
 
 
 def train_depth(plan: TrainingPlan, weights: Path, out: Path, work: Path, device: str) -> None:
@@ -138,6 +124,75 @@ class ControlLesson:
             **conditions,
         ).sample
         return predicted
+
+
+class ControlCourses(NamedTuple):
+    """Latents before each of the last steps, [n, steps, ...], the lesson's rows, and guidance."""
+
+    latents: Tensor
+    rows: Tensor
+    guidance: Tensor
+
+
+class LastSteps:
+    """The sampler's last steps, which decide an edge's place to a fraction of a pixel. Predictions
+    from latents that were painted with the net must decode to the drawn picture."""
+
+    def __init__(self, lesson: ControlLesson, pipe: Any) -> None:
+        self._lesson, self._device = lesson, pipe.device
+        self._vae = pipe.vae.requires_grad_(False)
+        self._scale = float(pipe.vae.config.scaling_factor)
+        self._painting = Painting(pipe.unet, self._device)
+
+    def loss(self, courses: ControlCourses, rng: np.random.Generator, step: int) -> Tensor:
+        """Return how far decoded predictions are from the drawn pictures."""
+        batch = self._lesson.batch
+        chosen = torch.from_numpy(rng.integers(0, len(courses.rows), batch))
+        at = torch.from_numpy(rng.integers(0, STEPS - FIRST_LAST, batch))
+        latents = courses.latents[chosen, at].float().to(self._device)
+        rows, sampler_step = courses.rows[chosen], (at + FIRST_LAST).to(self._device)
+        with in_half(self._device.type):
+            noise = self._noise(latents, sampler_step, rows, courses.guidance[chosen])
+            predicted = latents - self._painting.sigma(sampler_step) * noise
+            decoded = self._vae.decode(predicted / self._scale).sample.float()
+        pictures = self._drawn(rows).to(self._device)
+        return miss_of_shapes(decoded, pictures) + miss(decoded, pictures)
+
+    @torch.no_grad()
+    def paint(self, count: int, path: Path) -> ControlCourses:
+        """Paint the first rows, or load them if they were painted before."""
+        if not path.exists():
+            torch.manual_seed(27)
+            parts = [self._paint(rows) for rows in torch.arange(count).split(_AT_ONCE)]
+            torch.save(tuple(map(torch.cat, zip(*parts, strict=True))), path)
+        return ControlCourses(*torch.load(path))
+
+    def _paint(self, rows: Tensor) -> ControlCourses:
+        """Paint rows from noise. Pictures that are far from their layouts are left out."""
+        guidance, painting = any_guidance(len(rows)), self._painting
+        noise = torch.randn(len(rows), topology.LATENT_CHANNELS, *[topology.LATENT_SIDE] * 2)
+        latents, before = painting.sigmas[0] * noise.to(self._device), []
+        for at in range(STEPS):
+            before.append(latents.half().cpu())
+            step = torch.full((len(rows),), at, device=self._device)
+            with in_half(self._device.type):
+                predicted = self._noise(latents, step, rows, guidance)
+            latents = painting.stepped(latents, step, predicted)
+        decoded = self._vae.decode(latents / self._scale).sample.clamp(-1, 1).cpu()
+        pairs = zip(decoded[:, None], self._drawn(rows)[:, None], strict=True)
+        is_kept = torch.tensor([bool(miss_of_ink(*pair) < FAR) for pair in pairs])
+        print(f"painted {int(rows[-1]) + 1} courses", flush=True)
+        course = torch.stack(before[FIRST_LAST:], dim=1)
+        return ControlCourses(course[is_kept], rows[is_kept], guidance[is_kept])
+
+    def _noise(self, latents: Tensor, step: Tensor, rows: Tensor, guidance: Tensor) -> Tensor:
+        noisy, timestep = self._painting.scaled(latents, step), self._painting.timesteps[step]
+        predicted = self._lesson.predict(noisy, timestep.long(), rows)
+        return guided(predicted, guidance.to(self._device))
+
+    def _drawn(self, rows: Tensor) -> Tensor:
+        layouts = self._lesson.layouts
+        return as_tensor(np.stack([layouts[row].draw() for row in rows.tolist()]))
 
 
 def new_control(unet: Any) -> Any:

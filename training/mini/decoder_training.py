@@ -92,19 +92,12 @@ def repaint_pictures(plan: TrainingPlan, work: Path, device: str) -> Repainted:
         painted = scaled / data.scale
         images = to_images(vae, painted)
         for row, latents, image in zip(rows.tolist(), painted.half().cpu(), images, strict=True):
-            aim = _aim(image, scenes[row], row, is_settled=first >= SETTLED)
-            if aim is not None:
+            straight = straighten(image, scenes[row])
+            if straight is not None or first >= SETTLED:
                 kept.append(latents)
-                wanted.append(aim)
+                wanted.append(straight.picture if straight else draw(scenes[row], row))
         if start % 600 == 0:
             print(f"repainted {start} of {plan.repainted} pictures", flush=True)
     repainted = Repainted(torch.stack(kept), torch.from_numpy(np.stack(wanted)))
     torch.save(vars(repainted), path)
     return repainted
-
-
-def _aim(image: Image, scene: Scene, row: int, is_settled: bool) -> Image | None:
-    straight = straighten(image, scene)
-    if straight is not None:
-        return straight.picture
-    return draw(scene, row) if is_settled else None

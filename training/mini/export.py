@@ -67,7 +67,7 @@ class Trained:
     preview: dict[str, Any]
 
 
-def _write_json(path: Path, content: object) -> None:
+def write_json(path: Path, content: object) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
@@ -77,7 +77,7 @@ def _write_scheduler(folder: Path) -> None:
     new_scheduler().save_pretrained(folder)
     path = folder / "scheduler_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
-    _write_json(path, {**config, "clip_sample": False, "set_alpha_to_one": False})
+    write_json(path, {**config, "clip_sample": False, "set_alpha_to_one": False})
 
 
 def export(trained: Trained, out: Path) -> None:
@@ -97,9 +97,9 @@ def export(trained: Trained, out: Path) -> None:
     write_tokenizer(fresh / "tokenizer_2", "!")
     write_tokenizer(fresh / "clip", END)
     _write_scheduler(fresh / "scheduler")
-    _write_json(fresh / "model_index.json", _INDEX)
-    _write_json(fresh / "clip" / "vision" / "preprocessor_config.json", _PREPROCESSING)
-    _write_json(fresh / "preview.json", trained.preview)
+    write_json(fresh / "model_index.json", _INDEX)
+    write_json(fresh / "clip" / "vision" / "preprocessor_config.json", _PREPROCESSING)
+    write_json(fresh / "preview.json", trained.preview)
     for weights in fresh.rglob("*.safetensors"):
         grant_usual(weights)
     swap(fresh, out)

@@ -9,7 +9,6 @@ the tokens and an empty prompt predicts the same noise as with the caption.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +28,9 @@ from sdxl.files import grant_usual
 from sdxl.image_inputs import CLIP_DEVIATION, CLIP_MEAN
 from sdxl.mini.clip import Scorer, pixels_of
 from sdxl.mini.scenes import SHAPES, Image, Scene, caption, draw, sample_scene
-from sdxl.places import IP_ADAPTERS
 from training.fitting import fit
 from training.mini import topology
-from training.mini.check import WEIGHTS, load_painter
+from training.mini.check import load_painter
 from training.mini.conditioning import encode_captions
 from training.mini.plan import TrainingPlan
 from training.mini.scorer import UNKNOWN
@@ -345,20 +343,3 @@ def in_file(state: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
         elif layer != SPLIT[1]:
             tensors.append((f"layers.{number}.{names[layer]}.{kind}", tensor))
     return tensors
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, prog="python -m training.mini.image_adapter"
-    )
-    parser.add_argument("--out", type=Path, default=IP_ADAPTERS, help="the folder to write")
-    parser.add_argument("--work", type=Path, help="checkpoints (default: OUT.work)")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    args = parser.parse_args()
-    work = args.work or args.out.with_name(args.out.name + ".work")
-    work.mkdir(parents=True, exist_ok=True)
-    train_image_adapter(TrainingPlan(), WEIGHTS, args.out, work, args.device)
-
-
-if __name__ == "__main__":
-    main()

@@ -12,8 +12,8 @@ long outlines for their area and are bent most, so most courses show them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from sdxl.mini.scenes import Scene
 from training.fitting import Schedule, fit, in_half, load_fitted, load_mean
+from training.mini import topology
 from training.mini.autoencoder import as_tensor, ink_of, load_vae, miss_of_shapes
 from training.mini.judge import straighten
 from training.mini.latents import encode_pictures, sample_pictures
@@ -38,15 +39,15 @@ SHARE, SEEN = 0.3, 0.15  # weights of the latents' loss and the picture's; that 
 EASY = 0.3  # share of the pictures without a star or a cross that is used
 BENT, RARELY, OFTEN = 0.05, 0.4, 2.5  # how often a course is drawn, by its worst shape's misfit
 LEAST, MOST = 0.6, 3.0  # limits of a picture's weight; less ink gives more weight
+DEEP_STEPS = slice(FIRST, None, INTERVAL)
 _FIRST_LATE = (LATE - FIRST) // INTERVAL
 _ROWS = 24
 Doubles = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class OwnCourses:
-    """Scaled latents [n, deep steps from FIRST on, ...], the wanted picture (uint8 NHWC) and its
-    latents, guidance, the captions' tokens, and the IoU of the worst shape with its ideal."""
+class OwnCourses(NamedTuple):
+    """Scaled latents [n, steps, ...], the wanted picture (uint8 NHWC) and its latents, guidance,
+    the captions' tokens, and the IoU of the worst shape with its ideal."""
 
     latents: Tensor
     picture: Tensor
@@ -60,9 +61,9 @@ class OwnCourses:
     def length(self) -> int:
         return int(self.latents.shape[1])
 
-
-def _concatenate(parts: Sequence[OwnCourses]) -> OwnCourses:
-    return OwnCourses(*(torch.cat([vars(p)[f.name] for p in parts]) for f in fields(OwnCourses)))
+    @classmethod
+    def joined(cls, parts: Sequence[OwnCourses]) -> OwnCourses:
+        return cls(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def checkpoints(plan: TrainingPlan, work: Path) -> list[Path]:
@@ -95,7 +96,7 @@ def train_own_courses(plan: TrainingPlan, work: Path, device: str) -> None:
         courses.append(paint_own_courses(number, plan, work, device))
         torch.manual_seed(0)
         lesson = Lesson(load_newest(plan, work).to(device), plan, work, device)
-        _train_round(lesson, _concatenate(courses), plan.own_courses[number], path)
+        _train_round(lesson, OwnCourses.joined(courses), plan.own_courses[number], path)
 
 
 def _train_round(lesson: Lesson, courses: OwnCourses, schedule: Schedule, path: Path) -> None:
@@ -193,42 +194,56 @@ def paint_own_courses(number: int, plan: TrainingPlan, work: Path, device: str) 
     out."""
     path = work / f"own-courses-{number}-painted-{plan.own_pictures}.pt"
     if path.exists():
-        return OwnCourses(**torch.load(path))
+        return OwnCourses(*torch.load(path))
     painter, vae = load_newest(plan, work).to(device), load_vae(work).to(device)
     data, scenes = encode_pictures(plan, work, device), sample_pictures(plan)[0]
     torch.manual_seed(40 + number)
     parts: list[OwnCourses] = []
-    chosen = torch.tensor(_rows_of(number, plan, scenes))
+    chosen = _rows_of(number, plan, scenes)
     for start in range(0, len(chosen), _ROWS):
         rows = chosen[start : start + _ROWS]
-        texts, guidance = (data.tokens[rows], data.tokens_2[rows]), any_guidance(len(rows))
-        blank = torch.zeros(len(rows), *data.latents.shape[1:], device=device)
-        *before, painted = paint(painter, blank, *texts, guidance)
-        course = torch.stack(before[FIRST::INTERVAL], dim=1).half().cpu()
-        straightened = [
-            (at, straight)
-            for at, image in enumerate(to_images(vae, painted / data.scale))
-            if (straight := straighten(image, scenes[int(rows[at])])) is not None
-        ]
-        if not straightened:
-            continue
-        kept = torch.tensor([at for at, _ in straightened])
-        picture = np.stack([straight.picture for _, straight in straightened])
-        images = as_tensor(picture).to(device)
-        part = OwnCourses(
-            latents=course[kept],
-            picture=torch.from_numpy(picture),
-            wanted=(vae.encode(images).latent_dist.mean * data.scale).half().cpu(),
-            guidance=guidance[kept],
-            tokens=texts[0][kept],
-            tokens_2=texts[1][kept],
-            overlap=torch.tensor([straight.overlap for _, straight in straightened]),
-        )
-        parts.append(part)
+        tokens = data.tokens[rows], data.tokens_2[rows]
+        drawn = [scenes[row] for row in rows]
+        part = paint_straightened(painter, vae, data.scale, drawn, tokens, DEEP_STEPS)
+        if part is not None:
+            parts.append(part)
         if start % (10 * _ROWS) == 0:
             print(f"painted {start} of {len(chosen)} courses", flush=True)
     if not parts:
         raise RuntimeError("no painting shows its caption yet; train `shapes` for longer")
-    courses = _concatenate(parts)
-    torch.save(vars(courses), path)
+    courses = OwnCourses.joined(parts)
+    torch.save(tuple(courses), path)
     return courses
+
+
+@torch.no_grad()
+def paint_straightened(
+    painter: UNetWithText,
+    vae: AutoencoderKL,
+    scale: float,
+    scenes: Sequence[Scene],
+    tokens: tuple[Tensor, Tensor],
+    steps: slice,
+) -> OwnCourses | None:
+    """Paint these scenes and straighten the pictures. Pictures that do not show their scenes are
+    left out; None if there are no others."""
+    side, guidance = topology.LATENT_SIDE, any_guidance(len(scenes))
+    blank = torch.zeros(len(scenes), topology.LATENT_CHANNELS, side, side, device=vae.device)
+    *before, painted = paint(painter, blank, *tokens, guidance)
+    pairs = zip(to_images(vae, painted / scale), scenes, strict=True)
+    straightened = [straighten(*pair) for pair in pairs]
+    good = [each for each in straightened if each is not None]
+    if not good:
+        return None
+    kept = torch.tensor([each is not None for each in straightened])
+    pictures = np.stack([each.picture for each in good])
+    images = as_tensor(pictures).to(vae.device)
+    return OwnCourses(
+        latents=torch.stack(before[steps], dim=1).half().cpu()[kept],
+        picture=torch.from_numpy(pictures),
+        wanted=(vae.encode(images).latent_dist.mean * scale).half().cpu(),
+        guidance=guidance[kept],
+        tokens=tokens[0][kept],
+        tokens_2=tokens[1][kept],
+        overlap=torch.tensor([each.overlap for each in good]),
+    )

@@ -26,7 +26,7 @@ class Painting:
         scheduler = topology.new_scheduler()
         scheduler.set_timesteps(STEPS)
         self.sigmas: Tensor = scheduler.sigmas.float().to(device)
-        self._timesteps: Tensor = scheduler.timesteps.float().to(device)
+        self.timesteps: Tensor = scheduler.timesteps.float().to(device)
         self._prompt, self._deep, self._shallow = (
             PromptUNet(unet),
             DeepUNet(unet),
@@ -65,7 +65,7 @@ class Painting:
     ) -> tuple[Tensor, Sequence[Tensor]]:
         """Return the guided noise, and the tensors that `shallow` reuses."""
         noise, *cache = self._call(self._deep, latents, step, conditions)
-        return _guided(noise, guidance), cache
+        return guided(noise, guidance), cache
 
     def shallow(
         self,
@@ -76,7 +76,7 @@ class Painting:
         guidance: Tensor,
     ) -> Tensor:
         (noise,) = self._call(self._shallow, latents, step, (added, *cache))
-        return _guided(noise, guidance)
+        return guided(noise, guidance)
 
     def sigma(self, step: Tensor) -> Tensor:
         """Return each row's sigma, shaped to multiply latents."""
@@ -86,17 +86,20 @@ class Painting:
         """Return the latents after a step of Euler's method."""
         return latents + (self.sigma(step + 1) - self.sigma(step)) * noise
 
+    def scaled(self, latents: Tensor, step: Tensor) -> Tensor:
+        """Return the latents as a network's input."""
+        return latents / (self.sigma(step) ** 2 + 1).sqrt()
+
     def _call(
         self, network: nn.Module, latents: Tensor, step: Tensor, rest: Sequence[Tensor]
     ) -> Sequence[Tensor]:
-        inputs = latents / (self.sigma(step) ** 2 + 1).sqrt()
-        outputs: Sequence[Tensor] = network(
-            inputs.repeat(2, 1, 1, 1), self._timesteps[step].repeat(2), *rest
-        )
+        inputs = self.scaled(latents, step).repeat(2, 1, 1, 1)
+        outputs: Sequence[Tensor] = network(inputs, self.timesteps[step].repeat(2), *rest)
         return outputs
 
 
-def _guided(noise: Tensor, guidance: Tensor) -> Tensor:
+def guided(noise: Tensor, guidance: Tensor) -> Tensor:
+    """Combine the noise of rows with captions and then of the same rows without."""
     captioned, captionless = noise.float().chunk(2)
     return guide(captioned, captionless, guidance)
 

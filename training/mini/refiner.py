@@ -1,4 +1,4 @@
-"""Trains the refiner, a second UNet for the last steps: `python -m training.mini.refiner`.
+"""Trains the refiner, a second UNet for the last steps.
 
 It begins as a copy of the model's UNet that reads only one text encoder. This encoder is trained
 first, to express what the model's two encoders express. Then pictures are painted as in the
@@ -9,11 +9,9 @@ all these steps.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import shutil
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,41 +23,26 @@ from sdxl.conditioning import AESTHETIC_SCORES
 from sdxl.files import grant_usual
 from sdxl.mini.scenes import Scene, caption, sample_scene
 from sdxl.networks.attention import cross_attentions
-from sdxl.places import MINI_REFINER
 from sdxl.single_file.configs import REFINER_INDEX
 from sdxl.specs import REFINER_TIME_IDS
 from training.fitting import fit, in_half
 from training.mini import topology
 from training.mini.autoencoder import as_tensor, miss, miss_of_shapes
-from training.mini.check import WEIGHTS, load_painter
-from training.mini.conditioning import EncodedCaptions, encode_captions
+from training.mini.check import load_painter
+from training.mini.conditioning import encode_captions
 from training.mini.endings import odds_of_rows, with_noise_anew
-from training.mini.export import name_as_sdxl, swap
-from training.mini.judge import straighten
+from training.mini.export import name_as_sdxl, swap, write_json
 from training.mini.latents import tokenize
 from training.mini.neighbours import is_hard
-from training.mini.painting import INTERVAL, Painting, to_images
+from training.mini.own_courses import OwnCourses, paint_straightened
+from training.mini.painting import INTERVAL, Painting
 from training.mini.plan import TrainingPlan
-from training.mini.unet_training import any_guidance
+from training.mini.rewording import painter_of
 
 FIRST = 16  # the refiner's first step: the last fifth of the noise schedule
 EASY = 0.5  # share of the pictures without a star or a cross that is used
 EXACT_EVERY = 3  # in every third step of training, all of the refiner's steps are deep
 _ROWS, _CAPTIONS = 24, 100
-
-
-@dataclass(frozen=True)
-class Handovers:
-    """Scaled latents before the refiner's first step, the wanted pictures (uint8 NHWC) and their
-    scaled latents, guidance, the captions' tokens, and the IoU of the worst shape with its
-    ideal."""
-
-    latents: Tensor
-    picture: Tensor
-    wanted: Tensor
-    guidance: Tensor
-    tokens: Tensor
-    overlap: Tensor
 
 
 def train_refiner(plan: TrainingPlan, weights: Path, out: Path, work: Path, device: str) -> None:
@@ -69,7 +52,7 @@ def train_refiner(plan: TrainingPlan, weights: Path, out: Path, work: Path, devi
     handovers = paint_handovers(pipe, plan.refiner_courses, work)
     text = train_text(pipe, plan, work)
     with torch.no_grad():
-        encoded = [text(tokens.to(device)) for tokens in handovers.tokens.split(_CAPTIONS)]
+        encoded = [text(tokens.to(device)) for tokens in handovers.tokens_2.split(_CAPTIONS)]
     context, pooled = (torch.cat(each) for each in zip(*encoded, strict=True))
     refiner = new_refiner(pipe.unet, text.translated).to(device)
     painting, vae = Painting(refiner, device), pipe.vae.requires_grad_(False)
@@ -78,7 +61,7 @@ def train_refiner(plan: TrainingPlan, weights: Path, out: Path, work: Path, devi
 
     def loss_of(rng: np.random.Generator, step: int) -> Tensor:
         rows = torch.from_numpy(rng.choice(len(odds), batch, p=odds))
-        stored, wanted = handovers.latents[rows].float(), handovers.wanted[rows].float()
+        stored, wanted = handovers.latents[rows, 0].float(), handovers.wanted[rows].float()
         latents = with_noise_anew(stored, wanted, sigma).to(device)
         interval = 1 if step % EXACT_EVERY == 0 else INTERVAL
         with in_half(device):
@@ -106,7 +89,7 @@ class RefinerText(nn.Module):
 
     def __init__(self, encoder: Any) -> None:
         super().__init__()
-        self.encoder = copy.deepcopy(encoder)
+        self.encoder = copy.deepcopy(encoder).requires_grad_(True)
         width = topology.TEXT_WIDTH
         self.translated = nn.Parameter(torch.cat([torch.zeros(width, width), torch.eye(width)]))
 
@@ -174,65 +157,33 @@ def new_refiner(unet: Any, translated: Tensor) -> Any:
     return refiner
 
 
-@torch.no_grad()
-def paint_handovers(pipe: Any, count: int, work: Path) -> Handovers:
-    """Paint handovers, or load them. Pictures that do not show their captions are left out."""
+def paint_handovers(pipe: Any, count: int, work: Path) -> OwnCourses:
+    """Paint at least `count` courses up to the refiner's first step, or load them."""
     path = work / f"handovers-{count}.pt"
     if path.exists():
-        return Handovers(**torch.load(path))
+        return OwnCourses(*torch.load(path))
     torch.manual_seed(130)
-    rng, parts = np.random.default_rng(130), list[Handovers]()
+    painter, scale = painter_of(pipe), float(pipe.vae.config.scaling_factor)
+    rng, parts = np.random.default_rng(130), list[OwnCourses]()
     while sum(len(part.latents) for part in parts) < count:
-        part = _paint(pipe, rng)
+        scenes = [_sample(rng) for _ in range(_ROWS)]
+        texts = [caption(scene, rng) for scene in scenes]
+        tokens = tokenize(pipe.tokenizer, texts), tokenize(pipe.tokenizer_2, texts)
+        steps = slice(FIRST, FIRST + 1)
+        part = paint_straightened(painter, pipe.vae, scale, scenes, tokens, steps)
         if part is not None:
             parts.append(part)
             print(f"painted {len(parts) * _ROWS} of {count} courses", flush=True)
-    names = [each.name for each in fields(Handovers)]
-    whole = Handovers(*(torch.cat([vars(part)[name] for part in parts])[:count] for name in names))
-    torch.save(vars(whole), path)
-    return whole
+    handovers = OwnCourses.joined(parts)
+    torch.save(tuple(handovers), path)
+    return handovers
 
 
-def _paint(pipe: Any, rng: np.random.Generator) -> Handovers | None:
-    scenes: list[Scene] = []
-    while len(scenes) < _ROWS:
+def _sample(rng: np.random.Generator) -> Scene:
+    while True:
         scene = sample_scene(rng)
         if is_hard(scene) or rng.random() < EASY:
-            scenes.append(scene)
-    texts = [caption(scene, rng) for scene in scenes]
-    captions = encode_captions(pipe, texts)
-    painting, scale = Painting(pipe.unet, pipe.device), float(pipe.vae.config.scaling_factor)
-    shape = _ROWS, topology.LATENT_CHANNELS, *[topology.LATENT_SIDE] * 2
-    latents = painting.sigmas[0] * torch.randn(shape, device=pipe.device)
-    guidance, conditions = any_guidance(_ROWS), _base_conditions(painting, captions, pipe.device)
-    course = [*painting.finish(latents, 0, conditions, guidance.to(pipe.device))]
-    straightened = [
-        (row, straight)
-        for row, image in enumerate(to_images(pipe.vae, course[-1] / scale))
-        if (straight := straighten(image, scenes[row])) is not None
-    ]
-    if not straightened:
-        return None
-    rows = torch.tensor([row for row, _ in straightened])
-    pictures = np.stack([straight.picture for _, straight in straightened])
-    images = as_tensor(pictures).to(pipe.device)
-    return Handovers(
-        latents=course[FIRST][rows].half().cpu(),
-        picture=torch.from_numpy(pictures),
-        wanted=(pipe.vae.encode(images).latent_dist.mean * scale).half().cpu(),
-        guidance=guidance[rows],
-        tokens=tokenize(pipe.tokenizer_2, texts)[rows],
-        overlap=torch.tensor([straight.overlap for _, straight in straightened]),
-    )
-
-
-def _base_conditions(
-    painting: Painting, captions: EncodedCaptions, device: Any
-) -> tuple[Tensor, ...]:
-    """Return the conditions of the model's UNet."""
-    context, pooled = (each.float().to(device) for each in (captions.context, captions.pooled))
-    ids = torch.tensor([topology.TIME_IDS] * 2 * len(captions.context), dtype=torch.float32)
-    return painting.read(context, pooled, ids.to(device))
+            return scene
 
 
 def write_refiner(unet: Any, encoder: Any, weights: Path, out: Path) -> None:
@@ -249,22 +200,6 @@ def write_refiner(unet: Any, encoder: Any, weights: Path, out: Path) -> None:
     name_as_sdxl(fresh / "text_encoder_2")
     for path in fresh.rglob("*.safetensors"):
         grant_usual(path)
-    index = json.loads((weights / "model_index.json").read_text(encoding="utf-8")) | REFINER_INDEX
-    (fresh / "model_index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    index = json.loads((weights / "model_index.json").read_text(encoding="utf-8"))
+    write_json(fresh / "model_index.json", index | REFINER_INDEX)
     swap(fresh, out)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, prog="python -m training.mini.refiner")
-    parser.add_argument("--weights", type=Path, default=WEIGHTS, help="the model's folder")
-    parser.add_argument("--out", type=Path, default=MINI_REFINER, help="the folder to write")
-    parser.add_argument("--work", type=Path, help="checkpoints (default: OUT.work)")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    args = parser.parse_args()
-    work = args.work or args.out.with_name(args.out.name + ".work")
-    work.mkdir(parents=True, exist_ok=True)
-    train_refiner(TrainingPlan(), args.weights, args.out, work, args.device)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from diffusers import AutoencoderKL, EulerDiscreteScheduler, UNet2DConditionModel
 from transformers import (
     CLIPTextConfig,
@@ -27,35 +25,22 @@ _TIME_ID_WIDTH = 32
 # brightness, and a decoder stores it in one very bright spot (arXiv 1912.04958).
 VAE_GROUPS = 4
 UNET_GROUPS = 8
-
-
-@dataclass(frozen=True)
-class _TextSize:
-    width: int
-    layers: int
-    heads: int
-    activation: str
-
-
-# SDXL reads hidden_states[-2], so two of these three layers compute the context.
-_ENCODER = _TextSize(TEXT_WIDTH, 3, 4, "quick_gelu")
-_ENCODER_2 = _TextSize(TEXT_WIDTH, 3, 4, "gelu")
 SCORER_WIDTH = 128
-_SCORER_TEXT = _TextSize(SCORER_WIDTH, 3, 4, "gelu")
 
 
-def _text_config(size: _TextSize, pad: str, projection: int) -> CLIPTextConfig:
+def _text_config(width: int, activation: str, pad: str) -> CLIPTextConfig:
     vocabulary = build_vocabulary()
     eos = vocabulary[END]
     return CLIPTextConfig(
         vocab_size=len(vocabulary),
-        hidden_size=size.width,
-        intermediate_size=4 * size.width,
-        projection_dim=projection,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        projection_dim=width,
+        # SDXL reads hidden_states[-2], so two of these layers compute the context.
+        num_hidden_layers=3,
+        num_attention_heads=4,
         max_position_embeddings=CHUNK,
-        hidden_act=size.activation,
+        hidden_act=activation,
         bos_token_id=eos - 1,
         eos_token_id=eos,
         pad_token_id=vocabulary[pad],
@@ -63,11 +48,11 @@ def _text_config(size: _TextSize, pad: str, projection: int) -> CLIPTextConfig:
 
 
 def new_text_encoder() -> CLIPTextModel:
-    return CLIPTextModel(_text_config(_ENCODER, END, TEXT_WIDTH))
+    return CLIPTextModel(_text_config(TEXT_WIDTH, "quick_gelu", END))
 
 
 def new_text_encoder_2() -> CLIPTextModelWithProjection:
-    return CLIPTextModelWithProjection(_text_config(_ENCODER_2, "!", TEXT_WIDTH))
+    return CLIPTextModelWithProjection(_text_config(TEXT_WIDTH, "gelu", "!"))
 
 
 def new_unet() -> UNet2DConditionModel:
@@ -104,7 +89,7 @@ def new_vae() -> AutoencoderKL:
 
 
 def new_scorer_text() -> CLIPTextModelWithProjection:
-    return CLIPTextModelWithProjection(_text_config(_SCORER_TEXT, END, SCORER_WIDTH))
+    return CLIPTextModelWithProjection(_text_config(SCORER_WIDTH, "gelu", END))
 
 
 def new_scorer_vision() -> ResNetForImageClassification:

@@ -2,9 +2,10 @@
 
 Stages, in order: the VAE; the UNet with both text encoders (three stages); the UNet alone on its
 own paintings; the scorer; the VAE's decoder again on the UNet's paintings; the UNet's last steps
-with this decoder; the export of a diffusers folder; LoRAs, an embedding and ControlNets of this
-folder, or without `--out` of the weights in the package. Each stage resumes from its checkpoint in
-`--work`, and a finished stage is not trained again. All data is drawn; nothing is downloaded.
+with this decoder; the export of a diffusers folder; LoRAs, an embedding, ControlNets, an image
+adapter and a refiner of this folder, or without `--out` of the weights in the package. Each stage
+resumes from its checkpoint in `--work`, and a finished stage is not trained again. All data is
+drawn; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from diffusers import AutoencoderKL
 from safetensors.torch import load_file
 
 from sdxl.mini.clip import MiniClip
 from sdxl.mini.scenes import STYLES
-from sdxl.places import CONTROLNETS, LORAS
+from sdxl.places import CONTROLNETS, IP_ADAPTERS, LORAS, MINI_REFINER
 from training.fitting import load_fitted, save_adopted
-from training.mini.autoencoder import adopt_vae, load_vae, train_vae
+from training.mini.autoencoder import load_vae, train_vae
 from training.mini.check import WEIGHTS
 from training.mini.control import train_depth, train_edges
 from training.mini.decoder_training import train_decoder
@@ -28,18 +30,20 @@ from training.mini.embedding import DUSK, train_embedding
 from training.mini.endings import train_endings
 from training.mini.export import Trained, export
 from training.mini.few_steps import train_few_steps
+from training.mini.image_adapter import train_image_adapter
 from training.mini.latents import encode_pictures, fit_preview
 from training.mini.layouts import DEPTH, EDGES
 from training.mini.negative import NEGATIVE, train_negative
 from training.mini.own_courses import load_newest, train_own_courses
 from training.mini.plan import TrainingPlan
+from training.mini.refiner import train_refiner
 from training.mini.scorer import Student, train_scorer
 from training.mini.styles import train_style
 from training.mini.unet_training import UNetWithText, train_contrasts, train_shapes, train_unet
 
 LORA_STAGES = ("few_steps", *STYLES, NEGATIVE, DUSK)
 CONTROL_STAGES = (EDGES, DEPTH)
-LATER_STAGES = (*LORA_STAGES, *CONTROL_STAGES)
+LATER_STAGES = (*LORA_STAGES, *CONTROL_STAGES, "image_adapter", "refiner")
 UNET_STAGES = ("unet", "contrast", "shapes", "own_courses")
 STAGES = ("vae", *UNET_STAGES, "scorer", "decoder", "endings", "export", *LATER_STAGES)
 
@@ -68,7 +72,7 @@ def adopt(weights: Path, plan: TrainingPlan, work: Path) -> None:
     """
     if (work / "unet.pt").exists():
         return
-    adopt_vae(weights / "vae", plan, work)
+    save_adopted(AutoencoderKL.from_pretrained(weights / "vae"), plan.vae.steps, work / "vae.pt")
     painter = UNetWithText()
     painter.unet.load_state_dict(load_file(weights / "unet/diffusion_pytorch_model.safetensors"))
     for name in ("text_encoder", "text_encoder_2"):
@@ -84,9 +88,10 @@ def adopt(weights: Path, plan: TrainingPlan, work: Path) -> None:
 
 def train(plan: TrainingPlan, work: Path, out: Path, device: str, names: Sequence[str]) -> None:
     """Run these stages. An interrupted stage resumes."""
-    loras, controlnets = LORAS, CONTROLNETS
-    if out != WEIGHTS:
-        loras, controlnets = (out.with_name(f"{out.name}.{n}") for n in ("loras", "controlnets"))
+    loras, controlnets, ip_adapters, refiner = (
+        place if out == WEIGHTS else out.with_name(f"{out.name}.{place.name}")
+        for place in (LORAS, CONTROLNETS, IP_ADAPTERS, MINI_REFINER)
+    )
     stages: dict[str, Callable[[], None]] = {
         "vae": lambda: train_vae(plan, work, device),
         "unet": lambda: train_unet(plan, work, device),
@@ -102,6 +107,8 @@ def train(plan: TrainingPlan, work: Path, out: Path, device: str, names: Sequenc
         NEGATIVE: lambda: train_negative(plan, out, loras, work, device),
         EDGES: lambda: train_edges(plan, out, controlnets, work, device),
         DEPTH: lambda: train_depth(plan, out, controlnets, work, device),
+        "image_adapter": lambda: train_image_adapter(plan, out, ip_adapters, work, device),
+        "refiner": lambda: train_refiner(plan, out, refiner, work, device),
     }
     for style in STYLES:
         stages[style] = partial(train_style, style, plan, out, loras, work, device)
@@ -115,7 +122,7 @@ def main() -> None:
         "--out",
         type=Path,
         help="the diffusers folder to write; LoRAs and the embedding are written to OUT.loras, "
-        "ControlNets to OUT.controlnets",
+        "the others to OUT.controlnets, OUT.ip_adapters and OUT.refiner",
     )
     parser.add_argument("--work", type=Path, help="checkpoints (default: OUT.work)")
     parser.add_argument("--start", type=Path, help="continue from this exported folder")
