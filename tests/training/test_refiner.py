@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from sdxl.checkpoint import find, find_refiner
 from sdxl.conditioning import AESTHETIC_SCORES
@@ -29,20 +28,13 @@ from training.mini.check import (
 from training.mini.judge import Straightened, shape_overlaps
 from training.mini.plan import TrainingPlan
 
-MIB = 2**20
 WIDTH = topology.TEXT_WIDTH
 
 
-def test_the_shipped_refiner_is_small_and_found_by_the_model_s_name() -> None:
-    files = [path for path in MINI_REFINER.rglob("*") if path.is_file()]
-    size = sum(path.stat().st_size for path in files)
-    assert size <= 10 * MIB, f"{size / MIB:.2f} MiB, at most 10"
+def test_the_shipped_refiner_is_found_by_the_model_s_name() -> None:
     found = find_refiner("mini")
     assert found.is_refiner and found.arch.is_refiner
     assert found.scheduler == find("mini").scheduler
-    (file,) = found.weight_files("unet")
-    for name, tensor in load_file(file).items():
-        assert tensor.dtype == torch.float16 and torch.isfinite(tensor).all(), name
     found.part("unet")
 
 
