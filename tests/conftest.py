@@ -15,27 +15,10 @@ from sdxl import cli
 from sdxl.checkpoint import find
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline, Result, WithPictures
-from tests.hangs import (
-    pytest_collection_modifyitems,
-    pytest_configure,
-    pytest_runtest_call,
-    pytest_runtest_protocol,
-    pytest_runtest_setup,
-    pytest_runtest_teardown,
-    pytest_xdist_make_scheduler,
-)
+
+pytest_plugins = ["tests.hangs"]
 
 Asked = GenerationParams | WithPictures
-
-__all__ = [
-    "pytest_collection_modifyitems",
-    "pytest_configure",
-    "pytest_runtest_call",
-    "pytest_runtest_protocol",
-    "pytest_runtest_setup",
-    "pytest_runtest_teardown",
-    "pytest_xdist_make_scheduler",
-]
 
 
 @pytest.fixture(scope="session")

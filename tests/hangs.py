@@ -9,8 +9,7 @@ import faulthandler
 import os
 import signal
 import sys
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
 
 import pytest
 from xdist.remote import Producer
@@ -89,33 +88,18 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
-    with limited(item):
-        return (yield)
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
-    with limited(item):
-        return (yield)
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
-    with limited(item):
-        return (yield)
-
-
-@contextmanager
-def limited(item: pytest.Item) -> Iterator[None]:
+def limited(item: pytest.Item) -> Generator[None]:
     limit_s = limit_of(item)
     if limit_s:
         file = item.config.stash[STDERR]
         faulthandler.dump_traceback_later(limit_s + GRACE_S, exit=True, file=file)
     try:
-        yield
+        return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+pytest_runtest_setup = pytest_runtest_call = pytest_runtest_teardown = limited
 
 
 def limit_of(item: pytest.Item) -> float:

@@ -114,13 +114,6 @@ def test_without_engines_triton_can_compile() -> None:
     assert {"gcc", "libc6-dev", "python3.12-dev"} <= set(text.split())
 
 
-def test_the_language_model_comes_from_nvidias_image() -> None:
-    bases = {rest for name, rest in dockerfile.instructions() if name == "ARG"}
-    assert any(base.startswith("LLM_BASE=nvcr.io/nvidia/tensorrt-llm/release:") for base in bases)
-    assert ("FROM", "${LLM_BASE} AS llm") in dockerfile.instructions()
-    assert ("FROM", "${KIND} AS python") in dockerfile.instructions()
-
-
 def test_only_the_language_models_interpreter_finds_its_images_libraries(tmp_path: Path) -> None:
     """Run the stage's commands, without those of pip and apt."""
     (text,) = (rest for _, rest in dockerfile.stage("llm") if "/opt/trtllm/own" in rest)
