@@ -18,12 +18,11 @@ from sdxl.mini.scenes import Thing, caption, draw
 from sdxl.places import CONTROLNETS
 from training.fitting import Schedule
 from training.mini import topology
-from training.mini.check import WEIGHTS, held_out_scenes, load_painter
+from training.mini.check import WEIGHTS, held_out_scenes, load_painter, paint_with
 from training.mini.control import new_control, train_depth, train_edges
 from training.mini.control_check import (
     load_controlled,
     measure,
-    paint_controlled,
     unseen_layouts,
 )
 from training.mini.layouts import (
@@ -60,10 +59,11 @@ def test_pictures_follow_maps_that_training_never_saw(name: str) -> None:
     texts = [caption(without_layout(layout.scene)) for layout in layouts]
     maps = [MAPS[name](layout) for layout in layouts]
     pipe = load_controlled(CONTROLNETS / name)
-    with_net, without = (
-        float(np.mean(measure(name, paint_controlled(pipe, texts, maps, strength), maps)))
+    painted = (
+        paint_with(pipe, texts, maps=maps, controlnet_conditioning_scale=strength)
         for strength in (1.0, 0.0)
     )
+    with_net, without = (float(np.mean(measure(name, images, maps))) for images in painted)
     assert with_net >= LEAST[name], f"IoU {with_net:.3f}, at least {LEAST[name]}"
     assert without <= MOST_WITHOUT[name], f"IoU {without:.3f} without the net"
 

@@ -188,16 +188,10 @@ def test_dusk_is_a_word_for_a_background(plain: Any) -> None:
         WORDINGS[i % len(WORDINGS)].replace(STAND_IN, DUSK).format(without_background(scene))
         for i, scene in enumerate(scenes)
     ]
-    wrong = all_faults(paint_texts(pipe, texts), scenes)
+    wrong = all_faults(paint_with(pipe, texts, steps=10), scenes)
     assert len(wrong) <= 1, f"{len(wrong)} of 9 are wrong, at most 1: {wrong}"
-    wrong = all_faults(paint_texts(plain, texts), scenes)
+    wrong = all_faults(paint_with(plain, texts, steps=10), scenes)
     assert len(wrong) >= 7, f"{len(wrong)} of 9 are wrong without it"
-
-
-def paint_texts(pipe: Any, texts: list[str]) -> list[Image]:
-    seeds = [torch.Generator().manual_seed(i) for i in range(len(texts))]
-    found = pipe(texts, generator=seeds, num_inference_steps=10, output_type="np").images
-    return list((found * 255 + 0.5).astype(np.uint8))
 
 
 def test_dusk_is_no_word_of_the_models_vocabulary() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from diffusers import (
 )
 
 import sdxl.mini
+from sdxl.canny import Pixels
 from sdxl.mini.clip import Scorer, pixels_of
 from sdxl.mini.scenes import SIDE, Image, Scene, caption, draw, sample_scene
 from sdxl.params import REFINER_SWITCH_AT, GenerationParams
@@ -75,28 +77,33 @@ def load_refiner(folder: Path, pipe: Any) -> Any:
 
 def paint_with(
     pipe: Any,
-    scenes: list[Scene],
+    prompts: Sequence[Scene | str],
     guidance: float = GUIDANCE,
     steps: int = STEPS,
     is_trailing: bool = False,
     first_seed: int = 0,
     refiner: Any = None,
+    maps: Sequence[Pixels] = (),
+    **options: Any,
 ) -> list[Image]:
-    """Paint one picture for each scene, from noise with the scene's number as seed. A refiner does
-    the last steps."""
+    """Paint one picture for each prompt, from noise with the prompt's number as seed. A refiner
+    does the last steps; a ControlNet of the pipeline needs maps."""
     spacing = "trailing" if is_trailing else "leading"
     pipe.scheduler = type(pipe.scheduler).from_config(
         pipe.scheduler.config, timestep_spacing=spacing
     )
     common: dict[str, Any] = {"num_inference_steps": steps, "guidance_scale": guidance}
-    base: dict[str, Any] = {"output_type": "np"}
+    base: dict[str, Any] = {"output_type": "np", **options}
     if refiner is not None:
         refiner.scheduler = pipe.scheduler
-        base = {"output_type": "latent", "denoising_end": REFINER_SWITCH_AT}
+        base |= {"output_type": "latent", "denoising_end": REFINER_SWITCH_AT}
     images: list[Image] = []
-    for start in range(0, len(scenes), _BATCH):
-        texts = [caption(scene) for scene in scenes[start : start + _BATCH]]
+    for start in range(0, len(prompts), _BATCH):
+        batch = slice(start, start + _BATCH)
+        texts = [each if isinstance(each, str) else caption(each) for each in prompts[batch]]
         seeds = [torch.Generator().manual_seed(first_seed + start + i) for i in range(len(texts))]
+        if maps:
+            base["image"] = [PIL.Image.fromarray(each).convert("RGB") for each in maps[batch]]
         painted = pipe(texts, generator=seeds, **common, **base).images
         if refiner is not None:
             rest = {"image": painted, "denoising_start": REFINER_SWITCH_AT}

@@ -22,7 +22,14 @@ from scipy.ndimage import binary_dilation
 from sdxl.canny import EIGHT_NEIGHBOURS, Pixels, canny
 from sdxl.mini.scenes import Image, caption
 from sdxl.places import CONTROLNETS
-from training.mini.check import GUIDANCE, STEPS, WEIGHTS, held_out_scenes, load_painter
+from training.mini.check import (
+    GUIDANCE,
+    STEPS,
+    WEIGHTS,
+    held_out_scenes,
+    load_painter,
+    paint_with,
+)
 from training.mini.judge import Mask, mask_things
 from training.mini.layouts import (
     DEPTH,
@@ -38,7 +45,7 @@ from training.mini.layouts import (
 )
 
 FIRST_SEED = 10_000  # the first layout's seed; training uses random seeds
-_BATCH, _COLUMNS = 20, 12
+_COLUMNS = 12
 
 
 def unseen_layouts(count: int, is_free: bool = False) -> list[SettledScene]:
@@ -55,33 +62,6 @@ def load_controlled(folder: Path, weights: Path = WEIGHTS) -> Any:
     pipe = StableDiffusionXLControlNetPipeline(**parts, controlnet=net, add_watermarker=False)
     pipe.set_progress_bar_config(disable=True)
     return pipe
-
-
-def paint_controlled(
-    pipe: Any,
-    texts: Sequence[str],
-    maps: Sequence[Pixels],
-    strength: float = 1.0,
-    steps: int = STEPS,
-    guidance: float = GUIDANCE,
-) -> list[Image]:
-    """Paint one picture for each map, from noise with the map's number as seed."""
-    images: list[Image] = []
-    for start in range(0, len(maps), _BATCH):
-        batch = slice(start, start + _BATCH)
-        hints = [PIL.Image.fromarray(each).convert("RGB") for each in maps[batch]]
-        seeds = [torch.Generator().manual_seed(start + i) for i in range(len(hints))]
-        painted = pipe(
-            list(texts[batch]),
-            image=hints,
-            generator=seeds,
-            num_inference_steps=steps,
-            guidance_scale=guidance,
-            controlnet_conditioning_scale=strength,
-            output_type="np",
-        ).images
-        images += list((painted * 255 + 0.5).astype(np.uint8))
-    return images
 
 
 def compare_edges(image: Image, edges: Pixels) -> float:
@@ -146,7 +126,14 @@ def main() -> None:
         maps = [MAPS[name](layout) for layout in layouts]
         pipe = load_controlled(args.nets / name)
         with_net, without = (
-            paint_controlled(pipe, texts, maps, strength, args.steps, args.guidance)
+            paint_with(
+                pipe,
+                texts,
+                args.guidance,
+                args.steps,
+                maps=maps,
+                controlnet_conditioning_scale=strength,
+            )
             for strength in (args.strength, 0.0)
         )
         report(f"{name}, drawn", measure(name, [layout.draw() for layout in layouts], maps))

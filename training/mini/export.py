@@ -9,14 +9,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, UNet2DConditionModel
 from safetensors.torch import load_file, save_file
-from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from sdxl.files import grant_usual
 from sdxl.mini.clip import MiniClip
@@ -55,18 +53,6 @@ _PREPROCESSING = {
 }
 
 
-@dataclass(frozen=True)
-class Trained:
-    """All results of training."""
-
-    vae: AutoencoderKL
-    unet: UNet2DConditionModel
-    text_encoder: CLIPTextModel
-    text_encoder_2: CLIPTextModelWithProjection
-    scorer: MiniClip
-    preview: dict[str, Any]
-
-
 def write_json(path: Path, content: object) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
@@ -80,26 +66,27 @@ def _write_scheduler(folder: Path) -> None:
     write_json(path, {**config, "clip_sample": False, "set_alpha_to_one": False})
 
 
-def export(trained: Trained, out: Path) -> None:
+def export(
+    networks: Mapping[str, Any], scorer: MiniClip, preview: Mapping[str, object], out: Path
+) -> None:
     """Write beside `out` and then swap, so that a reader never finds half a model."""
     fresh = out.with_name(out.name + ".new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    for name in ("vae", "unet", "text_encoder", "text_encoder_2"):
-        network = getattr(trained, name)
+    for name, network in networks.items():
         is_half = name in ("vae", "unet")
         network.to(torch.float16 if is_half else torch.float32).save_pretrained(fresh / name)
         network.float()
     name_as_sdxl(fresh / "text_encoder")
     name_as_sdxl(fresh / "text_encoder_2")
-    trained.scorer.save(fresh / "clip")
+    scorer.save(fresh / "clip")
     write_tokenizer(fresh / "tokenizer", END)
     write_tokenizer(fresh / "tokenizer_2", "!")
     write_tokenizer(fresh / "clip", END)
     _write_scheduler(fresh / "scheduler")
     write_json(fresh / "model_index.json", _INDEX)
     write_json(fresh / "clip" / "vision" / "preprocessor_config.json", _PREPROCESSING)
-    write_json(fresh / "preview.json", trained.preview)
+    write_json(fresh / "preview.json", preview)
     for weights in fresh.rglob("*.safetensors"):
         grant_usual(weights)
     swap(fresh, out)

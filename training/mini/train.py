@@ -28,7 +28,7 @@ from training.mini.control import train_depth, train_edges
 from training.mini.decoder_training import train_decoder
 from training.mini.embedding import DUSK, train_embedding
 from training.mini.endings import train_endings
-from training.mini.export import Trained, export
+from training.mini.export import export
 from training.mini.few_steps import train_few_steps
 from training.mini.image_adapter import train_image_adapter
 from training.mini.latents import encode_pictures, fit_preview
@@ -54,15 +54,9 @@ def export_all(plan: TrainingPlan, work: Path, out: Path, device: str) -> None:
     load_fitted(student, work / "scorer.pt")
     data = encode_pictures(plan, work, device)
     vae.register_to_config(scaling_factor=round(data.scale, 6))
-    trained = Trained(
-        vae,
-        painter.unet,
-        painter.text_encoder,
-        painter.text_encoder_2,
-        student.clip,
-        fit_preview(data),
-    )
-    export(trained, out)
+    parts = ("unet", "text_encoder", "text_encoder_2")
+    networks = {"vae": vae} | {part: getattr(painter, part) for part in parts}
+    export(networks, student.clip, fit_preview(data), out)
 
 
 def adopt(weights: Path, plan: TrainingPlan, work: Path) -> None:
