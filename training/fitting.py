@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,7 +78,13 @@ def fit(module: nn.Module, loss_of: Loss, schedule: Schedule, checkpoint: Path) 
         if step % 100 == 0 or is_last:
             print(f"{time.strftime('%X')} {checkpoint.stem} {step} loss {mean:.4f}", flush=True)
         if is_last or time.monotonic() - saved_at > SAVE_EVERY_S:
-            _save(module, average, optimiser, step + 1, checkpoint)
+            state = {
+                "module": module.state_dict(),
+                "average": average,
+                "step": step + 1,
+                "optimiser": optimiser.state_dict(),
+            }
+            _save(state, checkpoint)
             saved_at = time.monotonic()
     _load_average(weights, average)
     module.eval()
@@ -117,34 +124,17 @@ def load_mean(module: nn.Module, checkpoints: Sequence[Path]) -> None:
         _load_average(weights, [torch.stack(each).mean(0) for each in zip(*loaded, strict=True)])
 
 
-def _save(
-    module: nn.Module,
-    average: list[Tensor],
-    optimiser: torch.optim.Optimizer,
-    step: int,
-    checkpoint: Path,
-) -> None:
-    checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    fresh = checkpoint.with_suffix(".new")
-    state = {
-        "module": module.state_dict(),
-        "average": average,
-        "step": step,
-        "optimiser": optimiser.state_dict(),
-    }
-    torch.save(state, fresh)
-    fresh.replace(checkpoint)
-
-
 def save_adopted(module: nn.Module, step: int, checkpoint: Path) -> None:
     """Save weights from elsewhere as the checkpoint that a fit would write at `step`."""
-    weights = [p for p in module.parameters() if p.requires_grad]
-    state = {
-        "module": module.state_dict(),
-        "average": [p.detach() for p in weights],
-        "step": step,
-    }
-    torch.save(state, checkpoint)
+    average = [p.detach() for p in module.parameters() if p.requires_grad]
+    _save({"module": module.state_dict(), "average": average, "step": step}, checkpoint)
+
+
+def _save(state: dict[str, Any], checkpoint: Path) -> None:
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    fresh = checkpoint.with_suffix(".new")
+    torch.save(state, fresh)
+    fresh.replace(checkpoint)
 
 
 def _resume(

@@ -122,10 +122,9 @@ def faults(image: Image, scene: Scene) -> list[str]:
     background, things = blobs(image)
     if scene.background not in (None, background):
         return [f"background: {background}, not {scene.background}"]
-    wanted = len(scene.things) if scene.kind == "pair" else scene.count
-    if len(things) != wanted:
-        return [f"count: {len(things)} things, not {wanted}"]
-    inks = [thing.colour for thing in scene.things] * (1 if scene.kind == "pair" else scene.count)
+    inks = [thing.colour for thing in scene.things * scene.count]
+    if len(things) != len(inks):
+        return [f"count: {len(things)} things, not {len(inks)}"]
     if None not in inks and sorted(b.colour for b in things) != sorted(map(str, inks)):
         return [f"colours: {[b.colour for b in things]}, not {inks}"]
     if scene.place is not None and not _is_placed(things[0], scene.place):
@@ -136,14 +135,11 @@ def faults(image: Image, scene: Scene) -> list[str]:
 
 
 def _is_in_order(things: list[Blob], scene: Scene) -> bool:
-    relation = str(scene.relation)
     inks = [thing.colour for thing in scene.things]
-    orders = [
-        (a, b)
-        for a, b in ((things[0], things[1]), (things[1], things[0]))
-        if [a.colour, b.colour] == inks
-    ]
-    return any(_is_related(a, b, relation) for a, b in orders)
+    return any(
+        [a.colour, b.colour] == inks and _is_related(a, b, str(scene.relation))
+        for a, b in permutations(things)
+    )
 
 
 def _dilated(mask: Mask, by: int) -> Mask:

@@ -104,11 +104,8 @@ def train_text(pipe: Any, plan: TrainingPlan, work: Path) -> RefinerText:
     the error of the cross-attentions' keys and values."""
     rng = np.random.default_rng(132)
     texts = [caption(sample_scene(rng), rng) for _ in range(plan.refiner_captions)]
-    parts = [
-        encode_captions(pipe, texts[i : i + _CAPTIONS]) for i in range(0, len(texts), _CAPTIONS)
-    ]
-    context = torch.cat([part.context for part in parts])
-    pooled = torch.cat([part.pooled for part in parts]).float()
+    captions = encode_captions(pipe, texts)
+    context, pooled = captions.context, captions.pooled.float()
     tokens, device = tokenize(pipe.tokenizer_2, texts), pipe.device
     metric = error_metric(pipe.unet, context.float()).to(device)
     student = RefinerText(pipe.text_encoder_2).to(device)
