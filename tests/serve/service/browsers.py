@@ -156,6 +156,7 @@ class Visit:
         transfer = self.page.evaluate_handle(
             DROPPED, [name, base64.b64encode(file).decode("ascii")]
         )
+        self.page.dispatch_event("body", "dragover", {"dataTransfer": transfer})
         self.page.dispatch_event(on, "drop", {"dataTransfer": transfer})
 
     def download(self) -> bytes:

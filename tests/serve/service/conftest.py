@@ -20,6 +20,8 @@ from tests.serve.services import ROOT, Service, service
 SCREENSHOTS = os.environ.get("WEB_SCREENSHOTS")
 """The folder, relative to the repository, that `make screenshots` writes to."""
 FOLDER = Path(__file__).parent
+GRACE_S = 400
+"""the longest time that a service at full size takes to end"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -52,13 +54,16 @@ def full_size(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """The service over a double of SDXL's full size: real shapes, bytes and ratios of times."""
     folder = tmp_path_factory.mktemp("full-size")
     model = double.write(folder / "sdxl-double", double.Settings(speed=50.0))
-    flags = ("--model", str(model), "--backend", double.BACKEND, "--llm", "none")
-    with service(folder, *flags, "--results-dir", str(folder / "results")) as found:
+    flags = ["--model", str(model), "--backend", double.BACKEND, "--llm", "none"]
+    flags += ["--results-dir", str(folder / "results")]
+    flags += ["--shutdown-s", str(GRACE_S), "--max-deadline-s", str(GRACE_S)]
+    with service(folder, *flags) as found:
         yield found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
+    """It ends with this folder's tests: until then, this thread can run no other event loop."""
     with chromium() as found:
         yield found
 

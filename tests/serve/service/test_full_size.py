@@ -5,8 +5,12 @@ failures that only large pictures cause.
 from __future__ import annotations
 
 import io
+import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,9 +23,10 @@ from playwright.sync_api import expect
 from sdxl.images import read_parameters
 from serve.batch import command
 from tests.serve import double
-from tests.serve.servers import GENERATE
+from tests.serve.servers import GENERATE, error_of
 from tests.serve.service.browsers import VIEWS, chromium, visit
-from tests.serve.services import ROOT, Service
+from tests.serve.service.conftest import GRACE_S
+from tests.serve.services import ROOT, Service, is_alive
 from tests.serve.test_api import events_of, picture
 
 PROMPT = "a lighthouse in a storm"
@@ -143,3 +148,83 @@ def test_render_makes_files_and_a_sheet(full_size: Service, tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr[-3000:]
     (file,) = (tmp_path / "out").rglob("*.png")
     check(file.read_bytes())
+
+
+class InFlight:
+    """A streamed request for long pictures; the block begins after its first step."""
+
+    images = 4
+
+    def __init__(self, url: str) -> None:
+        self.url, self.kinds = url, list[str]()
+        self._has_begun = threading.Event()
+        self._thread = threading.Thread(target=self._follow)
+
+    @property
+    def is_over(self) -> bool:
+        return not self._thread.is_alive()
+
+    @property
+    def is_answered(self) -> bool:
+        return self.kinds.count("completed") == self.images
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def __enter__(self) -> InFlight:
+        self._thread.start()
+        assert self._has_begun.wait(200), "no step was taken"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.join()
+
+    def _follow(self) -> None:
+        body = {"prompt": PROMPT, "n": self.images, "steps": 100, "deadline_s": 400}
+        asked = {**body, "stream": True, "progress": True}
+        with httpx.stream("POST", f"{self.url}{GENERATE}", json=asked, timeout=400) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("event: "):
+                    self.kinds.append(line.rpartition(".")[2])
+                if re.search(r'"step": [1-9]', line):
+                    self._has_begun.set()
+
+
+def told_meanwhile(url: str, asked: InFlight) -> list[httpx.Response]:
+    """Return the answers to other requests while `asked` was in flight: lists of models until one
+    is refused, then pictures. A refused connection is an error before the last answer; later
+    answers of Ray do not matter."""
+    answers: list[httpx.Response] = []
+    while not asked.is_over:
+        is_draining = bool(answers) and answers[-1].status_code == 503
+        try:
+            if is_draining and error_of(answers[-1])["code"] == "shutting_down":
+                answer_to = httpx.post(f"{url}{GENERATE}", json={"prompt": PROMPT}, timeout=400)
+            else:
+                answer_to = httpx.get(f"{url}/v1/models", timeout=400)
+        except httpx.HTTPError:
+            asked.join()
+            if not asked.is_answered:
+                raise
+        else:
+            answers += [] if asked.is_answered else [answer_to]
+        time.sleep(0.02)
+    return answers
+
+
+@pytest.mark.timeout(1200)
+def test_sigterm_finishes_what_is_in_flight_and_leaves_no_process(full_size: Service) -> None:
+    """The last test ends the service. The signal comes when a request is in flight, and new
+    requests come until it ends, so the machine's speed does not matter."""
+    children = full_size.processes()
+    with InFlight(full_size.url) as asked:
+        full_size.process.send_signal(signal.SIGTERM)
+        answer_to = told_meanwhile(full_size.url, asked)
+    assert full_size.process.wait(GRACE_S) == 0
+    assert asked.is_answered, f"what was in flight is lost: {asked.kinds[-3:]}"
+    is_refused = [answer.status_code == 503 for answer in answer_to]
+    assert {answer.status_code for answer in answer_to} <= {200, 503} and any(is_refused), answer_to
+    asked_late = [answer for answer in answer_to if answer.request.method == "POST"]
+    assert {error_of(answer)["code"] for answer in asked_late} == {"shutting_down"}, asked_late
+    left = [p.name() for p in children if is_alive(p)]
+    assert len(children) > 3 and not left, f"left: {left}"

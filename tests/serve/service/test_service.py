@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import re
-import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator
 from contextlib import suppress
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
@@ -22,14 +17,13 @@ from sdxl.pipeline import Pipeline
 from serve.front import form_routes
 from tests.serve.monitoring import unanswered
 from tests.serve.servers import GENERATE, error_of, leave_midway, measured
-from tests.serve.services import ROOT, Service, free_port, is_alive, service
+from tests.serve.services import ROOT, Service, free_port, is_alive
 from tests.serve.test_api import picture
 from tests.serve.test_connection import answer_to
 from tests.serve.test_form_routes import EXAMPLES
 from tests.waiting import wait_until
 
 PROMPT = "a red circle on a blue background"
-GRACE_S = 400
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -50,6 +44,16 @@ def is_loopback(address: str) -> bool:
     parsed = ip_address(address)
     mapped = parsed.ipv4_mapped if isinstance(parsed, IPv6Address) else None
     return (mapped or parsed).is_loopback
+
+
+def test_a_cancelled_request_does_not_stop_the_examples_of_others(http: httpx.Client) -> None:
+    """Ray Serve cancels the work of a request when its client leaves. Later tests of this folder
+    find the examples finished."""
+    for _ in range(3):
+        with suppress(httpx.ReadTimeout):
+            http.get(EXAMPLES, timeout=0.2)
+    result = http.get(EXAMPLES, timeout=90).json()["data"]
+    assert sum("b64_json" in each for each in result) == len(form_routes.EMBEDDED)
 
 
 def test_a_picture_is_the_pipeline_s(http: httpx.Client, mini: Pipeline) -> None:
@@ -162,109 +166,12 @@ def test_schemathesis_finds_nothing(running: Service, phases: str, examples: int
     assert done.returncode == 0, done.stdout[-4000:]
 
 
-@pytest.fixture(scope="module")
-def ending(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service without examples yet; the last of its two tests ends it."""
-    flags = ("--shutdown-s", str(GRACE_S), "--max-deadline-s", str(GRACE_S), "--llm", "none")
-    with service(tmp_path_factory.mktemp("ending"), *flags) as found:
-        yield found
-
-
-def test_a_cancelled_request_does_not_stop_the_examples_of_others(ending: Service) -> None:
-    """Ray Serve cancels the work of a request when its client leaves."""
-    for _ in range(3):
-        with suppress(httpx.ReadTimeout):
-            httpx.get(f"{ending.url}{EXAMPLES}", timeout=0.2)
-    result = httpx.get(f"{ending.url}{EXAMPLES}", timeout=90).json()["data"]
-    assert sum("b64_json" in each for each in result) == len(form_routes.EMBEDDED)
-
-
-@pytest.mark.timeout(1200)
-def test_sigterm_finishes_what_is_in_flight_and_leaves_no_process(ending: Service) -> None:
-    """The signal comes when a request is in flight, and new requests come until it ends, so the
-    machine's speed does not matter."""
-    children = ending.processes()
-    with InFlight(ending.url) as asked:
-        ending.process.send_signal(signal.SIGTERM)
-        answer_to = told_meanwhile(ending.url, asked)
-    assert ending.process.wait(GRACE_S) == 0
-    assert asked.is_answered, f"what was in flight is lost: {asked.kinds[-3:]}"
-    is_refused = [answer.status_code == 503 for answer in answer_to]
-    assert {answer.status_code for answer in answer_to} <= {200, 503} and any(is_refused), answer_to
-    asked_late = [answer for answer in answer_to if answer.request.method == "POST"]
-    assert {error_of(answer)["code"] for answer in asked_late} == {"shutting_down"}, asked_late
-    left = [p.name() for p in children if is_alive(p)]
-    assert len(children) > 3 and not left, f"left: {left}"
-
-
 def test_the_longest_shutdown_by_default_is_half_a_minute() -> None:
     from serve import cli
     from serve.settings import ServeSettings
 
     most = ServeSettings().shutdown_s + cli.FLUSH_S
     assert most <= 26, f"{most} s and Ray's own end, allowed 30 in all"
-
-
-class InFlight:
-    """A streamed request for long pictures; the block begins after its first step."""
-
-    images = 4
-
-    def __init__(self, url: str) -> None:
-        self.url, self.kinds = url, list[str]()
-        self._has_begun = threading.Event()
-        self._thread = threading.Thread(target=self._follow)
-
-    @property
-    def is_over(self) -> bool:
-        return not self._thread.is_alive()
-
-    @property
-    def is_answered(self) -> bool:
-        return self.kinds.count("completed") == self.images
-
-    def join(self) -> None:
-        self._thread.join()
-
-    def __enter__(self) -> InFlight:
-        self._thread.start()
-        assert self._has_begun.wait(200), "no step was taken"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.join()
-
-    def _follow(self) -> None:
-        body = {"prompt": PROMPT, "n": self.images, "steps": 100, "deadline_s": 400}
-        asked = {**body, "stream": True, "progress": True}
-        with httpx.stream("POST", f"{self.url}{GENERATE}", json=asked, timeout=400) as answer:
-            for line in answer.iter_lines():
-                if line.startswith("event: "):
-                    self.kinds.append(line.rpartition(".")[2])
-                if re.search(r'"step": [1-9]', line):
-                    self._has_begun.set()
-
-
-def told_meanwhile(url: str, asked: InFlight) -> list[httpx.Response]:
-    """Return the answers to other requests while `asked` was in flight: lists of models until one
-    is refused, then pictures. A refused connection is an error before the last answer; later
-    answers of Ray do not matter."""
-    answers: list[httpx.Response] = []
-    while not asked.is_over:
-        is_draining = bool(answers) and answers[-1].status_code == 503
-        try:
-            if is_draining and error_of(answers[-1])["code"] == "shutting_down":
-                answer_to = httpx.post(f"{url}{GENERATE}", json={"prompt": PROMPT}, timeout=400)
-            else:
-                answer_to = httpx.get(f"{url}/v1/models", timeout=400)
-        except httpx.HTTPError:
-            asked.join()
-            if not asked.is_answered:
-                raise
-        else:
-            answers += [] if asked.is_answered else [answer_to]
-        time.sleep(0.02)
-    return answers
 
 
 def test_a_model_that_does_not_load_is_one_line(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,9 +40,7 @@ def add(web: Visit, name: str) -> None:
     expect(web.page.get_by_role("button", name=f"Remove {name}")).to_be_visible()
 
 
-def test_picked_maps_are_in_the_picture_and_come_back_with_it(
-    listed: Visit, tmp_path: Path
-) -> None:
+def test_picked_maps_are_in_the_picture_and_come_back_with_it(listed: Visit) -> None:
     page = listed.page
     add(listed, "edges")
     page.get_by_label("Strength of edges", exact=True).fill("0.7")

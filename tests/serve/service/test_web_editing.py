@@ -6,7 +6,6 @@ import base64
 import hashlib
 from typing import Any
 
-import pytest
 from PIL import Image
 from playwright.sync_api import FilePayload, expect
 
@@ -52,7 +51,6 @@ def test_a_dropped_picture_is_made_anew_as_strongly_as_asked_and_seen_forming(we
     assert len(set(web.page.evaluate("previews"))) >= 2
 
 
-@pytest.mark.phone
 def test_a_result_is_edited_and_a_picture_from_words_comes_after_it(web: Visit) -> None:
     web.generate(PROMPT, steps="4", seed="3")
     web.wait_for_pictures()
@@ -125,15 +123,13 @@ def test_a_source_outlives_a_reload_and_comes_back_with_its_result_s_settings(we
     assert web.download() == first
 
 
-def test_a_pasted_picture_is_the_source_and_another_file_is_refused(web: Visit) -> None:
+def test_a_pasted_picture_is_the_source_and_other_files_are_refused(web: Visit) -> None:
     web.drop("words.txt", b"no picture", SOURCE)
     expect(web.page.get_by_role("alert")).to_contain_text("words.txt is not a picture")
     web.page.evaluate(PASTED, [base64_of(photo(64, 64))])
     expect(web.page.locator("#source-name")).to_have_text("the pasted picture")
     expect(web.page.locator("#source-size")).to_have_text("64 × 64")
-
-
-def test_a_refusal_of_the_service_is_shown_at_the_picture(web: Visit) -> None:
+    # The browser can read an animation, and the service refuses it.
     web.expected = ("400",)
     web.drop("film.webp", animated("WEBP"), SOURCE)
     expect(web.page.locator("#source-name")).to_have_text("film.webp")

@@ -14,26 +14,6 @@ from tests.serve.workers import fake_pipeline
 PROMPT = "a red circle on a blue background"
 
 
-def alert(web: Visit) -> str:
-    return web.page.get_by_role("alert").inner_text()
-
-
-def test_a_400_is_shown_at_the_field(browser: Browser, view: View) -> None:
-    with listening() as (url, _), visit(browser, url, view) as web:
-        web.expected = ("400",)
-        web.generate("(a:1.2.3)")
-        expect(web.page.get_by_role("alert")).to_contain_text(
-            "That cannot be made. prompt must have a number as weight"
-        )
-        expect(web.page.locator("#prompt")).to_have_attribute("aria-invalid", "true")
-        expect(web.page.locator("#prompt")).to_be_focused()
-        assert web.violations() == []
-        web.generate(PROMPT, steps="4")
-        web.wait_for_pictures()
-        expect(web.page.get_by_role("alert")).to_have_count(0)
-        expect(web.page.locator("[aria-invalid]")).to_have_count(0)
-
-
 def test_a_429_says_when_to_try_again(browser: Browser, view: View, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(f"{sha256('right')} ann 1\n")
     with listening(keys=str(tmp_path / "keys")) as (url, _), visit(browser, url, view) as web:
@@ -113,11 +93,23 @@ def test_a_service_that_dies_while_it_draws_is_reported(browser: Browser, view: 
         expect(web.page.locator("#generate")).to_have_text("Generate")
 
 
-def test_until_the_model_is_loaded_the_page_waits(browser: Browser, view: View) -> None:
+def test_the_page_waits_for_the_model_and_notices_when_it_goes_and_returns(
+    browser: Browser, view: View
+) -> None:
     with listening() as (url, worker):
         threads, worker._threads = worker._threads, None
         with visit(browser, url, view) as web:
             web.expected = ("503",)
-            expect(web.page.locator("#service")).to_have_text("not ready")
+            service = web.page.locator("#service")
+            expect(service).to_have_text("not ready")
             worker._threads = threads
-            expect(web.page.locator("#service")).to_have_text("sdxl-mini")
+            expect(service).to_have_text("sdxl-mini")
+            web.page.clock.install()
+            web.reload()
+            expect(service).to_have_text("sdxl-mini")
+            worker._threads = None
+            web.page.clock.fast_forward(11_000)
+            expect(service).to_have_text("not ready")
+            worker._threads = threads
+            web.page.clock.fast_forward(3_000)
+            expect(service).to_have_text("sdxl-mini")

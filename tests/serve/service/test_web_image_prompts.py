@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,9 +32,7 @@ def address(mini: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield url
 
 
-def test_picked_pictures_prompt_and_come_back_with_the_picture(
-    listed: Visit, tmp_path: Path
-) -> None:
+def test_picked_pictures_prompt_and_come_back_with_the_picture(listed: Visit) -> None:
     page = listed.page
     page.get_by_label(LIST).select_option(PLUS)
     with page.expect_file_chooser() as chooser:
@@ -64,18 +61,9 @@ def test_picked_pictures_prompt_and_come_back_with_the_picture(
 def test_a_dropped_picture_is_an_image_prompt(listed: Visit) -> None:
     page = listed.page
     expect(page.get_by_label("ControlNets")).to_be_hidden()
-    page.evaluate(DROP, list(PICTURE["buffer"]))
+    listed.drop("a.png", PICTURE["buffer"], "#drop-prompt")
+    places = "['drop-prompt', 'drop-map'].map((id) => document.getElementById(id).hidden)"
+    assert page.evaluate(places) == [False, True]
     expect(page.get_by_alt_text(f"The picture of {PLUS}")).to_be_visible()
     assert listed.holds_pictures("image_prompts") == [{"name": PLUS, "image": ""}]
     assert PLAIN in page.get_by_label(LIST).inner_text()
-
-
-DROP = """(bytes) => {
-  const data = new DataTransfer();
-  data.items.add(new File([new Uint8Array(bytes)], "a.png", { type: "image/png" }));
-  const sent = { dataTransfer: data, bubbles: true, cancelable: true };
-  document.body.dispatchEvent(new DragEvent("dragover", sent));
-  const place = document.getElementById("drop-prompt");
-  if (place.hidden || !document.getElementById("drop-map").hidden) throw new Error("wrong places");
-  place.dispatchEvent(new DragEvent("drop", sent));
-}"""

@@ -1,16 +1,16 @@
-"""The page's list of LoRAs, on a model with LoRAs and on one without."""
+"""The page's list of LoRAs and embeddings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from sdxl.images import read_parameters
 from sdxl.places import LORAS
 from tests.serve.servers import listening
-from tests.serve.service.browsers import View, Visit, visit
+from tests.serve.service.browsers import Visit
 from tests.serve.workers import with_loras
 
 LIST = "LoRAs"
@@ -55,6 +55,11 @@ def test_picked_loras_are_in_the_picture_and_come_back_with_it(listed: Visit) ->
     page.click("#viewer [data-do=use]")
     assert listed.holds()["loras"] == "hollow:0.75,outlined:0.95,few_steps:1:0.5"
     assert listed.holds()["prompt"] == "a ring"
+    # An embedding is a word of the prompt.
+    add(listed, "dusk")
+    assert listed.holds()["prompt"] == "a ring, dusk"
+    assert listed.holds()["loras"] == "hollow:0.75,outlined:0.95,few_steps:1:0.5"
+    expect(page.locator("#prompt")).to_be_focused()
 
 
 def test_a_lora_that_is_gone_is_refused_at_the_list(listed: Visit) -> None:
@@ -66,9 +71,3 @@ def test_a_lora_that_is_gone_is_refused_at_the_list(listed: Visit) -> None:
     listed.page.get_by_role("button", name="Remove gone").click()
     expect(listed.page.get_by_role("alert")).to_have_count(0)
     assert listed.holds()["loras"] == ""
-
-
-def test_a_model_without_loras_has_no_list(browser: Browser, view: View) -> None:
-    with listening() as (url, _), visit(browser, url, view) as web:
-        expect(web.page.locator("[name=prompt]")).to_be_visible()
-        expect(web.page.locator("#pickers")).to_be_hidden()

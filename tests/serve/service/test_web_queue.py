@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from sdxl.images import encode, read_parameters
-from sdxl.params import GenerationParams
 from tests.serve.servers import listening
 from tests.serve.service.browsers import VIEWS, Visit, visit
 from tests.serve.workers import fake_pipeline
@@ -46,6 +43,22 @@ def test_a_request_during_another_one_waits_and_can_be_removed(slow: Visit) -> N
     expect(slow.page.locator("#generate")).to_have_text("Generate")
 
 
+def test_cancel_all_leaves_an_empty_queue_and_a_tidy_stage(slow: Visit) -> None:
+    page = slow.page
+    expect(page.locator("#cancel-all")).to_be_hidden()
+    slow.generate(PROMPT, pictures=4, steps="100")
+    for prompt in ("a blue ring", "a white cross"):
+        slow.generate(prompt, steps="100")
+    expect(page.locator("#queue button")).to_have_count(2)
+    page.get_by_role("button", name="Cancel all").click()
+    expect(page.locator("#line")).to_have_text("Cancelled.")
+    expect(page.locator("#queue button")).to_have_count(0)
+    expect(page.locator("#generate")).to_have_text("Generate")
+    expect(page.locator("#stage .tile")).to_have_count(0)
+    expect(page.get_by_text("Say it, and watch it form")).to_be_visible()
+    expect(page.locator("#cancel-all")).to_be_hidden()
+
+
 def test_a_reload_loses_no_order(slow: Visit) -> None:
     slow.generate(PROMPT, steps="60")
     slow.generate(OTHER, steps="2")
@@ -59,84 +72,27 @@ def test_a_reload_loses_no_order(slow: Visit) -> None:
     expect(slow.page.locator("#generate")).to_have_text("Generate")
 
 
-def test_the_page_notices_that_the_service_is_gone_and_back(browser: Browser) -> None:
-    with listening() as (url, worker), visit(browser, url, VIEWS[0]) as web:
-        web.expected = ("503",)
-        expect(web.page.locator("#service")).to_have_text("sdxl-mini")
-        web.page.clock.install()
-        web.reload()
-        threads, worker._threads = worker._threads, None
-        web.page.clock.fast_forward(11_000)
-        expect(web.page.locator("#service")).to_have_text("not ready")
-        worker._threads = threads
-        web.page.clock.fast_forward(3_000)
-        expect(web.page.locator("#service")).to_have_text("sdxl-mini")
-
-
-def test_a_click_reuses_a_seed(web: Visit) -> None:
-    web.generate(PROMPT, steps="4", seed="")
-    web.wait_for_pictures()
-    chip = web.page.locator("#stage").get_by_role("button", name="seed ")
-    seed = chip.inner_text().removeprefix("seed ")
-    assert web.holds()["seed"] == ""
-    chip.click()
-    assert web.holds()["seed"] == seed == str(read_parameters(web.download())["seed"])
-
-
-def test_hidden_settings_are_named_and_a_wrong_one_is_shown(web: Visit) -> None:
-    unusual = web.page.locator("#unusual")
-    expect(unusual).to_have_text("")
-    web.page.fill("#prompt", PROMPT)
-    web.open_settings()
-    web.set("seed", "7")
-    web.set("steps", "1000")
-    expect(unusual).to_have_text("Steps, Seed")
-    web.page.evaluate("document.querySelector('#more').open = false")
-    web.page.click("#generate")
-    expect(web.page.locator("#steps")).to_be_focused()
-    expect(web.page.locator("#steps")).to_be_visible()
-    web.page.click("#reset")
-    expect(unusual).to_have_text("")
-
-
-def test_a_removed_picture_comes_back(web: Visit) -> None:
-    web.generate(PROMPT, steps="4")
-    web.wait_for_pictures()
-    web.page.locator("#thumbs button").click()
-    web.page.click("#viewer [data-do=remove]")
-    expect(web.page.locator("#thumbs li")).to_have_count(0)
-    web.page.get_by_role("button", name="Undo").click()
-    web.reload()
-    expect(web.page.locator("#thumbs li")).to_have_count(1)
-
-
-def test_a_removal_is_undone_before_the_viewer_is_left(web: Visit) -> None:
+def test_a_removal_is_undone_in_the_viewer_and_after_it_is_left(web: Visit) -> None:
     for seed in ("1", "2"):
         web.generate(PROMPT, steps="4", seed=seed)
         expect(web.page.locator("#thumbs li")).to_have_count(int(seed))
+    remove = web.page.locator("#viewer [data-do=remove]")
     web.page.locator("#thumbs button").first.click()
-    web.page.click("#viewer [data-do=remove]")
+    remove.click()
     undo = web.page.locator("#viewer").get_by_role("button", name="Undo")
     expect(undo).to_be_in_viewport(ratio=1)
     assert web.violations() == []
     web.page.keyboard.press("Escape")
     web.page.locator("#notices").get_by_role("button", name="Undo").click()
     expect(web.page.locator("#thumbs li")).to_have_count(2)
-
-
-@pytest.mark.phone
-def test_a_long_prompt_leaves_room_for_the_rest(web: Visit) -> None:
-    web.page.fill("#prompt", "a red circle " * 300)
-    box = web.page.locator("#prompt").bounding_box()
-    assert box and web.page.viewport_size
-    assert box["height"] <= 0.41 * web.page.viewport_size["height"]
-
-
-def test_a_picture_of_sdxl_render_is_recognised_as_of_this_model(web: Visit) -> None:
-    params = GenerationParams(PROMPT, seed=1, width=128, height=128).as_dict()
-    file = encode(np.zeros((128, 128, 3), np.uint8), "png", {**params, "model": "mini"})
-    web.drop("rendered.png", file)
-    expect(web.page.locator("#notices")).to_contain_text("Generate makes the same picture.")
+    web.page.locator("#thumbs button").first.click()
+    remove.click()
+    remove.click()
+    expect(web.page.locator("#viewer")).to_be_hidden()
+    expect(web.page.locator("#thumbs li")).to_have_count(0)
+    web.page.locator("#notices").get_by_role("button", name="Undo").click()
+    web.reload()
+    expect(web.page.locator("#thumbs li")).to_have_count(1)
 
 
 def opened_without(page: Page, url: str, path: str) -> Callable[[], None]:
