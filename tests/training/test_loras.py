@@ -15,9 +15,9 @@ from scipy.ndimage import distance_transform_edt
 
 from engines.embeddings import read_embedding
 from engines.lora import ADAPTED, LoraFile, fuse, layers_of
-from engines.lora_weights import LoraError, read_lora
+from engines.lora_weights import read_lora
 from engines.low_rank import TRANSFORMERS
-from sdxl.catalogue import PEFT_CONFIG, PEFT_FILE, Catalogue
+from sdxl.catalogue import PEFT_FILE, Catalogue
 from sdxl.mini.scenes import STYLES, Image, Scene, caption, unknown_words
 from sdxl.params import InvalidParams
 from sdxl.places import LORAS
@@ -235,30 +235,12 @@ def test_negative_and_dusk_are_trained_from_the_weights_in_the_package(tmp_path:
     assert embedding.clip_l.shape == embedding.clip_g.shape == (1, 64)
 
 
-def test_a_peft_file_without_its_configuration_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / PEFT_FILE
-    file.write_bytes((LORAS / "outlined" / PEFT_FILE).read_bytes())
-    with pytest.raises(LoraError, match=f"expected {PEFT_FILE}, and {PEFT_CONFIG} beside it"):
-        fuse([LoraFile(file)], {"unet": load_painter(WEIGHTS).unet})
-
-
-def test_a_peft_lora_is_as_strong_as_its_configuration_says(tmp_path: Path) -> None:
-    from tests.onnx_export.test_lora import differences
-
+def test_a_peft_loras_description_changes_with_its_configuration(tmp_path: Path) -> None:
     for file in (LORAS / "outlined").iterdir():
         text = file.read_bytes().replace(b'"lora_alpha": 8', b'"lora_alpha": 4')
         (tmp_path / file.name).write_bytes(text)
-    weaker, halved = (load_painter(WEIGHTS) for _ in range(2))
-    for pipe, lora in (
-        (weaker, LoraFile(tmp_path / PEFT_FILE)),
-        (halved, LoraFile(LORAS / "outlined" / PEFT_FILE, 0.5)),
-    ):
-        fuse([lora], {"unet": pipe.unet})
-    assert differences(weaker.unet, halved.unet) <= 1e-6
-    assert (
-        LoraFile(tmp_path / PEFT_FILE).as_dict()
-        != LoraFile(LORAS / "outlined" / PEFT_FILE).as_dict()
-    )
+    changed, shipped = (LoraFile(each / PEFT_FILE) for each in (tmp_path, LORAS / "outlined"))
+    assert changed.as_dict() != shipped.as_dict()
 
 
 @pytest.mark.parametrize("text", ["outlined", "outlined:0.5", str(LORAS / "outlined")])
