@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -20,6 +21,7 @@ from tests.serve.services import ROOT, Service, service
 SCREENSHOTS = os.environ.get("WEB_SCREENSHOTS")
 """The folder, relative to the repository, that `make screenshots` writes to."""
 FOLDER = Path(__file__).parent
+OPEN, BROWSERS = ExitStack(), list[Browser]()
 GRACE_S = 400
 """the longest time that a service at full size takes to end"""
 
@@ -61,11 +63,20 @@ def full_size(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield found
 
 
-@pytest.fixture(scope="package")
-def browser() -> Iterator[Browser]:
-    """It ends with this folder's tests: until then, this thread can run no other event loop."""
-    with chromium() as found:
-        yield found
+@pytest.fixture
+def browser() -> Browser:
+    """The browser of all tests in this folder."""
+    if not BROWSERS:
+        BROWSERS.append(OPEN.enter_context(chromium()))
+    return BROWSERS[0]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """Close the browser before other folders' tests: this thread can have only one event loop."""
+    if nextitem is None or not nextitem.path.is_relative_to(FOLDER):
+        OPEN.close()
+        BROWSERS.clear()
 
 
 @pytest.fixture(params=EITHER_WIDTH, ids=str)
