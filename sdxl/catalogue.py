@@ -31,7 +31,7 @@ LEARNED_FILE, LEARNED_FILE_2 = "learned_embeds.safetensors", "learned_embeds_2.s
 CONTROL_FILE, CONTROL_CONFIG = "diffusion_pytorch_model.safetensors", "config.json"
 """files of diffusers' ControlNets"""
 UNION_KEY = "task_embedding"
-"""end of the key of a union's tensor with a row for each type of map"""
+"""A union's file has a tensor whose key ends so, with a row for each type of map."""
 NAMED_BY_FOLDER = (DIFFUSERS_FILE, PEFT_FILE, LEARNED_FILE, CONTROL_FILE)
 COMPANIONS = {
     PEFT_FILE: PEFT_CONFIG,

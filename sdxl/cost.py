@@ -294,8 +294,8 @@ and distances to a deep step. Patterns repeat."""
 def _stride(
     running: Sequence[Flight], limits: Limits, costs: Costs, known: _Ticks, *, is_long: bool
 ) -> tuple[float, list[int]]:
-    """Return the seconds of the next tick and the steps that each image takes. With `is_long`, sum
-    over all ticks until one image needs less room."""
+    """Return the seconds of the next tick, or with `is_long` of all ticks until one image needs
+    less room, and the steps that each image takes."""
     at, ends = [f.step for f in running], [f.step + f.steady_ticks for f in running]
     facts = [((f.axes, f.variant, _windows(f)), f.plan, f.plan.to_deep) for f in running]
     seconds = 0.0

@@ -160,7 +160,7 @@ def _tma_product(
     steps = TAPS * blocks
     HAS_SIDES: tl.constexpr = sides is not None
     if HAS_SIDES:
-        # A tile behind its picture has nothing to multiply.
+        # A tile outside its picture is skipped.
         steps = tl.where(down - row * places < height * (width + 1), steps, 0)
     for k in range(steps):
         tap, channel = k // blocks, (k % blocks) * K

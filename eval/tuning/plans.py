@@ -27,7 +27,7 @@ from sdxl.presets import Preset
 
 POWERS = (1, 2)
 PULL = 0.1
-"""the weight that pulls gains towards their mean, for steps that few trials vary"""
+"""weight of the penalty on gains far from their mean; needed for steps that few trials vary"""
 
 StepErrors = Sequence[Sequence[float]]
 """the error of every step by the age of its features, from 1 on"""
@@ -163,7 +163,8 @@ def search(terms: Terms, deep: Sequence[int], shallow: Sequence[int]) -> list[Wa
 def _lengthen(
     ways: dict[int, list[Way]], step: int, terms: Sequence[float], deep: int, shallow: int
 ) -> dict[int, list[Way]]:
-    """The beginnings of plans, one step longer, by the age of the features after this step."""
+    """Add one step, deep or shallow, to each partial plan. Return them by the age of their cached
+    features after this step."""
     before = (way for each in ways.values() for way in each)
     longer = {0: unbeaten(Way(w.cost + deep, w.error, (*w.deep_steps, step)) for w in before)}
     for age, term in enumerate(terms, 1):

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 LIVE, READY = "/v1/health/live", "/v1/health/ready"
 ALIVE = ("/healthz", LIVE)
-"""Answered until the process ends."""
+"""Paths that are answered even while the service shuts down."""
 PROBES = (*ALIVE, "/readyz", READY, "/metrics")
 """Paths without a log line, as they are requested about every second."""
 WORDS = (

@@ -200,7 +200,7 @@ class ServedModels:
 
 
 async def until_patience_ends(tasks: Sequence[asyncio.Future[ModelCard]]) -> None:
-    """Wait for all tasks; once one has succeeded, only PATIENCE_S for each next one."""
+    """Wait for all tasks. Once one has succeeded, stop when none ends within PATIENCE_S."""
     waiting, patience_s = set(tasks), None
     while waiting:
         done, waiting = await asyncio.wait(

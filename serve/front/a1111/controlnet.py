@@ -166,7 +166,7 @@ def unit_of(given: Any, name: str) -> Unit | None:
     except ValidationError as error:
         first = error.errors()[0]
         raise invalid(PARAM, f"{name}: {of_schema(str(first['loc'][0])[:60], first)}") from None
-    # Also of a unit without a model, which the extension may preprocess.
+    # Also without a model: the extension has units that only preprocess.
     if (unit.module or "").lower() not in IP_MODULES:
         preprocessor(unit.module, PARAM, f"{name}: module")
     return unit if unit.is_used else None
