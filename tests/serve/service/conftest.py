@@ -22,6 +22,8 @@ SCREENSHOTS = os.environ.get("WEB_SCREENSHOTS")
 """The folder, relative to the repository, that `make screenshots` writes to."""
 FOLDER = Path(__file__).parent
 OPEN, BROWSERS = ExitStack(), list[Browser]()
+FIRST = "test_a_cancelled_request_does_not_stop_the_examples_of_others"
+"""Later tests find the page's examples finished."""
 GRACE_S = 400
 """the longest time that a service at full size takes to end"""
 
@@ -33,6 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.long)
             if not item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: item.name != FIRST)
 
 
 def is_on_phone(item: pytest.Item) -> bool:

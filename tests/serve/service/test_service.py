@@ -47,8 +47,7 @@ def is_loopback(address: str) -> bool:
 
 
 def test_a_cancelled_request_does_not_stop_the_examples_of_others(http: httpx.Client) -> None:
-    """Ray Serve cancels the work of a request when its client leaves. Later tests of this folder
-    find the examples finished."""
+    """Ray Serve cancels the work of a request when its client leaves."""
     for _ in range(3):
         with suppress(httpx.ReadTimeout):
             http.get(EXAMPLES, timeout=0.2)
