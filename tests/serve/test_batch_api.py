@@ -157,12 +157,19 @@ def test_a_batch_runs_through_the_official_client(tmp_path: Path) -> None:
 
 
 def test_a_batch_makes_the_pictures_of_sdxl_batch(tmp_path: Path) -> None:
-    asked = [line("a", seed=5), line("ä/b", n=2), line("c")]
+    """In few steps all are deep, unless the request has an interval."""
+    asked = [
+        line("a", seed=5),
+        line("ä/b", n=2, cache_interval=2),
+        line("c", steps=8),
+    ]
     load = partial(LocalRenderer, fake_pipeline(), Provenance(OFF))
     assert make(jsonl(tmp_path, asked), tmp_path / "out", load=load) == 0
     with batch_api(tmp_path) as api:
         answers = api.lines(api.ended(api.begin(*asked)).output_file_id)
     data = [each for answer in answers for each in answer["response"]["body"]["data"]]
+    counts = [(each["deep_steps"], each["shallow_steps"]) for each in data]
+    assert counts == [(2, 0), (1, 1), (1, 1), (4, 4)]
     images = sorted(base64.b64decode(each["b64_json"]) for each in data)
     assert images == sorted(pictures(tmp_path / "out").values()) and len(images) == 4
 
