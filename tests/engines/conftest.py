@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -86,7 +87,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def numbers_of(mini: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def numbers_of(mini: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Return a function that writes the embedded model's 8-bit numbers, from the calls of one
     picture, and returns their file."""
     from eval.gpu.proof import unet_calls
@@ -94,11 +95,12 @@ def numbers_of(mini: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Call
     from onnx_export.recipes import RECIPES
 
     @cache
-    def write(number: str) -> Path:
+    def write(number: str, steps: int = PICTURE.steps) -> Path:
         path = tmp_path_factory.mktemp("numbers") / f"{number}.safetensors"
         unet = mini.checkpoint.part("unet")
         network = networks_of("unet", unet)["unet_deep"]
-        calls = [each.inputs for each in unet_calls(mini, PICTURE) if each.network == "unet_deep"]
+        made = unet_calls(mini, replace(PICTURE, steps=steps))
+        calls = [each.inputs for each in made if each.network == "unet_deep"]
         write_numbers(unet, RECIPES[number], lambda: [network(*c.values()) for c in calls], path)
         return path
 

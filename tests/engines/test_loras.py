@@ -218,7 +218,7 @@ MOST_DISTANCE = {"int8": 0.1, "fp8": 0.12}
 @pytest.mark.slow
 @pytest.mark.parametrize("number", list(RECIPES))
 def test_8_bit_layers_add_loras_to_what_they_rounded(
-    number: str, numbers_of: Callable[[str], Path]
+    number: str, numbers_of: Callable[..., Path]
 ) -> None:
     asked = [each for each in MIXED if each.loras and each.guidance > 1]
     plain = pipeline("torch")
@@ -226,7 +226,7 @@ def test_8_bit_layers_add_loras_to_what_they_rounded(
         plain.checkpoint,
         device="cpu",
         precision=number,
-        numbers=[numbers_of(number)],
+        numbers=[numbers_of(number, PICTURE.steps)],
         options=TorchOptions(),
     )
     results = Pipeline(plain.checkpoint, engines, catalogue=CATALOGUE).generate(asked)
