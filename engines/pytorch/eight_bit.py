@@ -48,9 +48,9 @@ MOST_TOKENS = 2**19
 class EightBit(nn.Module):
     """A linear layer, or a 3×3 convolution of stride 1.
 
-    `weight` is [out, in] or [out, 3, 3, in]. An input times `steps`, of its channel, is in steps of
-    the 8-bit number. `flags` are 0 or NaN, one for each row of a call; a network's layers share
-    them."""
+    `weight` is [out, in] or [out, 3, 3, in]. An input is multiplied by its channel's value of
+    `steps`, then rounded to 8 bits. `flags` are 0 or NaN, one for each row of a call; a network's
+    layers share them."""
 
     weight: Tensor
     scale: Tensor

@@ -58,7 +58,7 @@ def widest(slot: int) -> int:
 
 
 def _fits(height: int, width: int, slot: int) -> bool:
-    """Return whether enough zeros follow for the first line of the next row's map, of any width."""
+    """Return whether a map fits its slot, with zeros behind it as the widest next map needs."""
     return width <= widest(slot) and height * (width + 1) + widest(slot) + 2 <= bordered(slot)
 
 

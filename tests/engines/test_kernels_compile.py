@@ -122,7 +122,7 @@ def assert_gates_take_what_the_paper_says(products: list[dict[str, Any]]) -> Non
     for number, most in GATED_OPERATIONS.items():
         name = {torch.int8: "*i8", torch.float8_e4m3fn: "*fp8e4nv"}[number]
         found = (gated[name] - plain[name]) / values
-        assert found <= most, f"{name}: {found:.1f} instructions a value, the paper has {most}"
+        assert found <= most, f"{name}: {found:.1f} instructions a value, at most {most} expected"
 
 
 @pytest.mark.long
