@@ -115,12 +115,11 @@ class LlmReplica:
     async def record_routing_stats(self) -> dict[str, float]:
         """Called by routers, which prefer replicas that are loaded and healthy. Each running answer
         counts as one second: only the comparison matters."""
-        left_s = LOADING_S
+        left_s = alone_s = LOADING_S
         if self.speaker is not None:
             self.speaker.engine.check_health()
             occupancy = await self.speaker.engine.occupancy()
-            left_s = float(occupancy.running + occupancy.waiting)
-        alone_s = 0.0 if self.speaker is not None else LOADING_S
+            left_s, alone_s = float(occupancy.running + occupancy.waiting), 0.0
         return {"ready_in_s": left_s, "alone_s": alone_s, "each_s": 1.0}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:

@@ -19,6 +19,7 @@ from serve.llm import trtllm_api
 from serve.llm.engine import Occupancy, TextPiece
 from serve.llm.text_orders import Reason, Sampling
 from serve.worker.loop_thread import SICK_AFTER
+from serve.worker.stalls import Unhealthy
 
 log = logging.getLogger(__name__)
 
@@ -36,25 +37,16 @@ class StartTimeout(RuntimeError):
     """TensorRT-LLM did not start in time."""
 
 
-class EngineLost(RuntimeError):
-    """TensorRT-LLM keeps failing."""
-
-
 class TrtllmEngine:
     """Implements LlmEngine."""
 
     name = "tensorrt-llm"
 
     def __init__(
-        self,
-        llm: Any,
-        context: int,
-        has_json: bool,
-        rows: int = MAX_ROWS,
-        longest_prompt: int | None = None,
+        self, llm: Any, context: int, longest_prompt: int, rows: int, has_json: bool
     ) -> None:
-        self.llm, self.context, self.has_json, self.rows = llm, context, has_json, rows
-        self.longest_prompt = longest_prompt or context
+        self.llm, self.context, self.longest_prompt = llm, context, longest_prompt
+        self.rows, self.has_json = rows, has_json
         self._running, self._failures = 0, 0
         self._cache = CacheGauge(llm)
 
@@ -95,7 +87,7 @@ class TrtllmEngine:
 
     def check_health(self) -> None:
         if self._failures >= SICK_AFTER:
-            raise EngineLost(f"TensorRT-LLM failed {self._failures} times in a row")
+            raise Unhealthy(f"TensorRT-LLM failed {self._failures} times in a row")
 
     def close(self) -> None:
         self._cache.close()
@@ -180,15 +172,10 @@ def load(folder: str, options: dict[str, Any], timeout_s: float) -> TrtllmEngine
     has_json = options.get("guided_decoding_backend") is not None
     llm = run_within(timeout_s, lambda: make_llm(folder, {**options, "max_seq_len": context}))
     rows = int(options.get("max_batch_size", MAX_ROWS))
-    return TrtllmEngine(llm, context, has_json, rows, longest_prompt(options))
-
-
-def longest_prompt(options: dict[str, Any]) -> int | None:
-    """Return the most tokens of a prompt; None: the whole context. Without chunked prefill a prompt
-    is read in one step."""
-    if options.get("enable_chunked_prefill"):
-        return None
-    return int(options.get("max_num_tokens", MOST_TOKENS))
+    # Without chunked prefill a prompt is read in one step.
+    is_chunked = options.get("enable_chunked_prefill")
+    longest_prompt = context if is_chunked else int(options.get("max_num_tokens", MOST_TOKENS))
+    return TrtllmEngine(llm, context, longest_prompt, rows, has_json)
 
 
 def make_llm(folder: str, options: dict[str, Any]) -> Any:

@@ -1,16 +1,19 @@
-"""A worker on fake engines, and a bucket of an object store."""
+"""A worker on fake engines, a simulated GPU, and a bucket of an object store."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from sdxl.catalogue import Catalogue
 from sdxl.pipeline import Pipeline
+from serve.worker import gpu_meter
 from serve.worker.worker import Worker
 from tests.sdxl.control_nets import random_control, random_union
 from tests.serve import workers
@@ -42,6 +45,18 @@ def controlled(mini: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Iter
     catalogue = Catalogue(control_folders=[folder])
     with workers.running(replace(mini, catalogue=catalogue)) as found:
         yield found
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPU 0, as NVIDIA's management library describes it to the service."""
+    library = SimpleNamespace(
+        NVMLError=RuntimeError,
+        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(used=7 << 30),
+        nvmlDeviceGetTotalEnergyConsumption=lambda _: 1500,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    monkeypatch.setattr(gpu_meter, "_devices", lambda: [("0", object())])
 
 
 @pytest.fixture(scope="session")

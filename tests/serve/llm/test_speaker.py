@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from contextlib import aclosing
 from dataclasses import replace
@@ -16,8 +15,6 @@ from serve.llm.decoding import Made
 from serve.llm.speaker import Speaker
 from serve.llm.text_orders import Accepted, Delta, Ended, Message, Sampling, TextOrder
 from serve.llm.transformers_engine import Listener
-from serve.worker import gpu_meter
-from tests.serve.gpus import OneGpu
 from tests.serve.llm.texts import CIRCLE, WORDS, FakeLlm, end_of, fake_speaker, text_of, updates_of
 
 
@@ -113,10 +110,9 @@ async def test_metrics_report_times_tokens_and_the_cache() -> None:
     assert await sample(speaker, "sdxl_llm_kv_cache_share") == 0
 
 
-async def test_its_gpus_are_not_those_for_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_meter, "_devices", lambda: [("7", object())])
-    monkeypatch.setitem(sys.modules, "pynvml", OneGpu)
-    joules = await sample(fake_speaker(), "sdxl_gpu_energy_joules_total", gpu="7", work="llm")
+@pytest.mark.usefixtures("one_gpu")
+async def test_its_gpus_are_not_those_for_images() -> None:
+    joules = await sample(fake_speaker(), "sdxl_gpu_energy_joules_total", gpu="0", work="llm")
     assert joules == 1.5
 
 

@@ -41,13 +41,10 @@ CompletionOutput = recorded("CompletionOutput", RECORD["CompletionOutput"])
 
 
 class RequestOutput:
-    """It has only the recorded properties and methods, and asynchronous iteration."""
-
-    def __init__(self, llm: LLM, ids: list[int], params: Any) -> None:
-        self.request_id, self.prompt, self.prompt_token_ids = id(self), None, ids
+    def __init__(self, llm: LLM, params: Any) -> None:
         self.outputs: list[Any] = []
-        self.finished, self.context_logits = False, None
-        self._llm, self._params, self._is_aborted = llm, params, False
+        self.finished = False
+        self._llm, self._params = llm, params
 
     async def __aiter__(self) -> AsyncIterator[RequestOutput]:
         words = list(self._llm.words)[: self._params.max_tokens]
@@ -64,13 +61,9 @@ class RequestOutput:
     def _advance(self, words: list[str], is_last: bool) -> None:
         text = "".join(words)
         text = text if text.endswith("\ufffd") else text.replace("\ufffd", "")
-        params, is_whole = self._params, len(words) == len(self._llm.words)
-        kept = [stop if params.include_stop_str_in_output else "" for stop in params.stop or ()]
-        stopped = [
-            text.find(stop) + len(end)
-            for stop, end in zip(params.stop or (), kept, strict=True)
-            if stop in text
-        ]
+        is_whole, stops = len(words) == len(self._llm.words), self._params.stop or ()
+        assert self._params.include_stop_str_in_output
+        stopped = [text.find(stop) + len(stop) for stop in stops if stop in text]
         reason = self._llm.reason if is_whole or stopped else "length"
         self.finished = is_last or bool(stopped)
         if self.finished:
@@ -85,15 +78,8 @@ class RequestOutput:
         ]
 
     def abort(self) -> None:
-        self._is_aborted = True
         self._llm.aborted += 1
         self._llm.open.discard(self)
-
-    def result(self, timeout: float | None = None) -> RequestOutput:
-        raise NotImplementedError
-
-    async def aresult(self) -> RequestOutput:
-        raise NotImplementedError
 
 
 class LLM:
@@ -114,24 +100,21 @@ class LLM:
         self.before_stats: Callable[[], object] = lambda: None
         self.fault: Exception | None = None
         self.open: set[RequestOutput] = set()
-        self.aborted, self.is_shut = 0, False
+        self.aborted = 0
+        self.asked: list[list[int]] = []
         self.params: list[Any] = []
         self.step_tokens = given.get("max_num_tokens", RECORD["LLM.__init__"]["max_num_tokens"])
 
     def generate_async(
-        self,
-        inputs: list[int],
-        sampling_params: Any = None,
-        lora_request: Any = None,
-        prompt_adapter_request: Any = None,
-        streaming: bool = False,
+        self, inputs: list[int], sampling_params: Any = None, streaming: bool = False
     ) -> RequestOutput:
         assert isinstance(inputs, list) and all(isinstance(token, int) for token in inputs)
         assert streaming, "the adapter streams"
         if len(inputs) > self.step_tokens and not self.given.get("enable_chunked_prefill"):
             raise ValueError(f"prompt length should not exceed max_num_tokens ({self.step_tokens})")
+        self.asked.append(inputs)
         self.params.append(sampling_params)
-        request = RequestOutput(self, inputs, sampling_params)
+        request = RequestOutput(self, sampling_params)
         self.open.add(request)
         return request
 
@@ -150,5 +133,4 @@ class LLM:
                 until_s = clock() + (timeout or 0)
             await asyncio.sleep(STEP_S)
 
-    def shutdown(self) -> None:
-        self.is_shut = True
+    def shutdown(self) -> None: ...
