@@ -22,15 +22,14 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
+from tests.serve.services import ROOT
 from tests.serve.sixels import decoded
 from tests.waiting import wait_until
 
-ROOT = Path(__file__).parents[2]
 ROWS, COLUMNS, CELL = 24, 80, (10, 20)
 NAME, CELL_SIZE, ATTRIBUTES = b"\x1b[>0q", b"\x1b[16t", b"\x1b[c"
 KITTY = b"\x1b_Gi=31,s=1,v=1,a=q,t=d,f=24;AAAA\x1b\\"
@@ -96,7 +95,6 @@ class Display:
     known terminal that moves it most."""
 
     rows: int = ROWS
-    cell: tuple[int, int] = CELL
     lines: dict[int, str] = field(default_factory=dict)
     drawn: list[Drawn] = field(default_factory=list)
     erased: list[int] = field(default_factory=list)
@@ -185,7 +183,7 @@ class Display:
     def _dcs(self, data: bytes) -> None:
         if (picture := decoded(data)) is not None:
             self._draw("sixel", picture, None)
-            self._down(-(-picture.height // self.cell[1]))
+            self._down(-(-picture.height // CELL[1]))
 
     def _apc(self, data: bytes) -> None:
         """The first part of a picture describes it; the other parts continue its data."""
@@ -294,15 +292,13 @@ def run_in(
     terminal: DoubleTerminal,
     *argv: str,
     environment: Mapping[str, str] | None = None,
-    stdin: int | None = None,
     stdout: int | None = None,
-    cwd: Path = ROOT,
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-c", OWNER, sys.executable, *argv],
-        cwd=cwd,
+        cwd=ROOT,
         env=environment_with(environment or {}),
-        stdin=terminal.slave if stdin is None else stdin,
+        stdin=terminal.slave,
         stdout=terminal.slave if stdout is None else stdout,
         stderr=terminal.slave,
         start_new_session=True,

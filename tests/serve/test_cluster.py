@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 from serve.llm.deployment import LLM, NODE
+from serve.llm.names import MINI
 from tests.serve.cluster_probe import KEY
-from tests.serve.llm.placement_probe import DOUBLE, MODEL
+from tests.serve.llm.placement_probe import DOUBLE
 from tests.serve.probe_runs import report_by
 from tests.serve.servers import file_of_keys
 from tests.serve.services import ROOT, free_port
@@ -44,7 +45,7 @@ def shipped(name: str, folder: Path) -> Path:
     args |= {"model": "mini", "backend": "onnxruntime", "precision": ""}
     args |= {"keys": file_of_keys(folder, **{KEY: "me"}), "results_dir": str(folder / "results")}
     if args["llm"] != "none":
-        args |= {"llm": str(MODEL), "llm_python": sys.executable}
+        args |= {"llm": str(MINI), "llm_python": sys.executable}
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump(config))
     return file

@@ -35,19 +35,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (out / NAME).read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("kind", "protocol"),
-    [
-        ("kitty", "kitty"),
-        pytest.param("iterm", "iterm", marks=pytest.mark.long),
-        ("sixel", "sixel"),
-        pytest.param("none", None, marks=pytest.mark.long),
-        ("silent", None),
-    ],
-)
+@pytest.mark.parametrize("kind", ["kitty", "sixel", "silent"])
 def test_the_picture_forms_where_it_can_and_is_the_same_everywhere(
-    kind: str, protocol: str | None, plain: bytes, tmp_path: Path
+    kind: str, plain: bytes, tmp_path: Path
 ) -> None:
+    protocol = None if kind == "silent" else kind
     with double(kind) as there:
         modes = there.modes
         assert run_in(there, *RENDER, "--out", str(tmp_path)).wait(SOON_S) == 0

@@ -84,18 +84,14 @@ def test_an_answer_after_its_time_is_not_left_for_the_shell(tmp_path: Path) -> N
     script = ASK.replace("{first}", wait).partition("after =")[0]
     script += "import time\ntime.sleep(1.5)\nopen(sys.argv[1], 'w').write(repr(found))"
     with double("sixel", late_s=0.4) as there:
+        before = there.modes
         assert run_in(there, "-c", script, str(report)).wait(50) == 0
-        assert report.read_text() == "None" and there.modes == modes_of_a_new_one()
+        assert report.read_text() == "None" and there.modes == before
         assert left_in(there) == b""
 
 
-def modes_of_a_new_one() -> list[Any]:
-    with double("silent") as there:
-        return there.modes
-
-
 def left_in(there: DoubleTerminal) -> bytes:
-    modes = termios.tcgetattr(there.slave)
+    modes = there.modes
     modes[3] &= ~(termios.ICANON | termios.ECHO)
     termios.tcsetattr(there.slave, termios.TCSANOW, modes)
     os.set_blocking(there.slave, False)

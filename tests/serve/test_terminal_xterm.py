@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from serve.render.terminal_pictures import fitted
-from tests.serve.terminals import ROOT, environment_with
+from tests.serve.services import ROOT
+from tests.serve.terminals import environment_with
 from tests.serve.test_terminal_pictures import difference, scene
 from tests.tools import tool
 from tests.waiting import wait_until

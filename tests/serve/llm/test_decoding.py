@@ -23,7 +23,9 @@ def decoding_of(model: Any, rows: int = 8) -> Decoding:
     return Decoding(model, rows, 512, [model.generation_config.eos_token_id])
 
 
-def finish(decoding: Decoding) -> None:
+def finish(decoding: Decoding, *submitted: Generation) -> None:
+    for generation in submitted:
+        decoding.submit(generation)
     while not decoding.is_idle:
         decoding.step()
 
@@ -45,9 +47,7 @@ def test_greedy_decoding_equals_plain_generate_token_by_token(mini_llm: Any, row
     asked = [ids_of(text) for text in SHORT]
     decoding = decoding_of(mini_llm, rows)
     made = [Generation(list(ids), GREEDY, 24) for ids in asked]
-    for generation in made:
-        decoding.submit(generation)
-    finish(decoding)
+    finish(decoding, *made)
     assert [g.ids for g in made] == [plain(mini_llm, ids, 24) for ids in asked]
 
 
@@ -68,11 +68,8 @@ def test_joining_and_leaving_at_any_step_changes_no_other_text(mini_llm: Any) ->
 
 def test_a_seed_gives_the_same_text_in_any_batch(mini_llm: Any) -> None:
     def run(seeds: list[int]) -> dict[int, list[int]]:
-        decoding = decoding_of(mini_llm)
         made = [Generation(ids_of("circle"), Sampling(seed=seed), 24) for seed in seeds]
-        for generation in made:
-            decoding.submit(generation)
-        finish(decoding)
+        finish(decoding_of(mini_llm), *made)
         return {g.sampling.seed: g.ids for g in made}
 
     alone, among = run([3]), run([1, 2, 3, 4, 5])
@@ -103,8 +100,7 @@ def test_a_failed_step_drops_the_running_requests_and_serves_later_ones(mini_llm
     assert decoding.is_idle
     decoding.model = model
     after = Generation(ids_of("circle"), GREEDY, 3)
-    decoding.submit(after)
-    finish(decoding)
+    finish(decoding, after)
     assert after.made == 3
 
 
@@ -120,11 +116,8 @@ def test_top_p_keeps_the_fewest_tokens_that_weigh_so_much() -> None:
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=1e-40), Sampling(top_p=1e-46)])
 def test_sampling_without_remaining_tokens_is_greedy(mini_llm: Any, sampling: Sampling) -> None:
-    decoding = decoding_of(mini_llm, 2)
     edge, plain = (Generation(ids_of("circle"), each, 4) for each in (sampling, GREEDY))
-    for each in (edge, plain):
-        decoding.submit(each)
-    finish(decoding)
+    finish(decoding_of(mini_llm, 2), edge, plain)
     assert edge.ids == plain.ids
 
 

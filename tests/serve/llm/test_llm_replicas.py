@@ -17,12 +17,11 @@ from serve.errors import Problem
 from serve.fleet.autoscaling import BUSY
 from serve.fleet.replicas import ATTEMPTS
 from serve.fleet.router import REPORTED
-from serve.llm.engine import Occupancy
 from serve.llm.replica import LlmReplica
 from serve.llm.replicas import LlmReplicas
 from serve.llm.text_orders import Accepted, Delta, Ended, LlmCard, Update
 from serve.settings import ServeSettings
-from tests.serve.llm.texts import CIRCLE, text_of
+from tests.serve.llm.texts import CIRCLE, FakeLlm, fake_speaker, text_of
 from tests.serve.test_replicas import Handle
 
 DIED = ActorDiedError()
@@ -30,19 +29,11 @@ CARD = LlmCard("m", 512)
 WHOLE: list[Any] = [Accepted(3), Delta("a red"), Delta(" circle"), Ended("stop", 3, 3)]
 
 
-class Engine:
-    """A full engine, with waiting requests."""
-
-    rows = 2000
-
-    async def occupancy(self) -> Occupancy:
-        return Occupancy(2000, 50, 1.0)
-
-    def check_health(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+def full_engine() -> FakeLlm:
+    engine = FakeLlm()
+    engine.rows = engine.open = 2000
+    engine.waiting = 50
+    return engine
 
 
 def replica_with(speaker: Any) -> LlmReplica:
@@ -109,13 +100,12 @@ async def test_a_loading_replica_is_asked_last() -> None:
         loads.report(0, 0.0, [stats[name] for name in REPORTED], included=-100)
         return float(loads.ready(0, 0.0))
 
-    assert await outlook(SimpleNamespace(engine=Engine())) == 2150 < await outlook(None)
+    assert await outlook(fake_speaker(full_engine())) == 2150 < await outlook(None)
 
 
-@pytest.mark.parametrize(("engine", "busy"), [(Engine(), 2050 / 2000), (None, 0)])
-async def test_only_a_queue_asks_for_more_replicas(engine: Engine | None, busy: float) -> None:
-    replica = replica_with(engine and SimpleNamespace(engine=engine))
-    assert (await replica.record_autoscaling_stats())[BUSY] == busy
+async def test_only_a_queue_asks_for_more_replicas() -> None:
+    for speaker, busy in ((fake_speaker(full_engine()), 2050 / 2000), (None, 0)):
+        assert (await replica_with(speaker).record_autoscaling_stats())[BUSY] == busy
 
 
 async def test_it_warms_up_in_the_loop_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:

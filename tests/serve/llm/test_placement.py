@@ -17,26 +17,20 @@ from tests.serve.llm.placement_probe import DOUBLE
 from tests.serve.probe_runs import report_by
 from tests.serve.services import ROOT, free_port
 
-PATHS = f"{ROOT}:{DOUBLE}"
-"""the path on which replicas find the double, like TensorRT-LLM in its interpreter"""
-
-
-def probe(tmp_path: Path, gpus: int, *rest: str) -> dict[str, Any]:
-    options = tmp_path / "options.toml"
-    options.write_text("tensor_parallel_size = 2\nmax_seq_len = 256\n")
-    return report_by(
-        "tests.serve.llm.placement_probe",
-        *(str(gpus), str(options), str(free_port()), *rest),
-        begins='{"images"',
-        timeout_s=900,
-        PYTHONPATH=PATHS,
-    )
-
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_eight_gpus_are_given_once_and_kills_on_both_sides_are_recovered(tmp_path: Path) -> None:
-    report = probe(tmp_path, 8, "40")
+    options = tmp_path / "options.toml"
+    options.write_text("tensor_parallel_size = 2\nmax_seq_len = 256\n")
+    report = report_by(
+        "tests.serve.llm.placement_probe",
+        *(str(options), str(free_port())),
+        begins='{"images"',
+        timeout_s=900,
+        # Replicas find the double there, like TensorRT-LLM in its interpreter.
+        PYTHONPATH=f"{ROOT}:{DOUBLE}",
+    )
     groups = [set(devices.split(",")) for devices in (*report["images"], *report["llm"])]
     assert [len(g) for g in groups] == [1, 1, 1, 1, 2, 2], report
     assert len(set().union(*groups)) == 8, f"a GPU was given twice: {report}"
