@@ -12,7 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -27,7 +27,8 @@ from sdxl.specs import ModelSpec, latent_axes, network_specs
 
 BACKEND = "tests.serve.double:load"
 FILE = "double.json"
-BUCKETS = (1, 2, 4, 8, 16)
+BUCKETS = (1, 2, 4)
+"""the rows of calls; a row takes several times 57 MB"""
 VALUES = 2**22
 """the noise values from which pictures are cut"""
 
@@ -56,14 +57,6 @@ COSTS = {
     "vae_decoder": CallTime(0.0, 50.0),
     "vae_encoder": CallTime(0.0, 25.0),
 }
-
-
-@dataclass(frozen=True)
-class Settings:
-    speed: float = 20.0
-    """the speed as a multiple of an H200's"""
-    rows: int = 4
-    """rows of the largest call; a row takes several times 57 MB"""
 
 
 @dataclass
@@ -133,30 +126,30 @@ def _beside(values: Tensor, output: Tensor) -> Tensor:
 
 def load(request: EngineRequest) -> Engines:
     """The entry point for `--backend tests.serve.double:load`."""
-    settings = Settings(**json.loads((request.checkpoint.folder / FILE).read_text()))
+    speed = json.loads((request.checkpoint.folder / FILE).read_text())
     device = threading.Lock()
     generator = torch.Generator().manual_seed(0)
     noise = (2 * torch.rand(VALUES, generator=generator) - 1).half()
     specs = network_specs(ARCHITECTURE, "float16")
     engines: dict[str, Engine] = {
-        name: DoubleEngine(specs[name], cost, settings.speed, device, noise)
-        for name, cost in COSTS.items()
+        name: DoubleEngine(specs[name], cost, speed, device, noise) for name, cost in COSTS.items()
     }
     return Engines(
         ARCHITECTURE,
         engines,
-        buckets=tuple(rows for rows in BUCKETS if rows <= settings.rows),
-        description={"backend": BACKEND, "precision": "fp16", **asdict(settings)},
+        buckets=BUCKETS,
+        description={"backend": BACKEND, "precision": "fp16", "speed": speed},
     )
 
 
-def write(folder: Path, settings: Settings | None = None) -> Path:
-    """Write the folder: SDXL's configurations and the embedded model's tokenizers, no weights."""
+def write(folder: Path, speed: float) -> Path:
+    """Write the folder: SDXL's configurations and the embedded model's tokenizers, no weights.
+    `speed`: a multiple of an H200's."""
     from safetensors.torch import save_file
 
     write_configs(folder, SDXL_1_0)
     for part in SDXL_1_0:
         # A checkpoint's digest needs weight files.
         save_file({"none": torch.zeros(1)}, folder / part / f"{WEIGHT_NAMES[part]}.safetensors")
-    (folder / FILE).write_text(json.dumps(asdict(settings or Settings())))
+    (folder / FILE).write_text(json.dumps(speed))
     return folder

@@ -24,8 +24,8 @@ SUBNET = "10.77.0"
 RAY = Path("/tmp/ray")
 BLKIO = Path("/sys/fs/cgroup/blkio")
 """the first version of cgroups, which counts an fsync for the calling process"""
-# The shell is the first process of a host: it reaps the others, and they end with it, when its #
-# input ends.
+# The shell is the first process of a host: it reaps the others. When its input ends, it ends, and
+# they end with it.
 FIRST = f'mount --bind "$0" {RAY} && echo up && cat; :'
 
 

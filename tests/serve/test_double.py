@@ -15,7 +15,7 @@ from tests.serve import double
 
 
 def test_every_input_of_the_unet_changes_its_output(tmp_path: Path) -> None:
-    folder = double.write(tmp_path / "sdxl", double.Settings(speed=1e6))
+    folder = double.write(tmp_path / "sdxl", speed=1e6)
     pipeline = engines.load(str(folder), double.BACKEND)
     engine = pipeline.engines["unet_deep"]
     axes = {"rows": 2, "tokens": 77, "latent_h": 16, "latent_w": 16}

@@ -7,7 +7,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partial
 from statistics import median
 from typing import Any
 
@@ -103,10 +102,6 @@ class Client(threading.Thread):
                     self.is_over.wait(0.05)
 
 
-def has_made(more_than: int, clients: Sequence[Client]) -> bool:
-    return made_by(clients) > more_than
-
-
 def made_by(clients: Sequence[Client]) -> int:
     return sum(client.answers["made"] for client in clients)
 
@@ -126,7 +121,7 @@ def test_models_come_and_go_under_load(running: Service) -> None:
             made = made_by(clients[2:])
             loaded = http.post("/v1/models", json={"model": "third"})
             assert loaded.status_code == 200, loaded.text
-            wait_until(partial(has_made, made + 2, clients[2:]))
+            wait_until(lambda: made_by(clients[2:]) > made + 2)  # noqa: B023
             unloaded = http.delete("/v1/models/third")
             assert unloaded.status_code == 200, unloaded.text
             wait_until(lambda: not running.named("ImageReplica-third"))

@@ -11,11 +11,10 @@ import pytest
 from sdxl.images import read_parameters
 from sdxl.places import LORAS
 from serve.errors import Problem
-from serve.front.keys import sha256
 from serve.llm.speaker import Speaker
 from serve.worker.worker import Worker
 from tests.serve.llm.texts import CHAT, SAID, WORDS, FakeLlm, asked_of, client, fake_speaker
-from tests.serve.servers import GENERATE, error_of
+from tests.serve.servers import GENERATE, error_of, file_of_keys
 from tests.serve.workers import running, with_loras
 from training.llm.grammar import parse
 
@@ -23,8 +22,7 @@ CIRCLE: list[Any] = [{"role": "user", "content": "a red circle"}]
 
 
 async def test_keys_and_rates_are_those_of_images(worker: Worker, tmp_path: Path) -> None:
-    (tmp_path / "keys.txt").write_text(f"{sha256('k')} me 2\n")
-    settings = {"keys": str(tmp_path / "keys.txt")}
+    settings = {"keys": file_of_keys(tmp_path, k="me 2")}
     asked = [(CHAT, {"messages": CIRCLE}), (GENERATE, {"prompt": "a", "steps": 2})] * 2
     async with client(worker, fake_speaker(), "k", **settings) as http:
         statuses = [(await http.post(path, json=body)).status_code for path, body in asked]

@@ -58,7 +58,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def full_size(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """The service over a double of SDXL's full size: real shapes, bytes and ratios of times."""
     folder = tmp_path_factory.mktemp("full-size")
-    model = double.write(folder / "sdxl-double", double.Settings(speed=50.0))
+    model = double.write(folder / "sdxl-double", speed=50.0)
     flags = ["--model", str(model), "--backend", double.BACKEND, "--llm", "none"]
     flags += ["--results-dir", str(folder / "results")]
     flags += ["--shutdown-s", str(GRACE_S), "--max-deadline-s", str(GRACE_S)]

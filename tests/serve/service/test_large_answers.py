@@ -34,7 +34,7 @@ ASKED: dict[str, dict[str, Any]] = {
 @pytest.mark.timeout(1200)
 def test_ten_pictures_of_1024_squared_noise_pass_in_bounded_memory(tmp_path: Path) -> None:
     """This compares each process's VmHWM before and after the request."""
-    folder = double.write(tmp_path / "sdxl", double.Settings(speed=100))
+    folder = double.write(tmp_path / "sdxl", speed=100)
     flags = ("--model", str(folder), "--backend", double.BACKEND, "--llm", "none")
     with (
         service(tmp_path, *flags, "--results-dir", str(tmp_path / "results")) as found,
