@@ -109,12 +109,6 @@ def test_the_card_counts_what_all_replicas_take_at_once() -> None:
     assert asyncio.run(Replicas(handle).card()).at_once == 48
 
 
-def test_an_order_is_given_up_after_a_few_lost_replicas() -> None:
-    with pytest.raises(Problem) as caught:
-        asyncio.run(updates_of(Handle(*[[DIED]] * ATTEMPTS)))
-    assert caught.value.status == 503
-
-
 def test_orders_that_replicas_refuse_wait_longer_each_time_and_less_than_a_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -130,19 +124,24 @@ def test_orders_that_replicas_refuse_wait_longer_each_time_and_less_than_a_secon
 
 
 @pytest.mark.parametrize(
-    "problem", [Problem(429, code="overloaded"), Problem(400), Problem(500, code="engine")]
+    ("error", "status", "attempts"),
+    [
+        (DIED, 503, ATTEMPTS),
+        (BackPressureError(9, 9), 429, 1),
+        (Problem(429, code="overloaded"), 429, 1),
+        (Problem(400), 400, 1),
+        (Problem(500, code="engine"), 500, 1),
+    ],
+    ids=str,
 )
-def test_a_refusal_is_not_tried_elsewhere(problem: Problem) -> None:
-    handle = Handle([problem])
+def test_a_few_replicas_may_be_lost_and_a_refusal_is_not_tried_elsewhere(
+    error: Exception, status: int, attempts: int
+) -> None:
+    handle = Handle(*[[error]] * ATTEMPTS)
     with pytest.raises(Problem) as caught:
         asyncio.run(updates_of(handle))
-    assert caught.value is problem and len(handle.asked) == 1
-
-
-def test_ray_s_full_queue_is_a_429() -> None:
-    with pytest.raises(Problem) as caught:
-        asyncio.run(updates_of(Handle([BackPressureError(9, 9)])))
-    assert caught.value.status == 429
+    assert (caught.value.status, len(handle.asked)) == (status, attempts)
+    assert caught.value is error or not isinstance(error, Problem)
 
 
 async def test_leaving_cancels_the_call() -> None:

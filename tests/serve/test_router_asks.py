@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,9 @@ import pytest
 from sdxl.fleet import ASKED
 from serve.fleet.liveness import Liveness
 from serve.fleet.router import EarliestFinishRouter, LoadTable
+from tests.serve.test_router import Id
 
 PERIOD_S = 0.05
-
-
-@dataclass(frozen=True)
-class Id:
-    unique_id: str
 
 
 class Asked:

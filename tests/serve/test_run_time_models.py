@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,6 @@ from engines.room import NoMemory, check_room
 from sdxl.checkpoint import MINI, Checkpoint, find
 from sdxl.model_names import name_of
 from sdxl.params import GenerationParams
-from sdxl.pipeline import Pipeline
 from serve import errors
 from serve.errors import Problem
 from serve.front import served_models
@@ -34,9 +34,8 @@ from serve.run_time_models import application_name, files_below, find_file, mode
 from serve.settings import ServeSettings
 from serve.worker.replica import RunTimeReplica
 from serve.worker.worker import Worker
-from tests.fakes import fake_engines
 from tests.serve.servers import GENERATE, call, client_of, error_of, file_of_keys
-from tests.serve.workers import fake
+from tests.serve.workers import fake_pipeline
 
 MODELS = "/v1/models"
 PAGE = "/sdapi/v1"
@@ -69,10 +68,7 @@ class FakePool:
 
     async def load(self, model: ImageModel) -> None:
         checkpoint = Checkpoint(name_of(model.settings.model), MINI)
-        pipeline = Pipeline(checkpoint, fake_engines((1, 2, 4)))
-        if self.tick_s:
-            fake(pipeline, "unet_deep").on_call = lambda: time.sleep(self.tick_s)
-        worker = FakeReplicas(pipeline)
+        worker = FakeReplicas(replace(fake_pipeline(self.tick_s), checkpoint=checkpoint))
         await asyncio.to_thread(worker.start)
         self.workers[model.id] = model, worker
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,12 @@ from transformers import CLIPConfig
 
 from sdxl.images import Pixels
 from sdxl.params import InvalidParams
-from sdxl.picture_files import opened
 from sdxl.pipeline import Pipeline
 from serve.settings import ServeSettings
 from serve.worker.safety import FOLDER, ClipChecker, Safety, read_safety
 from tests.sdxl.test_editing import drawing
-from tests.serve.servers import call
+from tests.serve.servers import post
+from tests.serve.test_edits import picture_in, pixels
 from tests.serve.workers import running
 
 CPU = torch.device("cpu")
@@ -94,23 +93,18 @@ def flag_unless_lenient(_: Pixels, is_lenient: bool) -> bool:
 def test_a_flagged_picture_is_blurred_and_said_to_be(mini: Pipeline) -> None:
     request = {"prompt": "a red circle on a white background", "seed": 1, "steps": 8}
     with running(mini, safety=Safety("blur", flag_unless_lenient)) as worker:
-        flagged = call(worker, "POST", "/v1/images/generations", json=request).json()["data"][0]
-        lenient = {**request, "moderation": "low"}
-        plain = call(worker, "POST", "/v1/images/generations", json=lenient).json()["data"][0]
-    assert flagged["flagged"] and "flagged" not in plain
-    with (
-        opened(base64.b64decode(flagged["b64_json"])) as blurred,
-        opened(base64.b64decode(plain["b64_json"])) as sharp,
-    ):
-        edges = [
-            np.abs(np.diff(np.asarray(each, float), axis=0)).max() for each in (blurred, sharp)
-        ]
-    assert edges[0] < edges[1] / 4, edges
+        flagged, plain = post(worker, request), post(worker, {**request, "moderation": "low"})
+    assert flagged.json()["data"][0]["flagged"] and "flagged" not in plain.json()["data"][0]
+    blurred, sharp = (
+        np.abs(np.diff(pixels(picture_in(each)).astype(float), axis=0)).max()
+        for each in (flagged, plain)
+    )
+    assert blurred < sharp / 4
 
 
 def test_a_flagged_picture_is_refused() -> None:
     request = {"prompt": "a ring", "size": "128x128", "steps": 2}
     with running(safety=Safety("refuse", flag_unless_lenient)) as worker:
-        answer = call(worker, "POST", "/v1/images/generations", json=request)
+        answer = post(worker, request)
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "moderation_blocked"

@@ -7,6 +7,7 @@ import base64
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import pytest
 from sdxl.checkpoint import MINI, Checkpoint
 from sdxl.images import read_parameters
 from sdxl.params import InvalidParams
-from sdxl.pipeline import Pipeline
 from serve.app import fewest_of
 from serve.errors import Problem
 from serve.front.api import create_app
@@ -26,18 +26,17 @@ from serve.orders import Done, ImageBackend, ImageOrder, ModelCard, PromptFacts
 from serve.settings import ServeSettings
 from serve.worker.replica import ImageReplica
 from serve.worker.worker import Worker
-from tests.fakes import fake_engines
 from tests.serve.servers import GENERATE, client_of, error_of
 from tests.serve.test_api import PROMPT, events_of
 from tests.serve.test_edits import EDIT, QUICK, png
-from tests.serve.workers import order, running
+from tests.serve.workers import fake_pipeline, order, running
 
 TABLES: list[dict[str, Any]] = [{"model": "mini"}, {"model": "/models/other"}]
 
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[list[Worker]]:
-    other = Pipeline(Checkpoint("other", MINI), fake_engines((1, 2, 4)))
+    other = replace(fake_pipeline(), checkpoint=Checkpoint("other", MINI))
     with running() as first, running(other) as second:
         yield [first, second]
 

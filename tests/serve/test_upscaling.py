@@ -21,7 +21,7 @@ from serve.errors import Problem
 from serve.orders import ImageOrder, ImageProgress, Preview
 from serve.worker.worker import Worker
 from tests.serve.servers import call, error_of, post
-from tests.serve.test_edits import picture_in, png, send
+from tests.serve.test_edits import picture_in, pixels, png, send
 from tests.serve.workers import fake, fake_pipeline, order, picture_of, running, updates_of
 
 PROMPT = "a red circle on a blue background"
@@ -45,9 +45,8 @@ def test_an_upscaled_picture_is_what_the_pipeline_makes(worker: Worker, upscaler
     done = asyncio.run(picture_of(worker, asked))
     (expected,) = worker.pipeline.generate([asked.params])
     assert expected.image is not None
-    with Image.open(io.BytesIO(done.image)) as image:
-        assert image.size == (192, 192)
-        assert np.array_equal(np.asarray(image), to_pixels(expected.image))
+    assert size_of(done.image) == (192, 192)
+    assert np.array_equal(pixels(done.image), to_pixels(expected.image))
     stored = read_parameters(done.image)
     assert (stored["width"], stored["upscale"], stored["upscaler"]) == (128, 1.5, upscaler)
     assert stored["upscale_strength"] == 0.4
@@ -216,8 +215,7 @@ HIRES = {"prompt": PROMPT, "steps": 6, "seed": 3, "width": 64, "height": 96, "en
 
 
 def webui(worker: Worker, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
-    method = "GET" if body is None else "POST"
-    return call(worker, method, path, {"sdapi": True}, json=body)
+    return call(worker, "POST" if body else "GET", path, {"sdapi": True}, json=body)
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,12 @@ picture."""
 from __future__ import annotations
 
 import asyncio
-import io
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import engines
-from sdxl.images import Pixels
 from sdxl.params import InvalidParams
 from sdxl.pipeline import Pipeline
 from sdxl.provenance import AND_WATERMARK, C2PA, METADATA, OFF, Provenance
@@ -20,6 +17,7 @@ from sdxl.watermark import find, mark
 from serve.batch.command import build_parser, read_order
 from serve.orders import ImageOrder
 from serve.render.command import main as render
+from tests.serve.test_edits import pixels
 from tests.serve.workers import order, picture_of, running
 
 WATERMARKED = METADATA + AND_WATERMARK
@@ -31,11 +29,6 @@ def pipeline() -> Pipeline:
     return engines.load("mini", "onnxruntime", is_deterministic=True)
 
 
-def pixels_of(file: bytes) -> Pixels:
-    with Image.open(io.BytesIO(file)) as image:
-        return np.asarray(image.convert("RGB"))
-
-
 def made_by_worker(pipeline: Pipeline, kind: str, asked: ImageOrder) -> bytes:
     with running(pipeline, provenance=Provenance(kind)) as worker:
         return asyncio.run(picture_of(worker, asked)).image
@@ -44,9 +37,9 @@ def made_by_worker(pipeline: Pipeline, kind: str, asked: ImageOrder) -> bytes:
 @pytest.mark.slow
 def test_a_worker_marks_the_picture_without_changing_it_otherwise(pipeline: Pipeline) -> None:
     asked = order(PROMPT, seed=7)
-    plain = pixels_of(made_by_worker(pipeline, OFF, asked))
+    plain = pixels(made_by_worker(pipeline, OFF, asked))
     assert not find(plain).is_found
-    marked = pixels_of(made_by_worker(pipeline, WATERMARKED, asked))
+    marked = pixels(made_by_worker(pipeline, WATERMARKED, asked))
     assert np.array_equal(marked, mark(plain)) and find(marked).is_found
 
 
@@ -54,7 +47,7 @@ def test_render_marks_its_pictures(tmp_path: Path) -> None:
     file = tmp_path / "picture.png"
     argv = [PROMPT, "--steps", "4", "--provenance", WATERMARKED, "--out", str(file)]
     assert render(argv) == 0
-    assert find(pixels_of(file.read_bytes())).is_found
+    assert find(pixels(file.read_bytes())).is_found
 
 
 def test_a_reproducible_batch_takes_a_watermark_and_no_manifest(tmp_path: Path) -> None:
