@@ -24,12 +24,14 @@ from sdxl.images import BrokenImage, Pixels
 from serve.render import progress_display
 from serve.render.progress_display import MOST_ROWS, PERIOD_S, RenderDisplay
 from serve.render.terminal import PROTOCOLS, Terminal
-from serve.render.terminal_pictures import fitted
+from serve.render.terminal_pictures import END, fitted
 from tests.serve.terminals import CELL, COLUMNS, ROWS, Display, DoubleTerminal
 from tests.serve.terminals import terminal as double
 from tests.serve.test_terminal_pictures import difference
 
 SIZE = 64
+BEGINNINGS = re.compile(rb"\x1b_Ga=T|\x1bP0;1;0q|\x1b\]1337")
+"""of pictures in the protocols"""
 Watch = Callable[[DoubleTerminal, str | None], AbstractContextManager[RenderDisplay]]
 
 
@@ -226,16 +228,11 @@ def test_an_interrupt_in_the_middle_of_a_picture_leaves_nothing_of_it(
 
 def until_interrupted(output: bytes, which: int) -> bytes:
     """Return the output without the sequence that was cut off, up to the next ST."""
-    for start, end in (
-        (b"\x1b_Ga=T", b"\x1b\\"),
-        (b"\x1bP0;1;0q", b"\x1b\\"),
-        (b"\x1b]1337", b"\x1b\\"),
-    ):
-        begun = [each.start() for each in re.finditer(re.escape(start), output)]
-        if len(begun) > which:
-            at = begun[which]
-            return output[:at] + output[output.index(end, at) + len(end) :]
-    return output
+    begun = [each.start() for each in re.finditer(BEGINNINGS, output)]
+    if len(begun) <= which:
+        return output
+    at = begun[which]
+    return output[:at] + output[output.index(END, at) + len(END) :]
 
 
 def test_a_preview_that_cannot_be_made_costs_no_picture(watch: Watch, clock: Clock) -> None:
