@@ -48,14 +48,13 @@ class WorkerMetrics:
         text = "kernels compiled after the start; each one delayed requests"
         self.compiled_kernels = counter("sdxl_compiled_kernels", text)
         self._seen: dict[Counter, int] = {}
-        self._at_start = 0
         text = "the engines; `slower` is 1 if PyTorch runs on a GPU instead of TensorRT"
         self.engines = gauge("sdxl_engines_info", text, ("backend", "precision", "slower"))
         GpuMeter(self.registry, work="images")
 
     def starts(self, engines: Engines) -> None:
         """Count compiled kernels from now on."""
-        self._at_start = engines.compiled_kernels()
+        self._seen[self.compiled_kernels] = engines.compiled_kernels()
 
     def _count(self, counter: Counter, total: int) -> None:
         counter.inc(total - self._seen.get(counter, 0))
@@ -85,7 +84,7 @@ class WorkerMetrics:
             seconds = sum(f.work_s for f in waiting if f.priority is priority)
             self.waiting_s.labels(priority.name.lower()).set(seconds)
         self._count(self.failed_captures, engines.failed_captures())
-        self._count(self.compiled_kernels, engines.compiled_kernels() - self._at_start)
+        self._count(self.compiled_kernels, engines.compiled_kernels())
         return list(self.registry.collect())
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -229,33 +228,6 @@ async def test_two_that_load_a_model_at_once_get_the_same(worker: Worker, folder
         both = [http.post(MODELS, json={"model": "other"}) for _ in range(2)]
         assert [each.status_code for each in await asyncio.gather(*both)] == [200, 200]
         assert await ids(http) == ["sdxl-mini", "other"]
-
-
-@pytest.mark.slow
-async def test_models_come_and_go_and_no_request_is_lost(worker: Worker, folder: Path) -> None:
-    pool, statuses, is_over = FakePool(), Counter[Any](), asyncio.Event()
-    async with client_of(app_of(worker, pool, folder)) as http:
-
-        async def keep_asking(model: str) -> None:
-            while not is_over.is_set():
-                statuses[model, await made_by(http, model)] += 1
-                await asyncio.sleep(0)
-
-        asking = [asyncio.ensure_future(keep_asking(name)) for name in ("mini", "other") * 2]
-        for _ in range(4):
-            before = statuses["other", "other"]
-            assert (await http.post(MODELS, json={"model": "other"})).status_code == 200
-            while statuses["other", "other"] == before:
-                await asyncio.sleep(0.001)
-            assert (await http.delete(f"{MODELS}/other")).status_code == 200
-        is_over.set()
-        await asyncio.gather(*asking)
-        assert await ids(http) == ["sdxl-mini"] and not pool.workers
-    assert {each for each, count in statuses.items() if count} <= {
-        ("mini", "sdxl-mini"),
-        ("other", "other"),
-        ("other", 404),
-    }
 
 
 # -- stable-diffusion-webui's checkpoints -----------------------------------------------------

@@ -25,6 +25,8 @@ from tests.waiting import wait_until
 PROMPT = "a red circle on a blue background"
 TXT2IMG = "/sdapi/v1/txt2img"
 CLIP_SKIP = "CLIP_stop_at_last_layers"
+MINE, OTHER = ({"x-client": address} for address in ("10.0.0.1", "10.0.0.2"))
+"""headers of two clients"""
 
 
 @pytest.fixture(scope="module")
@@ -174,12 +176,11 @@ def test_a_file_that_is_no_picture_is_refused(http: httpx.Client) -> None:
 
 def test_progress_and_interrupt_concern_only_a_client_s_own_requests() -> None:
     with listening(fake_pipeline(tick_s=0.05), sdapi=True, client_header="x-client") as (url, _):
-        mine, other = ({"x-client": address} for address in ("10.0.0.1", "10.0.0.2"))
         answers: list[httpx.Response] = []
         body = {"prompt": PROMPT, "steps": 100}
         thread = threading.Thread(
             target=lambda: answers.append(
-                httpx.post(url + TXT2IMG, json=body, headers=mine, timeout=60)
+                httpx.post(url + TXT2IMG, json=body, headers=MINE, timeout=60)
             )
         )
         thread.start()
@@ -187,29 +188,28 @@ def test_progress_and_interrupt_concern_only_a_client_s_own_requests() -> None:
         def progress(client: dict[str, str]) -> Any:
             return httpx.get(f"{url}/sdapi/v1/progress", headers=client).json()
 
-        wait_until(lambda: progress(mine)["progress"] or answers)
-        assert progress(other)["progress"] == 0 and not answers
-        httpx.post(f"{url}/sdapi/v1/interrupt", headers=other)
-        state = progress(mine)["state"]
+        wait_until(lambda: progress(MINE)["progress"] or answers)
+        assert progress(OTHER)["progress"] == 0 and not answers
+        httpx.post(f"{url}/sdapi/v1/interrupt", headers=OTHER)
+        state = progress(MINE)["state"]
         assert state["job_count"] == 1 and state["sampling_steps"] == 100
-        assert not state["interrupted"] and progress(mine)["eta_relative"] > 0
-        httpx.post(f"{url}/sdapi/v1/interrupt", headers=mine)
+        assert not state["interrupted"] and progress(MINE)["eta_relative"] > 0
+        httpx.post(f"{url}/sdapi/v1/interrupt", headers=MINE)
         thread.join(30)
         assert answers[0].status_code == 200 and answers[0].json()["images"] == []
-        assert progress(mine)["progress"] == 0
+        assert progress(MINE)["progress"] == 0
 
 
 def test_options_hold_for_the_client_that_set_them() -> None:
     with listening(sdapi=True, client_header="x-client") as (url, _):
-        mine, other = ({"x-client": address} for address in ("10.0.0.1", "10.0.0.2"))
-        httpx.post(f"{url}/sdapi/v1/options", json={"samples_format": "webp"}, headers=mine)
+        httpx.post(f"{url}/sdapi/v1/options", json={"samples_format": "webp"}, headers=MINE)
         kinds = []
-        for client in (mine, other):
+        for client in (MINE, OTHER):
             body = {"prompt": PROMPT, "steps": 2}
             answer = httpx.post(url + TXT2IMG, json=body, headers=client, timeout=30)
             kinds.append(base64.b64decode(answer.json()["images"][0])[:4])
         assert kinds == [b"RIFF", b"\x89PNG"]
-        webp = httpx.get(f"{url}/sdapi/v1/options", headers=mine).json()["samples_format"]
+        webp = httpx.get(f"{url}/sdapi/v1/options", headers=MINE).json()["samples_format"]
         assert webp == "webp"
 
 
