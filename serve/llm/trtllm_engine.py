@@ -71,8 +71,7 @@ class TrtllmEngine:
             # be one that TensorRT-LLM's grammars cannot express: that does not count.
             self._failures += sampling.json_schema is None
             is_over = True
-            log.exception("TensorRT-LLM failed")
-            raise Problem(500, "The language model failed.", None, "engine") from None
+            raise
         finally:
             self._running -= 1
             if request is not None and not is_over:

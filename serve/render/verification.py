@@ -47,8 +47,7 @@ class Verdict:
 
 def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
-    trust = str(Path(options.trust).expanduser()) if options.trust else ""
-    trusted = read_file(trust, "trust") if trust else b""
+    trusted = read_file(str(Path(options.trust).expanduser()), "trust") if options.trust else b""
     verdicts = [verify(Path(file), trusted) for file in options.files]
     for verdict in verdicts:
         print(json.dumps(asdict(verdict)) if options.is_json else describe(verdict))

@@ -234,7 +234,7 @@ class Denoiser:
                 watched.step = flight.step
                 self._preview(flight, watched.job)
             seen = flight.step, positions.get(flight.id, 0)
-            if watched.job.wants_progress and seen != watched.seen:
+            if watched.job.order.wants_progress and seen != watched.seen:
                 watched.seen = seen
                 watched.job.stepped(flight, seen[1], self._ready(flight.id))
 

@@ -120,10 +120,6 @@ class ImageJob:
     # -- called by the denoiser; times are on its clock ----------------------------------------
 
     @property
-    def wants_progress(self) -> bool:
-        return self.order.wants_progress
-
-    @property
     def preview_steps(self) -> tuple[int, ...]:
         return tuple(step - self.steps_before for step in self.order.preview_steps)
 

@@ -38,8 +38,8 @@ def client(server: tuple[str, Worker]) -> Iterator[openai.OpenAI]:
         yield found
 
 
-def client_of(url: str, key: str = "anything", **options: Any) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, **{"max_retries": 0, **options})
+def client_of(url: str, key: str = "anything") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
 
 
 def image_of(text: str | None) -> Image.Image:

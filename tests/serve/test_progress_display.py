@@ -60,7 +60,9 @@ def write_line(line: str) -> None:
     tqdm.write(line, file=sys.stderr)
 
 
-def form(watcher: RenderDisplay, clock: Clock, *shades: int) -> None:
+def form(watcher: RenderDisplay, *shades: int) -> None:
+    clock = watcher.clock
+    assert isinstance(clock, Clock)
     for shade in shades:
         watcher.ticked(1)
         clock.now_s += 1.01 * PERIOD_S
@@ -90,14 +92,14 @@ def watch(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Watch:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_picture_forms_in_place_above_its_line(protocol: str, watch: Watch, clock: Clock) -> None:
+def test_a_picture_forms_in_place_above_its_line(protocol: str, watch: Watch) -> None:
     with double("none") as there:
         with watch(there, protocol) as watcher:
             write_line("first line")
-            form(watcher, clock, 10, 20, 30)
+            form(watcher, 10, 20, 30)
             watcher.finished(picture(40))
             write_line("a.png  seed 1")
-            form(watcher, clock, 50, 60)
+            form(watcher, 50, 60)
             watcher.finished(picture(70))
             write_line("b.png  seed 2")
         display = there.display()
@@ -117,20 +119,20 @@ def test_a_picture_forms_in_place_above_its_line(protocol: str, watch: Watch, cl
         assert len(first) == 1 and second not in first and not display.erased
 
 
-def test_the_bar_goes_on_below_the_picture(watch: Watch, clock: Clock) -> None:
+def test_the_bar_goes_on_below_the_picture(watch: Watch) -> None:
     with double("none") as there, watch(there, "kitty") as watcher:
-        form(watcher, clock, 10, 20)
+        form(watcher, 10, 20)
         display = there.display()
         assert display.text and "/20 [" in display.text[-1]
         assert max(display.lines) == display.line == MOST_ROWS
         assert [each.line for each in display.drawn] == [0, 0]
 
 
-def test_without_a_terminal_for_pictures_the_bar_is_unchanged(watch: Watch, clock: Clock) -> None:
+def test_without_a_terminal_for_pictures_the_bar_is_unchanged(watch: Watch) -> None:
     with double("none") as there:
         with watch(there, None) as watcher:
             assert watcher.on_forming is None
-            form(watcher, clock, 10, 20)
+            form(watcher, 10, 20)
             watcher.finished(picture(30))
             write_line("a.png")
         there.settle()
@@ -171,13 +173,13 @@ def test_a_slow_terminal_gets_fewer_pictures(
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError("the engine broke")])
 def test_an_unfinished_picture_does_not_stay(
-    protocol: str, error: type[BaseException] | BaseException, watch: Watch, clock: Clock
+    protocol: str, error: type[BaseException] | BaseException, watch: Watch
 ) -> None:
     with double("none") as there:
         modes = there.modes
         with pytest.raises((KeyboardInterrupt, RuntimeError)), watch(there, protocol) as watcher:
             write_line("first line")
-            form(watcher, clock, 10, 20)
+            form(watcher, 10, 20)
             raise error
         display = there.display()
         assert there.modes == modes
@@ -199,7 +201,6 @@ def test_an_interrupt_in_the_middle_of_a_picture_leaves_nothing_of_it(
     is_lost: bool,
     monkeypatch: pytest.MonkeyPatch,
     watch: Watch,
-    clock: Clock,
 ) -> None:
     """`is_lost`: everything was written, but the kernel dropped the rest."""
     write, pictures = Terminal.write, count()
@@ -216,7 +217,7 @@ def test_an_interrupt_in_the_middle_of_a_picture_leaves_nothing_of_it(
     with double("none") as there:
         with pytest.raises(KeyboardInterrupt), watch(there, protocol) as watcher:
             write_line("first line")
-            form(watcher, clock, 10, 20, 30)
+            form(watcher, 10, 20, 30)
             raise KeyboardInterrupt
         os.write(there.slave, b"$ ls\n")
         there.settle()
@@ -241,7 +242,7 @@ def test_a_preview_that_cannot_be_made_costs_no_picture(watch: Watch, clock: Clo
 
     with double("none") as there:
         with watch(there, "kitty") as watcher:
-            form(watcher, clock, 10)
+            form(watcher, 10)
             show = watcher.on_forming
             assert show is not None
             for _ in range(3):
@@ -254,26 +255,26 @@ def test_a_preview_that_cannot_be_made_costs_no_picture(watch: Watch, clock: Clo
     assert not display.drawn
 
 
-def test_a_window_of_another_size_gets_a_place_of_its_own(watch: Watch, clock: Clock) -> None:
+def test_a_window_of_another_size_gets_a_place_of_its_own(watch: Watch) -> None:
     with double("none") as there:
         with watch(there, "iterm") as watcher:
-            form(watcher, clock, 10)
+            form(watcher, 10)
             size = struct.pack("HHHH", ROWS, COLUMNS - 20, 0, 0)
             ioctl(there.slave, termios.TIOCSWINSZ, size)
-            form(watcher, clock, 20, 30)
+            form(watcher, 20, 30)
             watcher.finished(picture(40))
         lines = [each.line for each in there.display().drawn]
     assert lines == [0, MOST_ROWS, MOST_ROWS, MOST_ROWS]
 
 
-def test_a_picture_goes_on_below_what_others_wrote(watch: Watch, clock: Clock) -> None:
+def test_a_picture_goes_on_below_what_others_wrote(watch: Watch) -> None:
     with double("none") as there:
         handler = signal.getsignal(signal.SIGCONT)
         with watch(there, "iterm") as watcher:
-            form(watcher, clock, 10)
+            form(watcher, 10)
             os.write(there.slave, b"\r\n[1]+ Stopped\n$ fg\n")
             os.kill(os.getpid(), signal.SIGCONT)
-            form(watcher, clock, 20)
+            form(watcher, 20)
             watcher.finished(picture(30))
         display = there.display()
         assert signal.getsignal(signal.SIGCONT) == handler
@@ -282,13 +283,11 @@ def test_a_picture_goes_on_below_what_others_wrote(watch: Watch, clock: Clock) -
 
 
 @pytest.mark.parametrize(("rows", "is_drawn"), [(24, True), (7, True), (6, False), (0, False)])
-def test_a_low_window_gets_a_low_picture_or_none(
-    rows: int, is_drawn: bool, watch: Watch, clock: Clock
-) -> None:
+def test_a_low_window_gets_a_low_picture_or_none(rows: int, is_drawn: bool, watch: Watch) -> None:
     with double("none") as there:
         ioctl(there.slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, COLUMNS, 0, 0))
         with watch(there, "iterm") as watcher:
-            form(watcher, clock, 10)
+            form(watcher, 10)
             watcher.finished(picture(20))
             write_line("a.png")
         display = there.display(rows or ROWS)
@@ -299,11 +298,11 @@ def test_a_low_window_gets_a_low_picture_or_none(
 
 
 def test_a_command_in_the_background_leaves_the_terminal_alone(
-    monkeypatch: pytest.MonkeyPatch, watch: Watch, clock: Clock
+    monkeypatch: pytest.MonkeyPatch, watch: Watch
 ) -> None:
     monkeypatch.setattr(Terminal, "is_ours", False)
     with double("none") as there:
         with watch(there, "kitty") as watcher:
-            form(watcher, clock, 10)
+            form(watcher, 10)
             watcher.finished(picture(20))
         assert not there.display().drawn

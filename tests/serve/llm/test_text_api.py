@@ -15,6 +15,7 @@ from serve.llm.speaker import Speaker
 from serve.worker.worker import Worker
 from tests.serve.llm.texts import CHAT, FakeLlm, asked_of, fake_speaker, listening
 from tests.serve.servers import error_of
+from tests.serve.test_openai_client import client_of
 from tests.waiting import wait_until
 from training.llm.grammar import parse
 
@@ -31,7 +32,7 @@ def url(speaker: Speaker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(scope="module")
 def ai(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as found:
+    with client_of(url) as found:
         yield found
 
 
@@ -242,12 +243,10 @@ def test_the_wire_is_server_sent_events(url: str) -> None:
 def test_a_failure_in_the_middle_of_a_stream_is_an_api_error() -> None:
     engine = FakeLlm()
     engine.fault = RuntimeError("broken")
-    with (
-        listening(fake_speaker(engine)) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as ai,
-        pytest.raises(openai.APIError, match="language model failed"),
-    ):
-        list(ai.chat.completions.create(model=MODEL, messages=CIRCLE, stream=True))
+    with listening(fake_speaker(engine)) as url, client_of(url) as ai:
+        stream = ai.chat.completions.create(model=MODEL, messages=CIRCLE, stream=True)
+        with pytest.raises(openai.APIError, match="language model failed"):
+            list(stream)
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
