@@ -35,7 +35,7 @@ class FakeEngine:
     spec: ModelSpec
     calls: list[dict[str, tuple[int, ...]]] = field(default_factory=list)
     fault: Exception | None = None
-    on_call: Callable[[], None] = lambda: None
+    on_call: Callable[[], object] = lambda: None
 
     def __call__(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
         check_inputs(self.spec, inputs)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -28,6 +29,16 @@ from tests.fakes import FakeClock, fake_engines
 from tests.sdxl.sharing import STANDARD
 from tests.serve.workers import fake, fake_pipeline, order, picture_of, running
 
+T = TypeVar("T")
+
+
+def noted(pipeline: Pipeline, fact: Callable[[], T]) -> dict[str, set[T]]:
+    """Return a dictionary that collects this fact at each call of each network."""
+    seen: dict[str, set[T]] = {name: set() for name in pipeline.engines.by_name}
+    for name, facts in seen.items():
+        fake(pipeline, name).on_call = partial(lambda facts: facts.add(fact()), facts)
+    return seen
+
 
 def test_promises_include_admitted_prompts_that_wait_to_be_encoded() -> None:
     costs = Costs(encode_s=0.5)
@@ -41,17 +52,11 @@ def test_promises_include_admitted_prompts_that_wait_to_be_encoded() -> None:
 def test_a_network_runs_on_its_own_thread_from_the_warm_up_on() -> None:
     """cuDNN and attention have caches by thread."""
     pipeline = fake_pipeline()
-    seen: dict[str, set[str]] = {}
-    for name in pipeline.engines.by_name:
-        threads = seen.setdefault(name, set())
-        fake(pipeline, name).on_call = partial(
-            lambda names: names.add(threading.current_thread().name), threads
-        )
+    seen = noted(pipeline, lambda: threading.current_thread().name.partition("_")[0])
     with running(pipeline) as worker:
         assert all(seen.values()), f"not warmed up: {seen}"
         asyncio.run(picture_of(worker, order()))
-    found = {name: {t.partition("_")[0] for t in threads} for name, threads in seen.items()}
-    assert found == {
+    assert seen == {
         "clip_l": {"encode"},
         "clip_g": {"encode"},
         "unet_prompt": {"denoiser"},
@@ -89,10 +94,7 @@ def test_nothing_runs_on_cudas_default_stream(monkeypatch: pytest.MonkeyPatch) -
     """TensorRT would synchronise there at every call, and the streams would wait for each other."""
     cuda = FakeCuda().install(monkeypatch)
     pipeline, device = on_a_gpu(cuda, captures=False)
-    seen: dict[str, set[int]] = {}
-    for name in pipeline.engines.by_name:
-        streams = seen.setdefault(name, set())
-        fake(pipeline, name).on_call = lambda streams=streams: streams.add(device.stream())  # type: ignore[misc]
+    seen = noted(pipeline, device.stream)
     with running(pipeline) as worker:
         asyncio.run(picture_of(worker, order()))
     default = cuda.default_stream(torch.device("cuda", 1)).cuda_stream
@@ -155,7 +157,7 @@ async def test_a_worker_is_healthy_while_its_loop_advances() -> None:
     pipeline, may_end = fake_pipeline(), threading.Event()
     with running(pipeline, stall_s=0.3) as worker:
         worker.check_health()
-        fake(pipeline, "unet_deep").on_call = lambda: (may_end.wait(), None)[1]
+        fake(pipeline, "unet_deep").on_call = may_end.wait
         task = asyncio.create_task(picture_of(worker, order()))
         with pytest.raises(Unhealthy, match="not advanced for"):
             while True:

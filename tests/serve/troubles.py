@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
 from sdxl.params import InvalidParams
+from serve.errors import Problem
 from serve.front.api import create_app
 from serve.settings import ServeSettings
 from serve.worker.worker import Worker
+from tests.fakes import FakeClock
 from tests.serve.servers import GENERATE, client, client_of, file_of_keys
-from tests.serve.workers import fake, fake_pipeline, past_the_deadline, running
+from tests.serve.workers import fake, fake_pipeline, order, picture_of, running
 from tests.troubles import Cause, Trouble
 
 PROMPT = "a green star"
@@ -56,8 +59,15 @@ def without_key(trouble: Trouble) -> str:
 
 
 def after_the_deadline(_: Trouble) -> str:
-    problem = past_the_deadline()
-    return f"{problem.status} {problem}"
+    pipeline, clock = fake_pipeline(), FakeClock()
+
+    def take_long() -> None:
+        clock.now += 100
+
+    with running(replace(pipeline, clock=clock)) as worker, pytest.raises(Problem) as caught:
+        fake(pipeline, "unet_deep").on_call = take_long
+        asyncio.run(picture_of(worker, order(deadline_s=60)))
+    return f"{caught.value.status} {caught.value}"
 
 
 def with_too_many_requests(_: Trouble) -> str:

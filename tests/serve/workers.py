@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
@@ -10,13 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from sdxl.catalogue import Catalogue
 from sdxl.checkpoint import find
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
-from serve.errors import Problem
 from serve.orders import Done, ImageOrder, Update
 from serve.worker.worker import Worker
 from tests.fakes import FakeEngine, FakeShelf, fake_engines
@@ -92,27 +88,3 @@ async def begun(worker: Worker, asked: ImageOrder) -> AsyncIterator[AsyncIterato
             if getattr(update, "step", 0) > 0:
                 break
         yield updates
-
-
-class ShiftedClock:
-    shift_s = 0.0
-
-    def __call__(self) -> float:
-        return time.perf_counter() + self.shift_s
-
-
-def past_the_deadline() -> Problem:
-    """Return the problem of a picture whose deadline passes while it is made."""
-    clock = ShiftedClock()
-
-    async def scenario(worker: Worker) -> None:
-        asked = order(steps=50, deadline_s=60, wants_progress=True)
-        async with begun(worker, asked) as updates:
-            clock.shift_s = 100
-            async for _ in updates:
-                pass
-
-    pipeline = replace(fake_pipeline(tick_s=0.01), clock=clock)
-    with running(pipeline, stall_s=1000) as worker, pytest.raises(Problem) as caught:
-        asyncio.run(scenario(worker))
-    return caught.value
