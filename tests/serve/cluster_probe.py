@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import sys
-import urllib.request
 from pathlib import Path
 from typing import Any
 
+import httpx
 import ray
 import yaml
 from ray import serve as ray_serve
@@ -21,6 +21,7 @@ from ray.cluster_utils import Cluster
 from serve.app import build
 from serve.llm.deployment import NODE
 from tests.serve.llm.placement_probe import devices, wait_until_ready
+from tests.serve.servers import GENERATE
 
 KEY = "k"
 
@@ -58,11 +59,9 @@ def nodes_of(name: str) -> list[str]:
 
 def pictures(port: int) -> int:
     """Return how many of ten simultaneous requests get a picture."""
-    body = json.dumps({"prompt": "a ring", "n": 10, "steps": 2, "deadline_s": 100}).encode()
-    headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
-    asked = urllib.request.Request(f"http://127.0.0.1:{port}/v1/images/generations", body, headers)
-    with urllib.request.urlopen(asked, timeout=120) as answer:
-        return len(json.load(answer)["data"])
+    body = {"prompt": "a ring", "n": 10, "steps": 2, "deadline_s": 100}
+    url, headers = f"http://127.0.0.1:{port}{GENERATE}", {"authorization": f"Bearer {KEY}"}
+    return len(httpx.post(url, json=body, headers=headers, timeout=120).json()["data"])
 
 
 if __name__ == "__main__":

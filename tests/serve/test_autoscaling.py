@@ -65,7 +65,7 @@ async def test_a_worker_reports_the_work_that_arrived_and_that_waits() -> None:
         widen(worker, rows=2)
         each_s = worker.outlook().each_s
         assert worker.demand() == {"work": 0.0, "queue_s": 0.0}
-        async with begun(worker, order(steps=500, wants_progress=True)):
+        async with begun(worker):
             tasks = [asyncio.create_task(picture_of(worker, order(seed=i))) for i in range(4)]
             while len(worker._started().denoiser.waiting) < 4:
                 await asyncio.sleep(0.01)

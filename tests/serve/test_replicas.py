@@ -49,11 +49,7 @@ class Answer:
             await asyncio.Event().wait()
 
     def __await__(self) -> Any:
-        return self._only().__await__()
-
-    async def _only(self) -> Any:
-        async for item in self:
-            return item
+        return anext(aiter(self)).__await__()
 
     def cancel(self) -> None:
         self.is_cancelled = True

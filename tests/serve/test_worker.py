@@ -76,7 +76,7 @@ async def test_many_share_calls_and_each_gets_its_own_picture() -> None:
 
 async def test_cancelling_frees_the_slot_within_a_tick() -> None:
     with running(fake_pipeline(tick_s=0.02)) as worker:
-        async with begun(worker, order(steps=500, wants_progress=True)):
+        async with begun(worker):
             assert len(flights(worker)) == 1
         before = worker.steps_taken
         while flights(worker) or not worker.is_idle:
@@ -126,7 +126,7 @@ def flights(worker: Worker) -> tuple[object, ...]:
 
 async def test_a_full_queue_refuses_at_once_and_says_when_to_come_again() -> None:
     with running(fake_pipeline(tick_s=0.01, buckets=(1, 2)), queue=3) as worker:
-        async with begun(worker, order(steps=500, wants_progress=True)):
+        async with begun(worker):
             tasks = [
                 asyncio.create_task(picture_of(worker, order(seed=i, steps=20))) for i in range(3)
             ]
