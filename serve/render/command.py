@@ -252,7 +252,8 @@ def read_list(
 ) -> tuple[Any, ...] | None:
     """Return the ControlNets or image prompts of flags and of the picture to make again, which does
     not contain their pictures; add their files. A ControlNet's map may be the edited image."""
-    may_lack, (noun, picture) = is_edit and field == CONTROLS, NOUNS[field]
+    noun, picture = NOUNS[field]
+    may_lack = is_edit and field == CONTROLS
     kept = PICTURED[field].read_list(stored.get(field) or ())
     given: Sequence[Any] | None = getattr(options, field, None)
     if given is None:

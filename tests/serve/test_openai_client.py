@@ -14,10 +14,14 @@ import openai
 import pytest
 from PIL import Image
 
+from sdxl.checkpoint import find
 from sdxl.images import read_parameters
 from sdxl.picture_files import file_of
 from serve.front.edits import EditRequest
+from serve.front.image_orders import size_of
 from serve.front.openai_images import ImageRequest
+from serve.orders import ModelCard
+from serve.settings import ServeSettings
 from serve.worker.worker import Worker
 from tests.serve.servers import GENERATE, listening
 from tests.serve.workers import fake, fake_pipeline
@@ -257,11 +261,6 @@ def test_a_model_answers_to_its_aliases() -> None:
     ],
 )
 def test_an_unknown_size_becomes_the_nearest_if_allowed(asked: Any, made: str) -> None:
-    from sdxl.checkpoint import find
-    from serve.front.image_orders import size_of
-    from serve.orders import ModelCard
-    from serve.settings import ServeSettings
-
     card = ModelCard("sdxl-mini", find("mini").sizes)
     width, height = size_of(asked, card, ServeSettings(nearest_size=True))
     assert f"{width}x{height}" == made

@@ -23,12 +23,13 @@ from engines.room import NoMemory, check_room
 from sdxl.checkpoint import MINI, Checkpoint, find
 from sdxl.model_names import name_of
 from sdxl.params import GenerationParams
-from serve import errors
+from serve import errors, ray_models
 from serve.errors import Problem
 from serve.front import served_models
 from serve.front.api import create_app
 from serve.models import ImageModel
 from serve.orders import ImageOrder, Update
+from serve.ray_models import failure
 from serve.run_time_models import application_name, files_below, find_file, model_in, model_of
 from serve.settings import ServeSettings
 from serve.worker.replica import RunTimeReplica
@@ -310,8 +311,6 @@ def test_free_memory_is_that_of_the_container(
 
 
 def test_the_cause_of_a_failed_load_is_the_clients_error() -> None:
-    from serve.ray_models import failure
-
     settings = ServeSettings(models_dir="/srv", model="/srv/other")
     text = "ray::ServeReplica\n  File x\n{}\n"
     model = ImageModel("other", settings)
@@ -330,8 +329,6 @@ def test_the_cause_of_a_failed_load_is_the_clients_error() -> None:
 async def test_a_model_is_listed_from_its_first_picture_on(
     folder: Path, monkeypatch: pytest.MonkeyPatch, state: str, is_there: bool
 ) -> None:
-    from serve import ray_models
-
     settings = ServeSettings(models_dir=str(folder))
     model = model_of(settings, find_file(str(folder), "other"))
     # While the controller is replaced, Ray Serve lists nothing.

@@ -16,6 +16,7 @@ import pytest
 
 from sdxl.checkpoint import MINI, Checkpoint
 from sdxl.images import read_parameters
+from sdxl.model_names import name_of
 from sdxl.params import InvalidParams
 from serve.app import fewest_of
 from serve.errors import Problem
@@ -23,12 +24,13 @@ from serve.front.api import create_app
 from serve.front.served_models import PATIENCE_S, START_S, ServedModels
 from serve.models import deployment_names, image_models
 from serve.orders import Done, ImageBackend, ImageOrder, ModelCard, PromptFacts
-from serve.settings import ServeSettings
+from serve.settings import ServeSettings, read
 from serve.worker.replica import ImageReplica
 from serve.worker.worker import Worker
 from tests.serve.servers import GENERATE, client_of, error_of
 from tests.serve.test_api import PROMPT, events_of
 from tests.serve.test_edits import EDIT, QUICK, png
+from tests.serve.test_settings import flags
 from tests.serve.workers import fake_pipeline, order, running
 
 TABLES: list[dict[str, Any]] = [{"model": "mini"}, {"model": "/models/other"}]
@@ -323,8 +325,6 @@ def test_gpus_are_shared_among_models(replicas: list[int], gpus: int, expected: 
 
 
 def test_a_models_name_is_known_where_its_folder_is_not() -> None:
-    from sdxl.model_names import name_of
-
     names = {
         "mini": "sdxl-mini",
         "/nowhere/juggernaut": "juggernaut",
@@ -337,9 +337,6 @@ def test_a_models_name_is_known_where_its_folder_is_not() -> None:
 
 
 def test_flags_tables_and_the_environment_say_models_once(tmp_path: Path) -> None:
-    from serve.settings import read
-    from tests.serve.test_settings import flags
-
     file = tmp_path / "serve.toml"
     file.write_text('[[models]]\nmodel = "a"\nreplicas = 6\n[[models]]\nmodel = "b"\n')
     assert [(s.model, s.replicas) for s in read(file, {}).of_models] == [("a", 6), ("b", 0)]

@@ -12,11 +12,15 @@ import httpx
 import pytest
 
 from sdxl.params import InvalidParams
+from serve.batch.progress import BatchProgress
+from serve.batch.running import describe, print_resume_hint
+from serve.cli import check_port
 from serve.errors import Problem
 from serve.front.api import create_app
 from serve.settings import ServeSettings
 from serve.worker.worker import Worker
 from tests.fakes import FakeClock
+from tests.serve.batch.drawers import order_of, prompts
 from tests.serve.servers import GENERATE, client, client_of, file_of_keys
 from tests.serve.workers import fake, fake_pipeline, order, picture_of, running
 from tests.troubles import Cause, Trouble
@@ -91,8 +95,6 @@ def while_loading(_: Trouble) -> str:
 
 
 def on_a_taken_port(_: Trouble) -> str:
-    from serve.cli import check_port
-
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -102,9 +104,6 @@ def on_a_taken_port(_: Trouble) -> str:
 
 
 def in_the_folder_of_another_job(trouble: Trouble) -> str:
-    from serve.batch.running import describe
-    from tests.serve.batch.drawers import order_of, prompts
-
     source, out = prompts(trouble.folder, 1), trouble.folder / "out"
     job, other = (describe(order_of(source, out, "--steps", steps)) for steps in ("2", "3"))
     with pytest.raises(InvalidParams) as caught:
@@ -113,10 +112,6 @@ def in_the_folder_of_another_job(trouble: Trouble) -> str:
 
 
 def interrupted(trouble: Trouble) -> str:
-    from serve.batch.progress import BatchProgress
-    from serve.batch.running import print_resume_hint
-    from tests.serve.batch.drawers import order_of, prompts
-
     order = order_of(prompts(trouble.folder, 1), trouble.folder / "out")
     print_resume_hint(BatchProgress(rows=4, began_s=0.0, made=3), order)
     return trouble.capture.readouterr().err
