@@ -132,7 +132,7 @@ def test_files_are_found_while_the_service_runs(tmp_path: Path) -> None:
         assert read_parameters(file)["embedding_files"]["neon"]["sha256"] == digest
 
 
-def test_a_webui_s_request_has_tags_in_and_out(styled: Worker) -> None:
+def test_webui_s_clients_send_and_get_tags(styled: Worker) -> None:
     body = {"prompt": "a ring <lora:hollow:0.5>", "steps": 4, "seed": 1}
     answer = call(styled, "POST", "/sdapi/v1/txt2img", settings=SDAPI, json=body).json()
     info = json.loads(answer["info"])

@@ -101,7 +101,7 @@ def test_defaults_are_the_dataclass_s(pipeline: FakePipeline, capsys: Capture) -
     assert facts["file"] == f"out/a-ring-{asked.seed}.png" and Path(facts["file"]).exists()
 
 
-def test_json_says_everything(pipeline: FakePipeline, capsys: Capture) -> None:
+def test_json_has_every_parameter_and_time(pipeline: FakePipeline, capsys: Capture) -> None:
     flags = "--steps 8 --guidance 2.5 --seed 3 --width 96 --height 40 --scheduler ddim"
     flags += " --negative-prompt grey --cache-interval 3 --deep-steps 0,5"
     (facts,) = render_json(capsys, "a ring", *flags.split())

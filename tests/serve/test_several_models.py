@@ -336,7 +336,7 @@ def test_a_models_name_is_known_where_its_folder_is_not() -> None:
     assert {model: name_of(model) for model in names} == names
 
 
-def test_flags_tables_and_the_environment_say_models_once(tmp_path: Path) -> None:
+def test_models_come_from_flags_a_table_or_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "serve.toml"
     file.write_text('[[models]]\nmodel = "a"\nreplicas = 6\n[[models]]\nmodel = "b"\n')
     assert [(s.model, s.replicas) for s in read(file, {}).of_models] == [("a", 6), ("b", 0)]

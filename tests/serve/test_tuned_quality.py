@@ -41,7 +41,7 @@ def test_a_quality_brings_its_whole_plan() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"steps": 10}, {"scheduler": "ddim"}, {"cache_interval": 2}])
-def test_another_course_has_none_of_the_plan_s_deep_steps(fields: dict[str, Any]) -> None:
+def test_other_steps_or_schedulers_drop_the_plan_s_deep_steps(fields: dict[str, Any]) -> None:
     found = asked(quality="low", **fields)
     assert found.deep_steps is None
     assert all(getattr(found, name) == value for name, value in fields.items())
