@@ -19,6 +19,7 @@ from tests.serve.services import Service
 
 PROMPT = "a red circle on a blue background"
 PICTURE: dict[str, Any] = {"prompt": PROMPT, "steps": 4, "cache_interval": 2, "deadline_s": 300}
+QUICK = {"prompt": PROMPT, "steps": 2, "deadline_s": 60}
 
 
 @dataclass
@@ -71,19 +72,22 @@ def stop(process: psutil.Process) -> None:
     process.send_signal(signal.SIGSTOP)
 
 
-def is_answered(url: str) -> bool:
-    body = {"prompt": PROMPT, "steps": 2, "deadline_s": 60}
+def is_answered(url: str, path: str = GENERATE, body: Any = QUICK) -> bool:
     try:
-        return httpx.post(f"{url}{GENERATE}", json=body, timeout=60).status_code == 200
+        return httpx.post(f"{url}{path}", json=body, timeout=60).status_code == 200
     except httpx.HTTPError:
         return False
+
+
+def reported(url: str, kind: str) -> set[str]:
+    """Return the names of the replicas, or of the front ends (`ingress`), that report now."""
+    try:
+        page = httpx.get(f"{url}/metrics", timeout=10).text
+    except httpx.HTTPError:
+        return set()
+    return set(re.findall(rf'{kind}="(\w+)"', page))
 
 
 def is_whole(found: Service) -> bool:
     """Return whether two replicas and two front ends report."""
-    try:
-        page = httpx.get(f"{found.url}/metrics", timeout=10).text
-    except httpx.HTTPError:
-        return False
-    names = (set(re.findall(rf'{kind}="(\w+)"', page)) for kind in ("replica", "ingress"))
-    return all(len(each) == 2 for each in names)
+    return all(len(reported(found.url, kind)) == 2 for kind in ("replica", "ingress"))

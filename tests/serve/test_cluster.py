@@ -68,13 +68,3 @@ def test_every_shipped_config_gives_each_replica_a_gpu_of_its_own(
     else:
         assert len(set(report["image_nodes"])) == images
         assert not any(report["nodes"][node] for node in report["image_nodes"]), "not the LLM's"
-
-
-def test_an_upgrade_loses_no_request_and_a_queue_brings_replicas(tmp_path: Path) -> None:
-    ports = str(free_port()), str(free_port())
-    report = report_by("tests.serve.rolling_probe", str(tmp_path), *ports)
-    rolled = report["rolled"]
-    assert set(rolled["statuses"]) == {"200"} and rolled["statuses"]["200"] > 20, rolled
-    assert (rolled["before"], rolled["after"]) == (2, 2), rolled
-    assert report["is_kept"], "deploying the same again replaced processes"
-    assert report["grown"] == 3

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import re
 import socket
 import statistics
 import sys
@@ -22,7 +21,7 @@ import httpx
 import pytest
 import yaml
 
-from tests.serve.loads import Load
+from tests.serve.loads import PICTURE, Load, is_answered, reported
 from tests.serve.netns import Host, hosts
 from tests.serve.services import ROOT
 from tests.tools import tool
@@ -35,6 +34,8 @@ URL = "http://127.0.0.1:8000"
 GAP_S = 10.0
 RATE = 4.0
 BEFORE_S, APART_S = 4.0, 20.0
+REPLACING_S = 10.0
+"""time in which Ray would have started a new process"""
 WRITES = 4
 """writes a second of a slow disk"""
 BATCH = (sys.executable, "-m", "sdxl.cli", "batch")
@@ -122,14 +123,10 @@ def apply(head: Host, **settings: Any) -> None:
     head.run("serve", "deploy", str(file), **token_of(head))
 
 
-def replicas(host: Host) -> set[str]:
-    """The replicas that a front end reports on this host."""
-    try:
-        with host.inside():
-            page = httpx.get(f"{URL}/metrics", timeout=10).text
-    except httpx.HTTPError:
-        return set()
-    return set(re.findall(r'replica="(\w+)"', page))
+def replicas(host: Host, kind: str = "replica") -> set[str]:
+    """The replicas, or the front ends (`ingress`), that are reported on this host."""
+    with host.inside():
+        return reported(URL, kind)
 
 
 def load_on(
@@ -165,14 +162,6 @@ def wait_until_whole(host: Host) -> None:
     began_s = time.monotonic()
     wait_until(lambda: len(replicas(host)) == 3, 200, 0.5, lambda: host.log)
     print(f"all replicas {time.monotonic() - began_s:.1f} s after the load")
-
-
-def is_answered(host: Host, kind: dict[str, Any]) -> bool:
-    try:
-        with host.inside():
-            return httpx.post(f"{URL}{kind['path']}", json=kind["body"], timeout=30).is_success
-    except httpx.HTTPError:
-        return False
 
 
 def carriers(head: Host, *workers: Host) -> list[Host]:
@@ -274,22 +263,45 @@ def test_a_slow_disk_slows_no_other_request(running: list[Host]) -> None:
 
 
 @pytest.mark.long
-def test_an_upgrade_loses_no_request(running: list[Host]) -> None:
-    """The upgrade changes the model and the backend, replica by replica."""
-    before = replicas(running[0])
+def test_an_upgrade_loses_no_request_and_the_same_again_replaces_nothing(
+    running: list[Host],
+) -> None:
+    """The upgrade changes the model's backend, replica by replica, and every front end."""
+    before = replicas(running[0]) | replicas(running[0], "ingress")
 
     def upgrade() -> None:
         apply(running[0], replicas=3, backend="torch")
         for host in running:
-            wait_until(lambda: is_new(replicas(host)), 300, 0.5, lambda: host.log)  # noqa: B023
+            wait_until(lambda: is_new(host), 300, 0.5, lambda: host.log)  # noqa: B023
 
-    def is_new(now: set[str]) -> bool:
-        return len(now) == 3 and now.isdisjoint(before)
+    def is_new(host: Host) -> bool:
+        now, fronts = replicas(host), replicas(host, "ingress")
+        return (len(now), len(fronts)) == (3, 2) and before.isdisjoint(now | fronts)
+
+    def serving() -> set[int]:
+        return {each.pid for host in running for each in host.named("ServeReplica:sdxl:")}
 
     check(load_on(running[1], 120, (BEFORE_S, upgrade)))
     with running[0].inside():
         ready = httpx.get(f"{URL}/readyz", timeout=10).json()
     assert ready["backend"] == "torch", ready
+    wait_until(lambda: len(serving()) == 3 + 2, 60)
+    kept = serving()
+    apply(running[0], replicas=3, backend="torch")
+    time.sleep(REPLACING_S)
+    assert serving() == kept
+
+
+@pytest.mark.long
+def test_a_queue_brings_a_replica(cluster: list[Host]) -> None:
+    head = cluster[0]
+    apply(head, replicas=1, max_replicas=2, target_queue_s=0.2)
+    wait_until(lambda: len(replicas(head)) == 1, 300, 0.5, lambda: head.log)
+
+    def wait_for_another() -> None:
+        wait_until(lambda: len(replicas(head)) == 2, 300, 0.5, lambda: head.log)
+
+    load_on(head, 20, (BEFORE_S, wait_for_another), body={**PICTURE, "steps": 60})
 
 
 @pytest.mark.long
@@ -313,7 +325,8 @@ def test_chats_outlive_other_hosts_and_come_back_after_their_own(cluster: list[H
     head, *workers = cluster
     deploy(*cluster, llm="mini")
     (carrier,) = wait_until(lambda: carriers(*cluster), 300, 10, lambda: head.log)
-    wait_until(lambda: is_answered(head, CHAT), 200, 0.5, lambda: head.log)
+    with head.inside():
+        wait_until(lambda: is_answered(URL, **CHAT), 200, 0.5, lambda: head.log)
     (other,) = (each for each in workers if each is not carrier)
     check(load_on(head, 30, (BEFORE_S, other.lose), **CHAT))
     other.boot()
