@@ -19,6 +19,7 @@ from tests.serve.workers import running, with_loras
 from training.llm.grammar import parse
 
 CIRCLE: list[Any] = [{"role": "user", "content": "a red circle"}]
+EXPANDED = {"prompt": "circle", "expand_prompt": True, "steps": 2}
 
 
 async def test_keys_and_rates_are_those_of_images(worker: Worker, tmp_path: Path) -> None:
@@ -77,13 +78,12 @@ async def test_a_language_model_that_was_ready_once_is_not_waited_for_again(work
 
 
 def test_a_picture_is_made_of_the_expanded_prompt(worker: Worker) -> None:
-    body = {"prompt": "circle", "expand_prompt": True, "steps": 2, "n": 2, "seed": 4}
-    answer = asked_of(worker, fake_speaker(), GENERATE, body).json()
+    answer = asked_of(worker, fake_speaker(), GENERATE, EXPANDED | {"n": 2}).json()
     assert [data["revised_prompt"] for data in answer["data"]] == [SAID] * 2
 
 
 def test_an_expanded_prompt_keeps_the_loras_of_its_tags() -> None:
-    body = {"prompt": "circle <lora:hollow:0.5>", "expand_prompt": True, "steps": 2}
+    body = EXPANDED | {"prompt": "circle <lora:hollow:0.5>"}
     with running(with_loras(LORAS)) as worker:
         (data,) = asked_of(worker, fake_speaker(), GENERATE, body).json()["data"]
     stored = read_parameters(base64.b64decode(data["b64_json"]))
@@ -92,12 +92,11 @@ def test_an_expanded_prompt_keeps_the_loras_of_its_tags() -> None:
 
 
 def test_a_stream_contains_the_expanded_prompt(worker: Worker) -> None:
-    body = {"prompt": "circle", "expand_prompt": True, "steps": 2, "stream": True}
-    assert SAID in asked_of(worker, fake_speaker(), GENERATE, body).text
+    assert SAID in asked_of(worker, fake_speaker(), GENERATE, EXPANDED | {"stream": True}).text
 
 
 def test_the_embedded_model_expands_alike_for_a_seed(worker: Worker, speaker: Speaker) -> None:
-    body = {"prompt": "circle", "expand_prompt": True, "steps": 2, "seed": 4}
+    body = EXPANDED | {"seed": 4}
     first, second = (
         asked_of(worker, speaker, GENERATE, body).json()["data"][0]["revised_prompt"]
         for _ in range(2)
@@ -109,16 +108,13 @@ def test_the_embedded_model_expands_alike_for_a_seed(worker: Worker, speaker: Sp
 def test_a_slow_model_leaves_the_prompt_unchanged(
     worker: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    body = {"prompt": "circle", "expand_prompt": True, "steps": 2}
     engine = FakeLlm(token_s=1.0)
-    answer = asked_of(worker, fake_speaker(engine), GENERATE, body, expand_s=0.2).json()
+    answer = asked_of(worker, fake_speaker(engine), GENERATE, EXPANDED, expand_s=0.2).json()
     assert answer["data"][0]["revised_prompt"] == "circle" and engine.open == 0
     # The exception of a timeout has no message.
     assert "a prompt was not expanded: TimeoutError" in caplog.text
 
 
 def test_an_unfinished_expansion_leaves_the_prompt_unchanged(worker: Worker) -> None:
-    body = {"prompt": "circle", "expand_prompt": True, "steps": 2}
-    engine = FakeLlm(WORDS * 30)
-    answer = asked_of(worker, fake_speaker(engine), GENERATE, body).json()
+    answer = asked_of(worker, fake_speaker(FakeLlm(WORDS * 30)), GENERATE, EXPANDED).json()
     assert answer["data"][0]["revised_prompt"] == "circle"
