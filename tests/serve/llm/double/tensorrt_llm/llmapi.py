@@ -8,9 +8,6 @@ from . import recorded
 
 for kind, fields in trtllm_api.tables().values():
     globals()[kind] = recorded(kind, dict.fromkeys(fields))
-EagleDecodingConfig = recorded(
-    "EagleDecodingConfig", dict.fromkeys(trtllm_api.speculative_names("Eagle"))
-)
-DraftTargetDecodingConfig = recorded(
-    "DraftTargetDecodingConfig", dict.fromkeys(trtllm_api.speculative_names("Draft_Target"))
-)
+for decoding_type in ("Eagle", "Draft_Target"):
+    (kind,) = trtllm_api.SPECULATIVE[decoding_type]
+    globals()[kind] = recorded(kind, dict.fromkeys(trtllm_api.speculative_names(decoding_type)))
