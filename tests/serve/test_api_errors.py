@@ -22,33 +22,24 @@ from tests.serve.workers import fake_pipeline, running
 
 PROMPT = "a red circle on a blue background"
 BAD: dict[str, tuple[Any, str | None]] = {
-    "null prompt": ({"prompt": None}, "prompt"),
     "surrogate": ({"prompt": "\ud800"}, "prompt"),
     "surrogate as a model": ({"prompt": "a", "model": "\ud800"}, "model"),
-    "surrogate as a user": ({"prompt": "a", "user": "a\udfff"}, "user"),
     "long prompt": ({"prompt": "a" * 4001}, "prompt"),
-    "many tokens": ({"prompt": "ring " * 300}, "prompt"),
     "n 0": ({"prompt": "a", "n": 0}, "n"),
     "n 11": ({"prompt": "a", "n": 11}, "n"),
     "n text": ({"prompt": "a", "n": "2"}, "n"),
     "n true": ({"prompt": "a", "n": True}, "n"),
-    "size words": ({"prompt": "a", "size": "big"}, "size"),
     "size odd": ({"prompt": "a", "size": "100x100"}, "size"),
     "size large": ({"prompt": "a", "size": "1024x1024"}, "size"),
     "size small": ({"prompt": "a", "size": "16x16"}, "size"),
-    "quality": ({"prompt": "a", "quality": "best"}, "quality"),
-    "format": ({"prompt": "a", "output_format": "gif"}, "output_format"),
-    "transparent": ({"prompt": "a", "background": "transparent"}, "background"),
     "response_format": ({"prompt": "a", "response_format": "file"}, "response_format"),
     "guidance": ({"prompt": "a", "guidance_scale": 101}, "guidance_scale"),
     "guidance nan": ('{"prompt": "a", "guidance_scale": NaN}', "guidance_scale"),
     "seed": ({"prompt": "a", "seed": -1}, "seed"),
     "seed too far": ({"prompt": "a", "seed": 2**63 - 1, "n": 2}, "seed"),
-    "scheduler": ({"prompt": "a", "scheduler": "magic"}, "scheduler"),
     "deadline": ({"prompt": "a", "deadline_s": 0}, "deadline_s"),
     "partial_images": ({"prompt": "a", "stream": True, "partial_images": 4}, "partial_images"),
     "streamed url": ({"prompt": "a", "stream": True, "response_format": "url"}, "response_format"),
-    "weights": ({"prompt": "(a:1.2.3)"}, "prompt"),
     "jpeg prompt": ({"prompt": "円" * 4000, "output_format": "jpeg"}, "prompt"),
     "not json": ("{", None),
     "not utf-8": (b'{"prompt": "\xff"}', None),
@@ -101,6 +92,11 @@ def test_a_bad_request_is_a_400_that_names_the_field(
         ),
         ({"prompt": "a", "steps": 101}, "steps", "steps must be at most 100, got 101"),
         ({"prompt": "a", "n": 1.5}, "n", "n must be a valid integer, got 1.5"),
+        (
+            {"prompt": "a", "strength": 0.5},
+            "strength",
+            "strength needs an image; use /v1/images/edits",
+        ),
         ({"prompt": "a", "user": "b" * 300 + "\udfff"}, "user", "user must be valid Unicode"),
         ({"prompt": ["a"]}, "prompt", "prompt must be a valid string"),
         ([1], None, "the body must be a JSON object"),
@@ -115,20 +111,19 @@ def test_a_refusal_says_what_the_field_must_be_and_was(
 
 
 @pytest.mark.parametrize(
-    ("body", "hint"),
+    ("param", "value", "hint"),
     [
-        ({"scheduler": "dpm2m"}, "dpmpp_2m"),
-        ({"quality": "mediun"}, "medium"),
-        ({"output_format": "jpg"}, "jpeg"),
-        ({"model": "sdxl-mimi"}, "sdxl-mini"),
+        ("scheduler", "dpm2m", "dpmpp_2m"),
+        ("quality", "mediun", "medium"),
+        ("output_format", "jpg", "jpeg"),
+        ("model", "sdxl-mimi", "sdxl-mini"),
     ],
 )
 def test_a_refused_value_has_the_nearest_one_beside_it(
-    worker: Worker, body: dict[str, Any], hint: str
+    worker: Worker, param: str, value: str, hint: str
 ) -> None:
-    answer = call(worker, "POST", GENERATE, json={"prompt": "a", **body})
-    message = error_of(answer)["message"]
-    assert message.endswith(f"; did you mean {hint}?"), message
+    error = error_of(post(worker, {"prompt": "a", param: value}))
+    assert error["param"] == param and error["message"].endswith(f"; did you mean {hint}?"), error
 
 
 def test_a_body_without_its_content_type_is_told_so(worker: Worker) -> None:
@@ -138,19 +133,21 @@ def test_a_body_without_its_content_type_is_told_so(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"),
+    ("method", "path", "status", "allowed"),
     [
-        ("GET", "/nowhere", 404),
-        ("GET", "/v1/images/generations/", 404),
-        ("GET", GENERATE, 405),
-        ("DELETE", "/v1/models", 405),
-        ("GET", "/v1/models/other", 404),
+        ("GET", "/nowhere", 404, None),
+        ("GET", "/v1/images/generations/", 404, None),
+        ("GET", GENERATE, 405, "POST"),
+        ("DELETE", "/v1/models", 405, "GET, POST"),
+        ("GET", "/v1/models/other", 404, None),
     ],
 )
-def test_a_wrong_path_has_the_envelope(worker: Worker, method: str, path: str, status: int) -> None:
+def test_a_wrong_path_or_method_has_the_envelope(
+    worker: Worker, method: str, path: str, status: int, allowed: str | None
+) -> None:
     answer = call(worker, method, path)
     assert answer.status_code == status and error_of(answer)["type"] == "invalid_request_error"
-    assert ("allow" in answer.headers) == (status == 405)
+    assert answer.headers.get("allow") == allowed
 
 
 @pytest.mark.parametrize(
@@ -168,21 +165,15 @@ def test_a_wrong_path_has_the_envelope(worker: Worker, method: str, path: str, s
 def test_an_error_for_a_wrong_path_names_the_usual_cause(
     worker: Worker, path: str, hint: str
 ) -> None:
-    answer = call(worker, "POST", path, json={"prompt": PROMPT})
-    error = error_of(answer)
+    error = error_of(answer := post(worker, {"prompt": PROMPT}, path))
     assert (answer.status_code, error["code"]) == (404, "not_found")
     assert error["message"].endswith(f"is not served here; {hint}.")
     assert len(error["message"]) < 200
 
 
 def test_a_wrong_path_does_not_suggest_a_setting_that_is_on(worker: Worker) -> None:
-    answer = call(worker, "POST", "/sdapi/v1/interrogate", {"sdapi": True}, json={})
+    answer = post(worker, {}, "/sdapi/v1/interrogate", sdapi=True)
     assert error_of(answer)["message"].endswith("/docs lists what is.")
-
-
-def test_a_wrong_method_lists_the_paths_methods(worker: Worker) -> None:
-    answer = call(worker, "DELETE", "/sdapi/v1/options", settings={"sdapi": True})
-    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, POST")
 
 
 async def test_a_body_is_bounded_with_and_without_a_length(worker: Worker) -> None:

@@ -24,8 +24,9 @@ from serve.batch_api.routes import add_batch_routes
 from serve.front.api import create_app
 from serve.settings import ServeSettings
 from serve.worker.worker import Worker
-from tests.sdxl.test_source import SVG, bomb, plain, saved
+from tests.sdxl.test_source import bomb, saved
 from tests.serve.servers import call, client_of, error_of, post
+from tests.serve.test_api import events_of
 from tests.serve.workers import fake_pipeline, running
 
 EDIT = "/v1/images/edits"
@@ -140,7 +141,7 @@ def test_json_means_the_same_as_a_form(worker: Worker, prompt: str) -> None:
 def test_an_edits_stream_has_events_of_its_own_name(worker: Worker) -> None:
     fields = {**QUICK, "steps": "12", "stream": "true", "partial_images": "2", "progress": "true"}
     answer = send(worker, {"image": png()}, fields)
-    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line[:6] == "data: "]
+    events = events_of(answer.text)
     kinds = [event["type"] for event in events]
     assert kinds.count("image_edit.partial_image") == 2 and kinds[-1] == "image_edit.completed"
     steps = [event["steps"] for event in events if event["type"] == "image_edit.progress"]
@@ -149,13 +150,11 @@ def test_an_edits_stream_has_events_of_its_own_name(worker: Worker) -> None:
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], str, str]] = {
     "no image": ({"other": b""}, {}, "image", "image must be a file"),
-    "text for an image": (None, {"image": "text"}, "image", "must be a file, not text"),
+    "text for an image": ({"other": b""}, {"image": "text"}, "image", "must be a file, not text"),
     "two images": ([("image[]", png()), ("image[]", png())], {}, "image", "2 images"),
     "17 images": ([("image[]", png(8, 8))] * 17, {}, "image", "must be at most 16 files, got 17"),
     "a bomb": ({"image": bomb(60_000, 60_000)}, {}, "image", "must have at most 33554432 pixels"),
-    "an SVG": ({"image": SVG}, {}, "image", "must be a PNG, JPEG or WEBP"),
     "a mask of another size": ({"image": png(), "mask": hole(96, 96)}, {}, "mask", "128x128"),
-    "no white": ({"image": png(), "mask": saved(plain(128, 128, "black"))}, {}, "mask", "white"),
     "a field nobody knows": ({"image": png()}, {"colour": "red"}, "colour", "colour"),
     "no number": ({"image": png()}, {"steps": "many"}, "steps", "steps"),
     "no steps": ({"image": png()}, {"steps": "0"}, "steps", "from 1 to 1000, got 0"),
@@ -164,7 +163,6 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str, str]] = {
     "strength 2": ({"image": png()}, {"strength": "2"}, "strength", "strength"),
     "no step": ({"image": png()}, {"strength": "0.01"}, "strength", "to take one"),
     "padding without mask": ({"image": png()}, {"mask_padding": "8"}, "mask_padding", "mask"),
-    "a size": ({"image": png()}, {"size": "100x100"}, "size", "multiple of 8"),
     "two seeds": ({"image": png()}, {"seed": ["1", "2"]}, "seed", "is given twice"),
     "a list of seeds": ({"image": png()}, {"seed[]": "1"}, "seed[]", "not a field here"),
     "no number in a list": (
@@ -182,8 +180,6 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str, str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_edited_is_refused_in_the_envelope(worker: Worker, case: str) -> None:
     files, fields, param, message = REFUSED[case]
-    if files is None:
-        files = {"none": b""}
     answer = send(worker, files, {**QUICK, **fields})
     error = error_of(answer)
     assert answer.status_code == 400, error
@@ -244,19 +240,10 @@ async def test_a_form_of_an_odd_charset_is_refused_and_stores_nothing(
 def test_a_body_is_bounded_by_a_limit_of_its_own(worker: Worker) -> None:
     """The limit is far above that of other requests."""
     large = saved(Image.effect_noise((900, 900), 90).convert("RGB"))
-    assert len(large) > 256 * 1024
+    assert len(large) > ServeSettings().max_body_bytes
     assert send(worker, {"image": large}).status_code == 200
     answer = send(worker, {"image": large}, max_edit_bytes=len(large) // 2)
     assert answer.status_code == 413 and error_of(answer)["code"] == "body_too_large"
-
-    assert post(worker, {"prompt": "x" * 300_000}, "/v1/images/prompts").status_code == 413
-
-
-def test_text_to_image_refuses_the_fields_of_edits(worker: Worker) -> None:
-    answer = post(worker, {"prompt": PROMPT, "strength": 0.5})
-    error = error_of(answer)
-    assert answer.status_code == 400 and error["param"] == "strength"
-    assert "strength needs an image; use /v1/images/edits" in error["message"]
 
 
 def test_engines_made_before_edits_existed_refuse_them() -> None:
