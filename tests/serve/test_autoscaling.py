@@ -13,19 +13,17 @@ from serve.fleet.autoscaling import ByWork, by_busy, how_many
 from tests.serve.workers import begun, fake_pipeline, order, picture_of, running, widen
 
 
-def wanted(work: list[float], queue_s: list[float], target: int = 3) -> float:
-    return wanted_by(ByWork(target_s=2.0), target, work=work, queue_s=queue_s)
-
-
-def wanted_by(policy: Any, target: int, **reports: list[float]) -> float:
+def wanted(policy: Any, **reports: list[float]) -> float:
+    """Return the number of replicas where there are 3 now."""
     by_replica = {name: {str(i): v for i, v in enumerate(each)} for name, each in reports.items()}
-    context = SimpleNamespace(aggregated_metrics=by_replica, target_num_replicas=target)
+    context = SimpleNamespace(aggregated_metrics=by_replica, target_num_replicas=3)
     return float(policy(context)[0])
 
 
 @pytest.mark.parametrize(
     ("work", "queue_s", "replicas"),
     [
+        ([], [], 3),
         ([0.0, 0.0], [0.0, 0.0], 0),
         ([0.5, 0.3], [0.0, 0.0], 1),
         ([0.8, 0.8], [0.0, 0.0], 2),
@@ -36,16 +34,13 @@ def wanted_by(policy: Any, target: int, **reports: list[float]) -> float:
 def test_replicas_follow_the_arriving_work_and_the_queue(
     work: list[float], queue_s: list[float], replicas: float
 ) -> None:
-    assert wanted(work, queue_s) == pytest.approx(replicas)
-
-
-def test_without_any_report_nothing_changes() -> None:
-    assert wanted([], [], target=5) == 5
+    found = wanted(ByWork(target_s=2.0), work=work, queue_s=queue_s)
+    assert found == pytest.approx(replicas)
 
 
 def test_without_a_reported_wait_replicas_follow_the_busy_ones() -> None:
-    assert wanted_by(by_busy, 3, busy=[1.0, 2.5]) == 3.5
-    assert wanted_by(by_busy, 3) == 3
+    assert wanted(by_busy, busy=[1.0, 2.5]) == 3.5
+    assert wanted(by_busy) == 3
 
 
 @pytest.mark.parametrize(("policy", "arguments"), [(ByWork, {"target_s": 2.0}), (by_busy, {})])

@@ -18,20 +18,21 @@ from tests.fakes import FakeClock
 
 
 def test_a_new_key_is_stored_as_a_hash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "keys.txt"
-    secrets = []
-    for name in ("ann", "bob"):
-        assert keys.main([name, "--file", str(path), "--rate", "30"]) == 0
+    path, secrets = tmp_path / "keys.txt", []
+    for name, *flags in (("ann", "--rate", "30"), ("bob", "--work", "90", "--weight", "2.5")):
+        assert keys.main([name, "--file", str(path), *flags]) == 0
         secrets.append(capsys.readouterr().out.strip())
     ring = Keyring.read(path)
     assert [ring.find(secret) for secret in secrets] == list(ring.keys)
-    assert [(key.name, key.images_a_minute) for key in ring.keys] == [("ann", 30), ("bob", 30)]
+    ann, bob = ring.keys
+    assert (ann.name, ann.images_a_minute, ann.work_a_minute, ann.weight) == ("ann", 30, None, 1.0)
+    assert (bob.name, bob.images_a_minute, bob.work_a_minute, bob.weight) == ("bob", None, 90, 2.5)
     assert not any(secret in path.read_text() for secret in secrets)
     assert path.stat().st_mode & 0o077 == 0, "others can read it"
 
 
 @pytest.mark.parametrize(
-    ("flag", "most", "more"),
+    ("flag", "most", "wrong"),
     [
         ("rate", "999999999", "1000000000"),
         ("work", "999999999", "1000000000"),
@@ -39,12 +40,12 @@ def test_a_new_key_is_stored_as_a_hash(tmp_path: Path, capsys: pytest.CaptureFix
     ],
 )
 def test_no_limit_is_written_that_could_not_be_read(
-    tmp_path: Path, flag: str, most: str, more: str
+    tmp_path: Path, flag: str, most: str, wrong: str
 ) -> None:
     path = tmp_path / "keys.txt"
     assert keys.main(["ann", "--file", str(path), f"--{flag}", most]) == 0
     with pytest.raises(InvalidParams, match=f"{flag} must be a number from .* to {most}"):
-        keys.main(["bob", "--file", str(path), f"--{flag}", more])
+        keys.main(["bob", "--file", str(path), f"--{flag}", wrong])
     assert [key.name for key in Keyring.read(path).keys] == ["ann"]
 
 
@@ -60,10 +61,9 @@ def test_a_wrong_key_is_not_found(secret: str) -> None:
     assert Keyring([ApiKey("ann", sha256("right"))]).find(secret) is None
 
 
+WRONG_ENDS = ("weight=0", "weight=x", "weight=101", "work=0", "2 2")
 WRONG = ["", "# none\n", "secret-in-the-clear ann\n", "0" * 64 + "\n"]
-WRONG += [
-    f"{'0' * 64} ann {rest}\n" for rest in ("weight=0", "weight=x", "work=0", "2 2", "weight=101")
-]
+WRONG += [f"{'0' * 64} ann {end}\n" for end in WRONG_ENDS]
 
 
 @pytest.mark.parametrize("text", WRONG)
@@ -162,13 +162,6 @@ def test_a_client_is_its_key_or_its_address_and_chooses_neither() -> None:
 def asked(peer: str, headers: dict[str, str] | None = None) -> Request:
     raw = [(name.encode(), text.encode()) for name, text in (headers or {}).items()]
     return Request({"type": "http", "client": (peer, 1), "headers": raw})
-
-
-def test_a_key_has_a_work_and_a_weight(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "keys.txt"
-    assert keys.main(["ann", "--file", str(path), "--work", "90", "--weight", "2.5"]) == 0
-    (key,) = Keyring.read(path).keys
-    assert (key.images_a_minute, key.work_a_minute, key.weight) == (None, 90.0, 2.5)
 
 
 def test_sdxl_key_is_the_same_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
