@@ -10,7 +10,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -32,18 +31,18 @@ from serve.batch_api.runner import BatchRunner, sweep
 from serve.batch_api.webhooks import Outbox
 from serve.errors import Problem
 from serve.front.api import create_app
-from serve.front.keys import sha256
 from serve.settings import ServeSettings
 from serve.worker.worker import Worker
 from tests.fakes import fake_engines
 from tests.serve.batch.drawers import jsonl, make, pictures
-from tests.serve.servers import listening, listening_to
+from tests.serve.servers import file_of_keys, listening, listening_to
 from tests.serve.services import service
 from tests.serve.workers import fake_pipeline
 from tests.serve.workers import running as working
 from tests.waiting import wait_until
 
 URL: Any = "/v1/images/generations"
+GIVEN: Any = {"endpoint": URL, "completion_window": "24h"}
 TWO_MODELS = [{"model": "mini"}, {"model": "/models/other"}]
 
 
@@ -61,8 +60,8 @@ class BatchService:
         return self.client.files.create(file=file, purpose="batch", **options)
 
     def begin(self, *lines: Any, **options: Any) -> Any:
-        given: dict[str, Any] = {"endpoint": URL, "completion_window": "24h", **options}
-        return self.client.batches.create(input_file_id=self.upload(*lines).id, **given)
+        file = self.upload(*lines)
+        return self.client.batches.create(input_file_id=file.id, **GIVEN | options)
 
     def retrieve(self, batch: Any) -> Any:
         return self.client.batches.retrieve(batch.id)
@@ -127,9 +126,7 @@ def test_a_batch_runs_through_the_official_client(tmp_path: Path) -> None:
         file = api.upload(line("a", seed=5), line("b", n=2), line("c", response_format="url"))
         assert (file.object, file.purpose, file.status) == ("file", "batch", "processed")
         assert client.files.wait_for_processing(file.id).id == file.id
-        batch = client.batches.create(
-            input_file_id=file.id, endpoint=URL, completion_window="24h", metadata={"for": "a test"}
-        )
+        batch = client.batches.create(input_file_id=file.id, **GIVEN, metadata={"for": "a test"})
         assert (batch.object, batch.endpoint, batch.input_file_id) == ("batch", URL, file.id)
         batch = api.ended(batch)
         assert batch.status == "completed" and batch.completed_at and batch.errors is None
@@ -158,11 +155,7 @@ def test_a_batch_runs_through_the_official_client(tmp_path: Path) -> None:
 
 def test_a_batch_makes_the_pictures_of_sdxl_batch(tmp_path: Path) -> None:
     """In few steps all are deep, unless the request has an interval."""
-    asked = [
-        line("a", seed=5),
-        line("ä/b", n=2, cache_interval=2),
-        line("c", steps=8),
-    ]
+    asked = [line("a", seed=5), line("ä/b", n=2, cache_interval=2), line("c", steps=8)]
     load = partial(LocalRenderer, fake_pipeline(), Provenance(OFF))
     assert make(jsonl(tmp_path, asked), tmp_path / "out", load=load) == 0
     with batch_api(tmp_path) as api:
@@ -243,15 +236,6 @@ def test_the_same_error_three_times_fails_a_batch_but_a_full_disk_is_waited_out(
     if ends_as == "failed":
         (reason,) = batch.errors.data
         assert (reason.code, reason.message) == ("batch_failed", "RuntimeError: a worker's bug")
-
-
-def test_stopping_a_batch_stops_its_driver_if_it_has_one() -> None:
-    stopped: list[int] = []
-    run = BatchJobRun(*[None] * 5)  # type: ignore[arg-type]
-    run.stop()
-    run._driver = SimpleNamespace(stop=lambda: stopped.append(1))  # type: ignore[assignment]
-    run.stop()
-    assert stopped == [1]
 
 
 def test_a_file_name_with_a_lone_surrogate_is_refused() -> None:
@@ -407,9 +391,8 @@ def test_a_batch_whose_model_is_gone_fails(tmp_path: Path) -> None:
 
 
 def test_a_key_finds_no_other_keys_files_and_batches(tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text(f"{sha256('ann')} ann\n{sha256('bob')} bob 600\n")
-    with batch_api(tmp_path, "ann", keys=str(tmp_path / "keys")) as api:
-        batch = api.ended(api.begin(line("a", response_format="url")))
+    with batch_api(tmp_path, "ann", keys=file_of_keys(tmp_path, ann="ann", bob="bob")) as api:
+        batch = api.ended(api.begin(line("a")))
         bob = api.client.with_options(api_key="bob")
         for ask in (
             lambda: bob.files.retrieve(batch.input_file_id),
@@ -421,26 +404,21 @@ def test_a_key_finds_no_other_keys_files_and_batches(tmp_path: Path) -> None:
                 ask()
         assert not list(bob.files.list()) and not list(bob.batches.list())
         with pytest.raises(openai.BadRequestError, match="no file"):
-            bob.batches.create(
-                input_file_id=batch.input_file_id, endpoint=URL, completion_window="24h"
-            )
-        url = api.lines(batch.output_file_id)[0]["response"]["body"]["data"][0]["url"]
-    assert "/v1/results/" in url
+            bob.batches.create(input_file_id=batch.input_file_id, **GIVEN)
 
 
 def test_a_batch_needs_an_unexpired_file_of_requests(tmp_path: Path) -> None:
     with batch_api(tmp_path) as api:
         batch = api.ended(api.begin(line("a")))
-        given: dict[str, Any] = {"endpoint": URL, "completion_window": "24h"}
         with pytest.raises(openai.BadRequestError, match="must be 'batch', got 'batch_output'"):
-            api.client.batches.create(input_file_id=batch.output_file_id, **given)
+            api.client.batches.create(input_file_id=batch.output_file_id, **GIVEN)
         records = api.runner.records
         (file,) = (each for each in records.read_all(FileRecord, "anybody") if not each.batch)
         records.add_file("anybody", replace(file, expires_at=file.created_at - 1))
         with pytest.raises(openai.NotFoundError):
             api.client.files.retrieve(file.id)
         with pytest.raises(openai.BadRequestError, match="no file"):
-            api.client.batches.create(input_file_id=file.id, **given)
+            api.client.batches.create(input_file_id=file.id, **GIVEN)
 
 
 def test_limits_are_refused_by_name(tmp_path: Path) -> None:
@@ -493,7 +471,7 @@ def test_a_batch_runs_in_a_real_service(tmp_path: Path) -> None:
     ):
         text = "".join(json.dumps(line(name, size="64x64")) + "\n" for name in "abc")
         file = client.files.create(file=("requests.jsonl", text.encode()), purpose="batch")
-        batch = client.batches.create(input_file_id=file.id, endpoint=URL, completion_window="24h")
+        batch = client.batches.create(input_file_id=file.id, **GIVEN)
         wait_until(lambda: client.batches.retrieve(batch.id).status in ENDED, 200.0)
         batch = client.batches.retrieve(batch.id)
         assert batch.status == "completed" and batch.output_file_id, running.text[-3000:]

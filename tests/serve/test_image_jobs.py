@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import base64
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +17,10 @@ from sdxl.images import read_parameters
 from serve.batch_api import image_jobs
 from serve.batch_api.records import ENDED, ImageJobRecord
 from serve.batch_api.runner import sweep, sweep_data
-from serve.front.keys import sha256
-from tests.serve.servers import GENERATE, error_of
+from tests.serve.servers import GENERATE, error_of, file_of_keys
+from tests.serve.test_api import picture
 from tests.serve.test_batch_api import BatchService, batch_api, line
-from tests.serve.test_edits import EDIT, png
+from tests.serve.test_edits import EDIT, data_url, png
 from tests.serve.test_webhooks import outbox_to, receiver
 from tests.waiting import wait_until
 
@@ -66,12 +66,11 @@ def jobs(folder: Path, key: str = "x", **options: Any) -> Iterator[JobClient]:
 
 
 def pictures(body: dict[str, Any]) -> list[bytes]:
-    return [base64.b64decode(data["b64_json"]) for data in body["data"]]
+    return [picture(data) for data in body["data"]]
 
 
 def test_a_job_makes_the_pictures_of_the_same_request(tmp_path: Path) -> None:
-    image = f"data:image/png;base64,{base64.b64encode(png()).decode()}"
-    edit = {**ASKED, "images": [{"image_url": image}], "strength": 0.5}
+    edit = {**ASKED, "images": [{"image_url": data_url(png())}], "strength": 0.5}
     several = {**ASKED, "n": 2, "output_format": "webp"}
     with jobs(tmp_path) as api:
         for path, body in ((GENERATE, several), (EDIT, edit)):
@@ -93,15 +92,15 @@ def test_a_job_without_a_seed_has_one(tmp_path: Path) -> None:
 
 def test_the_urls_of_a_job_give_its_pictures(tmp_path: Path) -> None:
     with jobs(tmp_path) as api:
-        url = api.ended(api.begin(**ASKED, response_format="url", output_format="jpeg"))
-        (data,) = url["result"]["data"]
+        job = api.ended(api.begin(**ASKED, response_format="url", output_format="jpeg"))
+        (data,) = job["result"]["data"]
         got = httpx.get(data["url"])
         assert got.headers["content-type"] == "image/jpeg" and "b64_json" not in data
         assert read_parameters(got.content)["seed"] == 7
         for other in (".png", ".webp"):
             assert httpx.get(data["url"].replace(".jpeg", other)).status_code == 404
         listed = api.http.get(JOBS).json()
-        assert listed["data"] == [{**url, "result": None}] and not listed["has_more"]
+        assert listed["data"] == [{**job, "result": None}] and not listed["has_more"]
 
 
 WRONG: list[tuple[Any, int, str | None]] = [
@@ -173,21 +172,19 @@ def test_the_end_of_a_job_is_sent_to_the_operators_addresses(tmp_path: Path) -> 
         outbox = outbox_to(tmp_path, url)
         with jobs(tmp_path, outbox=outbox) as api:
             outbox.start()
-            ids = {api.ended(api.begin(**ASKED))["id"]}
+            done = api.ended(api.begin(**ASKED))
             late = api.ended(api.begin(**LONG, deadline_s=0.001))
             assert (late["status"], late["result"]) == ("failed", None)
             assert late["error"]["param"] == "deadline_s"
             wait_until(lambda: len(heard.heard) == 2)
             outbox.close()
-    events = {body.split('"type": "')[1].split('"')[0] for _, body in heard.heard}
-    assert events == {"image.job.completed", "image.job.failed"}
-    assert all(any(id_ in body for id_ in {*ids, late["id"]}) for _, body in heard.heard)
+    events = [json.loads(body) for _, body in heard.heard]
+    ids = {event["type"]: event["data"]["id"] for event in events}
+    assert ids == {"image.job.completed": done["id"], "image.job.failed": late["id"]}
 
 
 def test_a_job_is_seen_by_its_key_alone(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("".join(f"{sha256(name)} {name}\n" for name in ("one", "two")))
-    with jobs(tmp_path, "one", keys=str(keys)) as api:
+    with jobs(tmp_path, "one", keys=file_of_keys(tmp_path, one="one", two="two")) as api:
         id_ = api.begin(**ASKED)
         api.ended(id_)
         other = {"authorization": "Bearer two"}
