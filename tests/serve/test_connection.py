@@ -100,7 +100,7 @@ def test_the_size_of_a_requests_head_is_bounded(port: int, parts: list[bytes]) -
     "endless", [b"0\r\nx: " + b"a" * MIB, b"1;" + b"a" * MIB, b"zz\r\n", b"-1\r\na\r\n"]
 )
 def test_trailers_and_chunk_extensions_are_bounded(port: int, endless: bytes) -> None:
-    """Trailers and chunk extensions have limits too; an unfinished request gets no answer."""
+    """An unfinished request gets no answer."""
     with connected(port) as raw:
         raw.sendall(CHUNKED)
         with pytest.raises(OSError):

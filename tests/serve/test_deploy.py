@@ -130,22 +130,17 @@ def test_ray_s_environment_is_the_same_everywhere(name: str) -> None:
     assert found == cli.RAY_ENVIRONMENT
 
 
-def test_probes_ask_our_own_health_routes_that_need_no_key() -> None:
-    (worker,) = pod_templates()["gpu"]["spec"]["containers"]
-    assert worker["readinessProbe"]["httpGet"]["path"] in OPEN_PATHS
-
-
-def test_pods_end_after_their_requests_and_idle_ones_after_the_scaling_delay() -> None:
+def test_the_cluster_fits_the_service() -> None:
+    """Probes need no key, pods finish their requests, and there are enough of them."""
     cluster = ray_service()["spec"]["rayClusterConfig"]
-    grace_s = pod_templates()["gpu"]["spec"]["terminationGracePeriodSeconds"]
-    assert grace_s > ServeSettings().shutdown_s
+    (application,) = serve_configs()["kuberay.yaml"]["applications"]
+    (group,) = cluster["workerGroupSpecs"]
+    pod = group["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["readinessProbe"]["httpGet"]["path"] in OPEN_PATHS
+    assert pod["terminationGracePeriodSeconds"] > ServeSettings().shutdown_s
     idle_s = cluster["autoscalerOptions"]["idleTimeoutSeconds"]
     assert idle_s > SCALING["downscale_delay_s"]
-
-
-def test_there_are_enough_pods_for_the_most_replicas() -> None:
-    (application,) = serve_configs()["kuberay.yaml"]["applications"]
-    (group,) = ray_service()["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     assert group["maxReplicas"] == application["args"]["max_replicas"]
 
 
@@ -196,18 +191,6 @@ def test_systemd_takes_the_unit_and_grants_it_time_to_end(tmp_path: Path) -> Non
     assert found and float(found[1]) > ServeSettings().shutdown_s + 10
 
 
-def flags_of(*arguments: str, token: Path) -> tuple[list[str], dict[str, str]]:
-    """Return the arguments that start_node.sh gives to `ray`, and the environment."""
-    fake = token.parent / "ray"
-    fake.write_text('#!/bin/sh\nprintf "%s\\n" "$@"; echo --; env\n')
-    fake.chmod(0o755)
-    path = f"{token.parent}:{os.environ['PATH']}"
-    done = start_node(*arguments, PATH=path, RAY_AUTH_TOKEN_PATH=str(token))
-    assert done.returncode == 0, done.stderr
-    flags, _, environment = done.stdout.partition("\n--\n")
-    return flags.splitlines(), dict(line.split("=", 1) for line in environment.splitlines())
-
-
 def start_node(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [str(START_NODE), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -215,11 +198,19 @@ def start_node(*arguments: str, **environment: str) -> subprocess.CompletedProce
 
 @pytest.mark.parametrize("role", ["head", "10.0.0.1:6379"])
 def test_nodes_start_with_known_flags_and_our_environment(tmp_path: Path, role: str) -> None:
-    token = tmp_path / "token"
+    """A program in the place of `ray` prints its arguments and its environment."""
+    token, fake = tmp_path / "token", tmp_path / "ray"
     token.write_text("secret")
-    (command, *flags), environment = flags_of(role, "--num-cpus=4", token=token)
+    fake.write_text('#!/bin/sh\nprintf "%s\\n" "$@"; echo --; env\n')
+    fake.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = start_node(role, "--num-cpus=4", PATH=path, RAY_AUTH_TOKEN_PATH=str(token))
+    assert done.returncode == 0, done.stderr
+    arguments, _, variables = done.stdout.partition("\n--\n")
+    command, *flags = arguments.splitlines()
+    environment = dict(line.split("=", 1) for line in variables.splitlines())
     assert command == "start"
-    params = start.make_context("ray start", list(flags)).params
+    params = start.make_context("ray start", flags).params
     assert params["block"] and params["num_cpus"] == 4
     assert (params["head"], params["address"]) in [(True, None), (False, "10.0.0.1:6379")]
     assert params["dashboard_host"] in (None, "127.0.0.1")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from sdxl.images import encode
 from sdxl.params import GenerationParams, InvalidParams
 from serve.render.destination import Destination, slug
 
@@ -78,10 +80,6 @@ def test_names_are_shortened_between_words(tmp_path: Path) -> None:
 
 
 def test_an_existing_picture_is_not_overwritten(tmp_path: Path) -> None:
-    import numpy as np
-
-    from sdxl.images import encode
-
     pixels = np.zeros((8, 8, 3), np.uint8)
     made = []
     for steps in (4, 8, 4):

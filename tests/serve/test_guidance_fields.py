@@ -62,6 +62,6 @@ def test_a_picture_stores_the_guided_steps_only_if_requested() -> None:
     assert stored == [set(), set(WANTED)]
 
 
-def test_the_page_receives_the_choices_of_its_lists() -> None:
+def test_the_form_receives_the_types_of_its_lists_items() -> None:
     controls = {name: FormControl.of(PARAMETERS[name]) for name in (*WANTED, "deep_steps", "steps")}
     assert [each.items for each in controls.values()] == ["number", "integer", "integer", None]

@@ -16,8 +16,6 @@ from serve.front.handover import Body, Handover
 from serve.front.proxied import CARRIED, Proxied
 
 Front = Callable[[bytes, Scope, Receive, Send], Awaitable[None]]
-
-
 ASKED: list[Message] = [{"type": "http.request", "body": b"a"}, {"type": "http.disconnect"}]
 """the messages of a client that leaves"""
 
