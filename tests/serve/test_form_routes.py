@@ -23,7 +23,7 @@ from serve.settings import ServeSettings
 from serve.worker.worker import Worker
 from tests.sdxl.test_infotext import A1111, COMFY
 from tests.serve.servers import GENERATE, call, client, client_of, error_of, post
-from tests.serve.workers import fake_pipeline, running
+from tests.serve.workers import running
 
 PROMPTS, EXAMPLES = "/v1/images/prompts", "/v1/images/examples"
 SETTINGS = "/v1/images/settings"
@@ -63,7 +63,7 @@ def test_words_that_the_embedded_model_never_saw_are_named(short: Worker) -> Non
 
 
 @pytest.mark.parametrize("field", ["prompt", "negative_prompt"])
-def test_the_counted_length_is_the_refused_one(short: Worker, field: str) -> None:
+def test_a_prompt_is_refused_from_one_token_above_the_limit(short: Worker, field: str) -> None:
     for count, status in ((MOST, 200), (MOST + 1, 400)):
         text = "red " * count
         assert ask(short, {"prompt": text}).json()["tokens"] == count
@@ -105,39 +105,34 @@ async def test_examples_are_the_pictures_that_their_prompts_and_seeds_give(short
             assert facts["unknown_words"] == []
 
 
-class Counting(Worker):
-    """Counts orders, and can refuse the first ones."""
+async def test_examples_are_made_once_however_many_ask(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate, orders = worker.generate, list[ImageOrder]()
 
-    failures = 0
-    orders = 0
+    def counted(order: ImageOrder) -> Any:
+        orders.append(order)
+        return generate(order)
 
-    def generate(self, order: ImageOrder) -> Any:
-        self.orders += 1
-        if self.orders <= self.failures:
-            raise Problem(503, "later", None, "overloaded")
-        return super().generate(order)
-
-
-@pytest.fixture
-def counting() -> Iterator[Counting]:
-    worker = Counting(fake_pipeline())
-    worker.start()
-    yield worker
-    worker.close()
-
-
-async def test_examples_are_made_once_however_many_ask(counting: Counting) -> None:
-    async with client(counting) as http:
+    monkeypatch.setattr(worker, "generate", counted)
+    async with client(worker) as http:
         answers = await asyncio.gather(*(http.get(EXAMPLES) for _ in range(5)))
         answers.append(await http.get(EXAMPLES, params={"model": "sdxl-mini"}))
         assert len({answer.content for answer in answers}) == 1
-        assert counting.orders == len(form_routes.EMBEDDED)
+        assert len(orders) == len(form_routes.EMBEDDED)
 
 
-async def test_examples_that_failed_are_made_when_asked_for_again(counting: Counting) -> None:
-    counting.failures = 1
-    async with client(counting) as http:
-        assert [(await http.get(EXAMPLES)).status_code for _ in range(2)] == [503, 200]
+async def test_examples_that_failed_are_made_when_asked_for_again(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(order: ImageOrder) -> Any:
+        raise Problem(503, "later", None, "overloaded")
+
+    async with client(worker) as http:
+        with monkeypatch.context() as patched:
+            patched.setattr(worker, "generate", refuse)
+            assert (await http.get(EXAMPLES)).status_code == 503
+        assert (await http.get(EXAMPLES)).status_code == 200
 
 
 async def test_other_models_have_example_prompts_without_pictures(short: Worker) -> None:
@@ -170,9 +165,12 @@ def test_texts_without_a_prompt_are_refused(worker: Worker, body: dict[str, str]
     assert answer.status_code == 400 and "must name a prompt" in error_of(answer)["message"]
 
 
-def test_a_form_has_groups_labels_and_usual_sizes(worker: Worker) -> None:
+def test_a_form_has_defaults_groups_labels_and_usual_sizes(worker: Worker) -> None:
     images = call(worker, "GET", "/v1/models").json()["data"][0]["images"]
     controls = {each["name"]: each for each in images["parameters"]}
+    assert controls["steps"]["default"] == 20
+    assert "default" not in controls["cache_interval"], "it goes by the steps"
+    assert controls["cache_interval"]["placeholder"] == "2, with fewer than 8 steps 1"
     assert "group" not in controls["steps"] and controls["upscale"]["group"] == "Upscale"
     scheduler = controls["scheduler"]
     labels = dict(zip(scheduler["choices"], scheduler["labels"], strict=True))
