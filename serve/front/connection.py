@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from serve import logs
 from serve.errors import Problem, invalid
+from serve.front.error_envelope import ID, REQUEST_ID
 from serve.front.handover import Handover
 from serve.front.proxied import Proxied
 
@@ -33,8 +34,6 @@ TRUSTED = re.compile(
     rb"|serve-multiplexed-model-id|x-serve-.*"
 )
 """Headers with which a client could turn off timeouts of Ray's proxy or choose a replica."""
-REQUEST_ID = b"x-request-id"
-ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
 
 
 def bound() -> list[Middleware]:
@@ -136,7 +135,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 def is_passed_on(name: bytes, value: bytes) -> bool:
     if name == REQUEST_ID:
-        return ID.fullmatch(value) is not None
+        return ID.fullmatch(value.decode("latin-1")) is not None
     return TRUSTED.fullmatch(name.replace(b"_", b"-")) is None
 
 

@@ -39,6 +39,7 @@ MAX_REASON = 300
 REFUSED = "refused"
 """Key of a refusal's reason in a request's state. Keeping the exception itself would keep its
 frames, and with them the request's data."""
+REQUEST_ID = b"x-request-id"
 ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -83,7 +84,7 @@ class ErrorEnvelope:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 if self.front.is_signed:
-                    signed = [*message["headers"], (b"x-request-id", id_.encode())]
+                    signed = [*message["headers"], (REQUEST_ID, id_.encode())]
                     message = {**message, "headers": signed}
             await send(message)
 
@@ -152,5 +153,5 @@ def response(problem: Problem) -> Response:
 
 def request_id(scope: Scope) -> str:
     """Return the client's id if it is harmless, or a new one."""
-    given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+    given = dict(scope["headers"]).get(REQUEST_ID, b"").decode("latin-1")
     return given if ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"

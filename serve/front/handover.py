@@ -16,14 +16,13 @@ from serve.errors import Problem
 from serve.fleet import liveness
 from serve.fleet.beats import SILENCE_S
 from serve.fleet.liveness import Liveness
-from serve.front.error_envelope import request_id, response
+from serve.front.error_envelope import REQUEST_ID, request_id, response
 from serve.front.trimming import Trimming
 
 log = logging.getLogger(__name__)
 
 FRONT = "ImageIngress"
 """The deployment's name."""
-REQUEST_ID = b"x-request-id"
 LOOK_S, LEAVE_S, PAUSE_S = 0.5, 1.0, 0.1
 PATIENCE_S = 30.0
 """How long a request is retried while front ends die."""

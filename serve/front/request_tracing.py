@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from opentelemetry.trace import SpanKind, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.errors import Problem
@@ -19,13 +20,10 @@ class RequestTracing:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self.app(scope, receive, send)
             return
-        headers = {
-            name.decode("latin-1"): text.decode("latin-1") for name, text in scope["headers"]
-        }
         propagator, carrier = TraceContextTextMapPropagator(), dict[str, str]()
         facts = {"request_id": scope["state"]["request_id"], "path": scope["path"][:200]}
         # Inside the client's trace, if the headers name one.
-        context = propagator.extract(headers)
+        context = propagator.extract(Headers(scope=scope))
         span = self.tracer.start_span("request", context, SpanKind.SERVER, attributes=facts)
         if span.is_recording():
             propagator.inject(carrier, set_span_in_context(span))
