@@ -44,17 +44,11 @@ class ChatMessage(RequestModel):
     @classmethod
     def _is_text(cls, value: Any) -> Any:
         """Refuse parts that are not text; the error of pydantic's union would say less."""
-        parts = (
-            [part for part in value if isinstance(part, dict)] if isinstance(value, list) else []
-        )
-        for kind in (part.get("type") for part in parts):
+        for part in value if isinstance(value, list) else ():
+            kind = part.get("type") if isinstance(part, dict) else None
             if isinstance(kind, str) and kind != "text":
-                facts = {"kind": repr(kind[:40])}
-                raise PydanticCustomError(
-                    "not_text",
-                    "a part of type {kind} is not possible; this model reads text",
-                    facts,
-                )
+                message = "a part of type {kind} is not possible; this model reads text"
+                raise PydanticCustomError("not_text", message, {"kind": repr(kind[:40])})
         return value
 
     def plain(self) -> Message:
@@ -114,13 +108,9 @@ class TextRequest(RequestModel):
     def has_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    @property
-    def limit(self) -> int | None:
-        return self.max_tokens
-
-    def _sampling(self, seed: int, schema: str | None) -> Sampling:
+    def _sampling(self, limit: int | None, seed: int, schema: str | None = None) -> Sampling:
         return Sampling(
-            max_tokens=self.limit,
+            max_tokens=limit,
             temperature=self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             seed=seed,
@@ -143,18 +133,15 @@ class ChatRequest(TextRequest):
     prompt_cache_key: Neutral = None
 
     @property
-    def limit(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
-
-    @property
     def has_logprobs(self) -> bool:
         return bool(self.logprobs or self.top_logprobs)
 
     def text_orders(self, first_seed: int, deadline_s: float) -> list[TextOrder]:
         schema = self.response_format.schema_text() if self.response_format else None
         messages = tuple(message.plain() for message in self.messages)
+        limit = self.max_completion_tokens or self.max_tokens
         return [
-            TextOrder(messages, self._sampling(first_seed + i, schema), deadline_s)
+            TextOrder(messages, self._sampling(limit, first_seed + i, schema), deadline_s)
             for i in range(self.n or 1)
         ]
 
@@ -167,17 +154,14 @@ class CompletionRequest(TextRequest):
     suffix: str | None = None
 
     @property
-    def limit(self) -> int | None:
-        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
-
-    @property
     def has_logprobs(self) -> bool:
         return self.logprobs is not None
 
     def text_orders(self, first_seed: int, deadline_s: float) -> list[TextOrder]:
         prompts = [self.prompt] if isinstance(self.prompt, str) else self.prompt
+        limit = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
         return [
-            TextOrder(prompt, self._sampling(first_seed + i, None), deadline_s)
+            TextOrder(prompt, self._sampling(limit, first_seed + i), deadline_s)
             for prompt in prompts
             for i in range(self.n or 1)
         ]
