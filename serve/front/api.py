@@ -32,6 +32,7 @@ from serve.front.generations import Generations
 from serve.front.keys import Keyring, RateLimiter
 from serve.front.openai_images import (
     MEDIA,
+    UNKNOWN_FIELD,
     ErrorBody,
     ImageLimits,
     ImageRequest,
@@ -267,21 +268,19 @@ async def answer_problem(request: Request, problem: Exception) -> Response:
 async def answer_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    place = [str(part) for part in first["loc"] if part != "body"]
-    param = place[0] if place and first["type"] != "json_invalid" else None
-    if first["type"] == "json_invalid":
-        message, code = f"{first['msg']}.", "invalid_value"
-    elif first["type"] == "extra_forbidden":
+    kind, place = first["type"], [str(part) for part in first["loc"] if part != "body"]
+    param, code = place[0][:100] if place else None, "invalid_value"
+    if kind == "json_invalid":
+        param, message = None, f"{first['msg']}."
+    elif kind == UNKNOWN_FIELD:
         message, code = errors.of_schema(".".join(place)[:100], first), "unknown_parameter"
-    elif param is None:
-        needed = "must be a JSON object, sent with content-type: application/json"
-        is_object = first["type"] not in NO_OBJECT
-        message = f"the body {errors.schema_words(first) if is_object else needed}"
-        code = "invalid_value"
+    elif param is not None:
+        message = errors.of_schema(param, first)
+    elif kind in NO_OBJECT:
+        message = "the body must be a JSON object, sent with content-type: application/json"
     else:
-        message, code = errors.of_schema(param[:100], first), "invalid_value"
-    problem = errors.invalid(param and param[:100], message, code)
-    return refusal(request.scope["state"], problem)
+        message = f"the body {errors.schema_words(first)}"
+    return refusal(request.scope["state"], errors.invalid(param, message, code))
 
 
 async def answer_status(request: Request, error: Exception) -> Response:

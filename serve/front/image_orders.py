@@ -84,10 +84,8 @@ def check_other_media(request: ImageRequest) -> None:
     """Refuse fields of OpenAI's newer models that have no meaning for a still picture."""
     for field, format in OF_OTHER_MEDIA.items():
         if getattr(request, field) is not None:
-            allowed = "png, jpeg, webp"
-            raise invalid(
-                field, f"{field}: is for output_format {format}, here are {allowed}; leave it out"
-            )
+            needed = f"is for output_format {format}, here are png, jpeg, webp; leave it out"
+            raise invalid(field, f"{field}: {needed}")
     if request.complexity is not None:
         raise invalid("complexity", "complexity is not supported; use `quality`")
 

@@ -65,17 +65,12 @@ def mark(folder: Path) -> str:
 def check_shared(results_dir: str, expected: str) -> None:
     """Raise InvalidParams if this node's folder is not the marked one."""
     folder = folder_of(results_dir)
-    try:
-        is_same = (folder / MARK).read_text() == expected
-    except OSError:
-        is_same = False
-    if not is_same:
+    found = ""
+    with suppress(OSError):
+        found = (folder / MARK).read_text()
+    if found != expected:
         needed = "must be one folder that all nodes share; this node has another"
         raise InvalidParams("results_dir", str(folder), needed)
-
-
-def free_bytes(folder: Path) -> int:
-    return shutil.disk_usage(folder).free
 
 
 def full() -> Problem:
@@ -104,7 +99,7 @@ class ResultStore:
         if not os.access(self.folder, os.W_OK):
             raise unwritable()
         self._sweep(room=0)
-        if size > min(free_bytes(self.folder) + self._held, self.max_bytes):
+        if size > min(shutil.disk_usage(self.folder).free + self._held, self.max_bytes):
             raise full()
 
     def put(self, file: bytes, format: str) -> str:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -50,7 +49,7 @@ def file_in(url: str, param: str, name: str = "") -> bytes:
         raise invalid(param, f"{name} {DATA_URL_ONLY}, got {url[:40]!r}")
     try:
         return base64.b64decode(url[head.end() :], validate=True)
-    except (binascii.Error, ValueError):
+    except ValueError:
         raise invalid(param, f"{name} must be valid base64 after data:image/png;base64,") from None
 
 

@@ -188,7 +188,7 @@ def check_features(unit: Unit, asked: TextToImage, name: str) -> None:
 
 
 def control_of(unit: Unit, maps: dict[str, bytes], name: str) -> dict[str, Any]:
-    types = UNION_TYPES, "Unknown"
+    union_type = unit.union_control_type
     mode = meaning_of(unit.control_mode, MODES, BALANCED, f"{name}: control_mode", [*MODES])
     resize = meaning_of(
         unit.resize_mode, RESIZE_MODES, RESIZE_NUMBERS[1], f"{name}: resize_mode", RESIZE_NUMBERS
@@ -200,7 +200,7 @@ def control_of(unit: Unit, maps: dict[str, bytes], name: str) -> dict[str, Any]:
         "low": threshold(unit.threshold_a, LOW),
         "high": threshold(unit.threshold_b, HIGH),
         "resize": resize,
-        "type": meaning_of(unit.union_control_type, *types, f"{name}: union_control_type"),
+        "type": meaning_of(union_type, UNION_TYPES, "Unknown", f"{name}: union_control_type"),
     }
 
 

@@ -16,8 +16,10 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 
+from sdxl.infotext import read_text
 from sdxl.parameter import MAX_ATTACHMENTS
 from sdxl.params import DRAWN_SEEDS, LATENT, InvalidParams
+from sdxl.picture_files import BrokenPicture, read_texts
 from sdxl.source import SourceImage
 from serve.errors import Problem, invalid, of_params
 from serve.front.a1111 import CONTROLNET, PREFIX, controlnet, editing, wire
@@ -320,16 +322,12 @@ def add_controlnet_routes(app: FastAPI, api: WebuiApi) -> None:
 
 
 def picture_info(file: bytes) -> dict[str, Any]:
-    from sdxl.infotext import read_text
-
     text, items = texts_of(file)
     return {"info": text, "items": items, "parameters": read_text(text).params if text else {}}
 
 
 def texts_of(file: bytes) -> tuple[str, dict[str, str]]:
     """Return the `parameters` text, and the other texts of a picture's metadata."""
-    from sdxl.picture_files import BrokenPicture, read_texts
-
     try:
         words = read_texts(file)
     except BrokenPicture as error:

@@ -6,7 +6,6 @@ An unsupported field is refused by name, never ignored. It knows no HTTP server.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import secrets
 from collections.abc import Mapping, Sequence
@@ -40,6 +39,7 @@ from serve.errors import Problem, invalid, of_schema
 from serve.front.openai_images import NEEDED_UNICODE, ImageRequest, bounds_of, has_surrogate
 from serve.models import ImageModel, M, choose
 from serve.orders import Done, ModelCard
+from serve.run_time_models import SUFFIX
 from serve.settings import MAX_N
 
 
@@ -54,8 +54,6 @@ Whole = Annotated[int, BeforeValidator(not_boolean)]
 Number = Annotated[float, BeforeValidator(not_boolean)]
 FORMATS = {"png": "png", "jpg": "jpeg", "jpeg": "jpeg", "webp": "webp"}
 CHECKPOINT, FORMAT, SKIPPED = "sd_model_checkpoint", "samples_format", "CLIP_stop_at_last_layers"
-SUFFIX = ".safetensors"
-"""Suffix of a model's name that clients show."""
 OPTIONS: dict[str, Any] = {FORMAT: "png", SKIPPED: 2}
 """A client's options besides the checkpoint. SDXL always skips CLIP's last layer."""
 UNSET: dict[str, tuple[Any, ...]] = {
@@ -300,7 +298,7 @@ def checked_options(options: dict[str, Any], models: Sequence[ImageModel]) -> di
             raise invalid(
                 "options", f"options: {str(name)[:100]} is not supported; supported are {known}"
             )
-    return {k: v for k, v in options.items() if k in OPTIONS or (k == CHECKPOINT and v is not None)}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def answer_of(
@@ -397,5 +395,5 @@ def image_bytes(text: str, param: str = "image", name: str = "image") -> bytes:
     _, _, data = text.rpartition(",")
     try:
         return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError):
+    except ValueError:
         raise invalid(param, f"{name} must be a picture in base64") from None
