@@ -31,12 +31,6 @@ QUIET_S = 1800.0
 pytestmark = [pytest.mark.long, pytest.mark.timeout(12 * 3600)]
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of threads changes the rounding."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
 def strike_until_done(running: Service, client: openai.OpenAI, batch: Any) -> tuple[Any, list[str]]:
     chance, struck = random.Random(21), list[str]()
     seen, seen_s, struck_s = -1, time.monotonic(), time.monotonic()
@@ -61,7 +55,11 @@ def strike_until_done(running: Service, client: openai.OpenAI, batch: Any) -> tu
     return batch, struck
 
 
-def test_every_request_is_answered_once_through_kills(tmp_path: Path) -> None:
+def test_every_request_is_answered_once_through_kills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The number of threads changes the rounding.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     asked = [line(f"r{i}", prompt=f"a red circle, {i}", size="64x64") for i in range(COUNT)]
     source = jsonl(tmp_path, asked)
     flags = ("--replicas", "2", "--ingresses", "2", "--llm", "none", "--deterministic")

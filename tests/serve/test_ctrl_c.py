@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -77,13 +76,19 @@ def check_pictures(out: Path) -> int:
     return len(pictures)
 
 
-def strike_often(argv_of: Callable[[Path], list[str]], folder: Path) -> None:
-    log, chance = folder / "said", random.Random(7)
-    whole_s = undisturbed_s(argv_of(folder / "undisturbed"), log)
+@pytest.mark.long
+@pytest.mark.timeout(3500)
+@pytest.mark.parametrize("command", ["render", "batch"])
+def test_ctrl_c_ends_a_command(command: str, tmp_path: Path) -> None:
+    source = str(prompts(tmp_path, 20))
+    rest = {"render": ["a red circle", "--n", "4", "--seed", "1"], "batch": [source, "--quiet"]}
+    argv = [command, *rest[command], "--out"]
+    log, chance = tmp_path / "said", random.Random(7)
+    whole_s = undisturbed_s([*argv, str(tmp_path / "undisturbed")], log)
     codes, slowest_s = dict.fromkeys(ENDS, 0), 0.0
     for number in range(TIMES):
-        out, after_s = folder / str(number), chance.uniform(0.05, whole_s)
-        code, took_s = strike(argv_of(out), after_s, log)
+        out, after_s = tmp_path / str(number), chance.uniform(0.05, whole_s)
+        code, took_s = strike([*argv, str(out)], after_s, log)
         made = check_pictures(out)
         line = f"struck after {after_s:.2f} of {whole_s:.2f} s: {code}, {took_s:.2f} s, {made} made"
         print(line, flush=True)
@@ -91,19 +96,3 @@ def strike_often(argv_of: Callable[[Path], list[str]], folder: Path) -> None:
         codes[code] += 1
         slowest_s = max(slowest_s, took_s)
     print(f"exit codes {codes}, {slowest_s:.2f} s at most")
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3500)
-def test_ctrl_c_ends_render(tmp_path: Path) -> None:
-    strike_often(
-        lambda out: ["render", "a red circle", "--n", "4", "--seed", "1", "--out", str(out)],
-        tmp_path,
-    )
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3500)
-def test_ctrl_c_ends_batch(tmp_path: Path) -> None:
-    source = prompts(tmp_path, 20)
-    strike_often(lambda out: ["batch", str(source), "--out", str(out), "--quiet"], tmp_path)
