@@ -18,14 +18,7 @@ from pydantic import ValidationError
 from sdxl.params import PARAMETERS, PICTURED, GenerationParams, InvalidParams, Sizes
 from sdxl.presets import UNMEASURED, Presets
 from serve.batch.reading import COLUMNS, ID, PARAMETERS_BY_COLUMN, Record
-from serve.batch.row_pictures import (
-    CONTROLS,
-    IMAGE,
-    MASK,
-    controls_in,
-    locate_pictures,
-    places,
-)
+from serve.batch.row_pictures import CONTROLS, IMAGE, MASK, controls_in, locate_pictures, places
 from serve.batch.rows import BatchRow, Maps, ShardPiece, checked_id, content_id, seed_of
 from serve.errors import Problem, invalid, of_params, schema_words
 from serve.front.image_orders import check_limits, params_of, served_sizes

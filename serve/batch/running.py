@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -228,22 +228,20 @@ class BatchRun:
         if self.job.engine:
             check_engine(engine, self.job.engine, self.order.is_mixed)
         else:
-            self.job = replace(self.job, engine=engine)
-            self.store.put(FILE, self.job.as_json())
+            self._keep(replace(self.job, engine=engine))
 
     def _with_checked_files(self, shards: Iterator[ShardPiece]) -> Iterator[ShardPiece]:
         """Record the files that rows name; stop the job if one has changed."""
         if self.order.through:
             yield from shards
             return
-        self._record(refiner_file(self.order))
+        self._keep(self.job.with_files(refiner_file(self.order)))
         catalogue = catalogue_for(self.order)
         for piece in shards:
-            self._record(files_in(piece, catalogue))
+            self._keep(self.job.with_files(files_in(piece, catalogue)))
             yield piece
 
-    def _record(self, files: Mapping[str, str]) -> None:
-        job = self.job.with_files(files)
+    def _keep(self, job: BatchJob) -> None:
         if job != self.job:
             self.job = job
             self.store.put(FILE, job.as_json())

@@ -9,7 +9,7 @@ import asyncio
 import math
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -110,7 +110,6 @@ class BatchJobRun:
     on_progress: Callable[[BatchProgress], None]
 
     def __post_init__(self) -> None:
-        self._card: ModelCard | None = None
         self._driver: Driver | None = None
         self._is_stopped = False
 
@@ -139,13 +138,13 @@ class BatchJobRun:
             check_lock()
             self.on_progress(progress)
 
-        task, now_s = BatchTask(store, token(), "png"), time.monotonic()
+        task, now_s, cards = BatchTask(store, token(), "png"), time.monotonic(), list[ModelCard]()
         self._driver = Driver(
             thread_workers(self.load, task),
             workers=1,
             task=task,
             progress=BatchProgress(self.batch.pictures, now_s, now_s),
-            on_card=self._keep_card,
+            on_card=cards.append,
             show=show,
             # The replicas may delay low-priority orders for hours, or restart meanwhile.
             stall_s=math.inf,
@@ -153,15 +152,10 @@ class BatchJobRun:
         )
         if self._is_stopped:
             raise Stopped
-        self._driver.run(self._shards(path))
+        self._driver.run(self._shards(path, cards))
 
-    def _keep_card(self, card: ModelCard) -> None:
-        self._card = card
-
-    def _shards(self, path: Path) -> Iterator[ShardPiece]:
+    def _shards(self, path: Path, cards: Sequence[ModelCard]) -> Iterator[ShardPiece]:
         """Read the input. The driver calls this after the first worker's card."""
-        card, limits = self._card, self.model.settings
-        assert card is not None
-        facts = (self.model.id, card.sizes, None, card.presets, limits)
+        facts = (self.model.id, cards[0].sizes, None, cards[0].presets, self.model.settings)
         intake = Intake({}, 1, *facts, are_ids_checked=True)
         yield from intake.shards(read([path]), SHARD)

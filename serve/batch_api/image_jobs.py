@@ -18,14 +18,7 @@ from typing import Any
 from sdxl.files import OutputError
 from serve import errors
 from serve.batch_api.batch_job import BackendRenderer
-from serve.batch_api.records import (
-    ANYBODY,
-    DATA,
-    ImageJobRecord,
-    OpenRecords,
-    Records,
-    Status,
-)
+from serve.batch_api.records import ANYBODY, DATA, ImageJobRecord, OpenRecords, Records, Status
 from serve.batch_api.webhooks import Outbox
 from serve.errors import Problem
 from serve.front.answering import fan_out

@@ -153,14 +153,12 @@ class ImageJobRecord(WorkRecord):
     def has_expired(self, now_s: float) -> bool:
         return self.ended_at is not None and self.ended_at + self.lives_s < now_s
 
-    def picture(self, ordinal: int) -> str:
-        assert self.result is not None
-        return f"{self.id}.{ordinal}.{self.result['output_format']}"
-
     @property
     def pictures(self) -> list[str]:
-        count = len(self.result["data"]) if self.result else 0
-        return [self.picture(ordinal) for ordinal in range(count)]
+        if not self.result:
+            return []
+        suffix = self.result["output_format"]
+        return [f"{self.id}.{ordinal}.{suffix}" for ordinal in range(len(self.result["data"]))]
 
 
 W = TypeVar("W", bound=WorkRecord)

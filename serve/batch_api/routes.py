@@ -147,10 +147,8 @@ class BatchApi:
         known = self.records.read(BatchRecord, owner, id_)
         if known is not None:
             return known
-        if (
-            sum(not each.is_ended for each in self.records.read_all(BatchRecord, owner))
-            >= MOST_OPEN
-        ):
+        batches = self.records.read_all(BatchRecord, owner)
+        if sum(not each.is_ended for each in batches) >= MOST_OPEN:
             raise Problem(429, f"{MOST_OPEN} batches wait already.", None, "too_many_batches", 60.0)
         after = asked.output_expires_after
         batch = BatchRecord(
