@@ -6,17 +6,14 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from serve.batch.batch_spec import BatchSpec
-from serve.batch.job import BatchJob
 from serve.batch.running import WorkerPool
-from serve.batch.shard_worker import BatchTask
-from serve.batch.workers import StartWorker, ray_workers
+from serve.batch.workers import ray_workers
 from serve.cli import RAY_ENVIRONMENT
 from tests.serve.batch.drawers import SMALL, make, prompts
 from tests.serve.services import ROOT
@@ -40,13 +37,9 @@ def on_ray() -> Iterator[OnRay]:
     )
 
     def with_load(load: Callable[[], Any]) -> WorkerPool:
-        @contextmanager
-        def pool(
-            order: BatchSpec, job: BatchJob, task: BatchTask
-        ) -> Iterator[tuple[StartWorker, int]]:
-            yield ray_workers(load, task, False, 1), order.workers or 1
-
-        return pool
+        return lambda order, _, task: nullcontext(
+            (ray_workers(load, task, False, 1), order.workers or 1)
+        )
 
     yield with_load
     ray.shutdown()

@@ -22,13 +22,10 @@ from sdxl.params import Sizes
 from sdxl.picture_files import file_of
 from serve.batch.batch_spec import BatchSpec
 from serve.batch.command import build_parser, read_order
-from serve.batch.driver import Driver
 from serve.batch.job import BatchJob
-from serve.batch.progress import BatchProgress
 from serve.batch.rows import ShardPiece
-from serve.batch.running import WorkerPool, on_ray, run
+from serve.batch.running import run
 from serve.batch.shard_worker import BatchTask, Tally, TurnReport
-from serve.batch.store import FolderStore
 from serve.batch.workers import StartWorker, thread_workers
 from serve.orders import Done, ImageOrder, ModelCard, Update
 
@@ -46,14 +43,13 @@ class Drawer:
     log: str = ""
     draw_s: float = 0.0
     window: int = 8
-    engine: str = "drawer"
     can_edit: bool = False
     orders: list[ImageOrder] = field(default_factory=list)
     made: int = 0
     busy: int = 0
 
     async def card(self) -> ModelCard:
-        engines = {"backend": self.engine}
+        engines = {"backend": "drawer"}
         return ModelCard("sdxl-mini", SIZES, engines=engines, can_edit=self.can_edit)
 
     async def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
@@ -116,26 +112,6 @@ class IdleWorker:
         pass
 
 
-def lost_workers(
-    start: StartWorker, folder: Path, clock: Callable[[], float], stall_s: float = 120.0
-) -> int:
-    """Drive two workers until the 51st check finds all shards packed; count the lost workers."""
-    progress, beats = BatchProgress(0, 0.0), iter([False] * 50 + [True])
-    driver = Driver(
-        start,
-        2,
-        BatchTask(FolderStore(folder, "run"), "run", "png"),
-        progress,
-        on_card=lambda card: None,
-        show=lambda progress: None,
-        is_packed=lambda: next(beats),
-        stall_s=stall_s,
-        clock=clock,
-    )
-    driver.run(iter([]))
-    return progress.lost_workers
-
-
 Editor = partial(Drawer, can_edit=True)
 
 
@@ -144,6 +120,8 @@ def draw(order: ImageOrder) -> bytes:
     assert params.seed is not None
     colours = np.random.default_rng(params.seed).integers(0, 255, (8, 8, 3), dtype=np.uint8)
     picture = Image.fromarray(colours).resize(params.result_size, Image.Resampling.NEAREST)
+    if order.source is not None:
+        picture = order.source.pasted(picture)
     return file_of(picture, order.format.upper())
 
 
@@ -168,11 +146,8 @@ def order_of(source: Path, out: Path | str, *flags: str) -> BatchSpec:
     return read_order(build_parser().parse_args(argv))
 
 
-def make(
-    source: Path, out: Path | str, *flags: str, load: Callable[[], Any] = Drawer, ray: bool = False
-) -> int:
-    pool: WorkerPool = partial(on_ray if ray else in_threads, load=load)
-    return run(order_of(source, out, *flags), pool)
+def make(source: Path, out: Path | str, *flags: str, load: Callable[[], Any] = Drawer) -> int:
+    return run(order_of(source, out, *flags), partial(in_threads, load=load))
 
 
 def prompts(folder: Path, count: int, name: str = "prompts.txt") -> Path:

@@ -12,7 +12,8 @@ import threading
 from functools import partial
 from pathlib import Path
 
-from tests.serve.batch.drawers import Drawer, lines_of, make
+from serve.batch.running import WorkerPool, on_ray, run
+from tests.serve.batch.drawers import Drawer, in_threads, lines_of, order_of
 from tests.waiting import wait_until
 
 REMOVED_AFTER = 30
@@ -21,8 +22,9 @@ REMOVED_AFTER = 30
 
 def main(pool: str, draw_s: str, log: str, source: str, out: str, *flags: str) -> int:
     load = partial(Drawer, log, float(draw_s))
+    workers: WorkerPool = partial(in_threads if pool == "threads" else on_ray, load=load)
     if pool != "nodes":
-        return make(Path(source), out, *flags, load=load, ray=pool == "ray")
+        return run(order_of(Path(source), out, *flags), workers)
     from ray.cluster_utils import Cluster
 
     cluster = Cluster()
@@ -36,7 +38,7 @@ def main(pool: str, draw_s: str, log: str, source: str, out: str, *flags: str) -
     threading.Thread(target=remove, daemon=True).start()
     try:
         address = ("--address", cluster.address, "--workers", "4")
-        return make(Path(source), out, *address, *flags, load=load, ray=True)
+        return run(order_of(Path(source), out, *address, *flags), workers)
     finally:
         cluster.shutdown()
 

@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from serve.batch import command
 from serve.batch.batch_spec import HAS_DEAD
-from serve.orders import ImageOrder
 from tests.sdxl.test_source import plain, saved
-from tests.serve.batch import drawers
 from tests.serve.batch.drawers import Editor, dead_letters, jsonl, ledger_of, make, pictures
-
-
-@pytest.fixture
-def pasting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Paste pictures into their source, as a worker does."""
-    original = drawers.draw
-
-    def draw(order: ImageOrder) -> bytes:
-        data = original(order)
-        if order.source is None:
-            return data
-        return saved(order.source.pasted(Image.open(io.BytesIO(data)).convert("RGB")))
-
-    monkeypatch.setattr(drawers, "draw", draw)
+from tests.serve.test_edits import data_url
 
 
 def mask_of_left_half(width: int, height: int) -> bytes:
@@ -40,19 +22,17 @@ def mask_of_left_half(width: int, height: int) -> bytes:
     return saved(mask)
 
 
-@pytest.mark.usefixtures("pasting")
 def test_rows_with_an_image_are_edits_beside_rows_of_text(tmp_path: Path) -> None:
     """The size and the unmasked pixels are the image's. The image's digest is in the ledger."""
     (tmp_path / "in").mkdir()
     image = saved(Image.effect_noise((96, 160), 50).convert("RGB"))
     (tmp_path / "in" / "a.png").write_bytes(image)
     (tmp_path / "in" / "mask.png").write_bytes(mask_of_left_half(96, 160))
-    url = "data:image/png;base64," + base64.b64encode(saved(plain(64, 64))).decode()
     rows = [
         {"prompt": "a ring"},
         {"prompt": "a star", "image": "in/a.png", "strength": 0.5},
         {"prompt": "a cross", "image": "in/a.png", "mask": "in/mask.png"},
-        {"prompt": "a square", "image": url},
+        {"prompt": "a square", "image": data_url(saved(plain(64, 64)))},
         {"prompt": "a circle", "image": "in/a.png", "mask": "in/mask.png", "mask_padding": 8},
     ]
     out = tmp_path / "out"
@@ -124,7 +104,6 @@ def test_rows_are_upscaled_and_a_result_that_is_too_large_is_a_dead_letter(tmp_p
     assert (second["width"], second["height"], second["strength"]) == (192, 320, 0.4)
     assert command.main(["--verify", str(out)]) == 0, "its size is the second leg's"
     errors = [each["error"] for each in dead_letters(out)]
-    assert (
-        "upscale must give multiples of 8 up to 512" in errors[0] and "becomes 768x768" in errors[0]
-    )
+    assert "upscale must give multiples of 8 up to 512" in errors[0]
+    assert "becomes 768x768" in errors[0]
     assert errors[1] == "upscale_steps needs upscale above 1"

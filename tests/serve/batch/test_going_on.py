@@ -18,14 +18,7 @@ from serve.batch.finished import FinishedPictures
 from serve.batch.results import MANIFEST
 from serve.batch.store import FolderStore
 from serve.orders import ImageOrder, ModelCard, Update
-from tests.serve.batch.drawers import (
-    SMALL,
-    Drawer,
-    lines_of,
-    make,
-    pictures,
-    prompts,
-)
+from tests.serve.batch.drawers import SMALL, Drawer, lines_of, make, pictures, prompts
 
 
 @pytest.fixture(autouse=True)
@@ -34,32 +27,26 @@ def _no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serve.batch.finished.SAMPLED", 0.0)
 
 
-def pictures_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that collects the names of pictures that are read from now on."""
-    names, get = [], FolderStore.get
-
-    def record(self: FolderStore, name: str) -> bytes:
-        if name.startswith("images/"):
-            names.append(name)
-        return get(self, name)
-
-    monkeypatch.setattr(FolderStore, "get", record)
-    # The contact sheet always reads 24 pictures.
-    monkeypatch.setattr("serve.batch.results.write_sheet", lambda store, images: [])
-    return names
-
-
 @pytest.mark.parametrize("flags", [(), ("--tar",)])
 def test_a_rerun_reads_a_sample_and_with_read_back_everything(
     flags: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, out, log = prompts(tmp_path, 64), tmp_path / "out", tmp_path / "log"
     assert make(source, out, *SMALL, *flags) == 0
-    read = pictures_read(monkeypatch)
+    read, get = set[str](), FolderStore.get
+
+    def recorded(store: FolderStore, name: str) -> bytes:
+        if name.startswith("images/"):
+            read.add(name)
+        return get(store, name)
+
+    monkeypatch.setattr(FolderStore, "get", recorded)
+    # The contact sheet always reads 24 pictures.
+    monkeypatch.setattr("serve.batch.results.write_sheet", lambda store, images: [])
     assert make(source, out, *SMALL, *flags, load=partial(Drawer, str(log))) == 0
-    assert len(set(read)) == 1, f"read {len(set(read))} files, needed only the worker's first"
+    assert len(read) == 1, f"read {len(read)} files, needed only the worker's first"
     assert make(source, out, *SMALL, *flags, "--read-back", load=partial(Drawer, str(log))) == 0
-    assert len(set(read)) == (8 if flags else 64) and lines_of(log) == []
+    assert len(read) == (8 if flags else 64) and lines_of(log) == []
 
 
 def test_after_a_damaged_sample_all_pictures_are_read(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A job with a simulated lost or cut-off host; tests/serve/test_several_hosts.py has real ones."""
+"""Lost, cut-off and idle workers, simulated; tests/serve/test_several_hosts.py has real hosts."""
 
 from __future__ import annotations
 
@@ -6,29 +6,24 @@ import asyncio
 import itertools
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from sdxl.params import GenerationParams
 from serve.batch import shard_worker
-from serve.batch.driver import LOAD_S, LOADS
+from serve.batch.driver import LOAD_S, LOADS, Driver
+from serve.batch.progress import BatchProgress
 from serve.batch.rows import BatchRow, ShardPiece
 from serve.batch.shard_worker import BatchTask, ShardWorker
 from serve.batch.store import FolderStore
+from serve.batch.workers import StartWorker
 from serve.orders import ModelCard
-from tests.serve.batch.drawers import Drawer, IdleWorker, lost_workers
+from tests.serve.batch.drawers import Drawer, IdleWorker
 
 
-@dataclass
 class SlowDisk(FolderStore):
-    root: Path
-    run: str
     put_s: float
-
-    def __post_init__(self) -> None:
-        super().__init__(self.root, self.run)
 
     def put(self, name: str, data: bytes) -> None:
         time.sleep(self.put_s)
@@ -42,7 +37,8 @@ def test_a_worker_without_its_driver_writes_nothing(
     """The driver may lease the rows to another worker while a picture is drawn or written."""
     monkeypatch.setattr(shard_worker, "UNHEARD_S", 0.1)
     monkeypatch.setattr(shard_worker, "BEAT_S", 0.05)
-    store = SlowDisk(tmp_path, "run", put_s)
+    store = SlowDisk(tmp_path, "run")
+    store.put_s = put_s
     store.prepare("images", "ledger")
     params = GenerationParams(prompt="a", seed=1, width=64, height=64, steps=2)
     rows = tuple(BatchRow(i, f"line {i}", f"r{i}", params) for i in range(4))
@@ -63,7 +59,24 @@ def test_a_worker_without_its_driver_writes_nothing(
     asyncio.run(scenario())
 
 
-@dataclass
+def lost_workers(start: StartWorker, folder: Path) -> int:
+    """Drive two workers until the 51st check finds all shards packed; count the lost workers. Each
+    reading of the clock advances it by half of a worker's time to load."""
+    progress, beats = BatchProgress(0, 0.0), iter([False] * 50 + [True])
+    driver = Driver(
+        start,
+        2,
+        BatchTask(FolderStore(folder, "run"), "run", "png"),
+        progress,
+        on_card=lambda card: None,
+        show=lambda progress: None,
+        is_packed=lambda: next(beats),
+        clock=(LOAD_S / 2 * i for i in itertools.count()).__next__,
+    )
+    driver.run(iter([]))
+    return progress.lost_workers
+
+
 class HalfCluster(IdleWorker):
     """A cluster that lost a GPU, for which the second worker waits for ever."""
 
@@ -72,6 +85,8 @@ class HalfCluster(IdleWorker):
 
 
 def test_a_lost_gpu_does_not_end_a_job_that_others_do(tmp_path: Path) -> None:
-    """Each reading of the clock advances it by half of a worker's time to load."""
-    clock = (LOAD_S / 2 * i for i in itertools.count()).__next__
-    assert lost_workers(HalfCluster, tmp_path, clock) > LOADS
+    assert lost_workers(HalfCluster, tmp_path) > LOADS
+
+
+def test_idle_workers_are_not_replaced_while_the_last_shard_is_packed(tmp_path: Path) -> None:
+    assert lost_workers(IdleWorker, tmp_path) == 0

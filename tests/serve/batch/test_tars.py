@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import tarfile
 import threading
 import time
@@ -22,10 +21,8 @@ from serve.batch.tars import LOOSE, Packer, pack, reader
 from tests.serve.batch.drawers import (
     SMALL,
     Drawer,
-    IdleWorker,
     jsonl,
     lines_of,
-    lost_workers,
     make,
     pictures,
     prompts,
@@ -139,12 +136,6 @@ def test_while_one_shard_is_packed_all_others_are_made(
     assert make(prompts(tmp_path, 40), out, *TARRED, load=load) == 0
     assert store.before[0] < 40
     assert command.main(["--verify", str(out)]) == 0
-
-
-def test_idle_workers_are_not_replaced_while_the_last_shard_is_packed(tmp_path: Path) -> None:
-    """Each reading of the clock advances it by a minute."""
-    clock = map(float, itertools.count(0, 60)).__next__
-    assert lost_workers(IdleWorker, tmp_path, clock, stall_s=1.0) == 0
 
 
 class FullDisk(FolderStore):
