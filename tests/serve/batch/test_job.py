@@ -123,11 +123,7 @@ def overwrite(out: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("disturb", "problem"),
-    [
-        (add_file, "no row asks for it"),
-        (overwrite, "not a picture"),
-    ],
+    ("disturb", "problem"), [(add_file, "no row asks for it"), (overwrite, "not a picture")]
 )
 def test_the_audit_reports_each_problem(
     disturb: Callable[[Path, str], None],
@@ -157,16 +153,12 @@ def test_a_rerun_with_another_flag_is_refused_by_name(
         rerun(copied, *flags)
 
 
-def test_another_input_is_refused(copied: Path) -> None:
-    (copied / "prompts.txt").write_text("something else\n")
-    with pytest.raises(InvalidParams, match="input_sha256"):
-        rerun(copied)
-
-
-def test_the_audit_refuses_an_input_that_changed(tmp_path: Path) -> None:
+def test_a_rerun_and_the_audit_refuse_an_input_that_changed(tmp_path: Path) -> None:
     source, out = prompts(tmp_path, 2), tmp_path / "out"
     assert make(source, out) == 0
     source.write_text("something else\n")
+    with pytest.raises(InvalidParams, match="input_sha256"):
+        make(source, out)
     with pytest.raises(InvalidParams, match=f"must not change after .*, got '{tmp_path}'"):
         command.main(["--verify", str(out)])
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,15 +24,7 @@ from serve.batch.lock import BucketLock, LockTurn
 from serve.batch.progress import STATUS, read_status
 from serve.batch.running import run
 from serve.batch.store import ObjectStore
-from tests.serve.batch.drawers import (
-    SMALL,
-    Drawer,
-    in_threads,
-    lines_of,
-    make,
-    order_of,
-    prompts,
-)
+from tests.serve.batch.drawers import SMALL, Drawer, in_threads, lines_of, make, order_of, prompts
 from tests.serve.services import ROOT
 from tests.waiting import wait_until
 
@@ -53,31 +42,16 @@ def store(tmp_path: Path) -> ObjectStore:
     return ObjectStore(f"memory://{tmp_path.name}")
 
 
-@pytest.fixture
-def ages_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_lock, "OLD_S", 0.5)
-
-
-def crashed(store: ObjectStore) -> None:
-    """Take a lock, and never renew or release it."""
-    lock = BucketLock(store)
-    lock.take()
-    lock._is_left.set()
-    lock._thread.join()
-
-
 def test_a_second_run_in_a_bucket_is_refused_and_makes_nothing(
     tmp_path: Path, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, logs = prompts(tmp_path, 20), [tmp_path / name for name in ("first", "second")]
 
-    @contextmanager
-    def pool(order: Any, job: Any, task: Any) -> Iterator[Any]:
+    def pool(order: Any, job: Any, task: Any) -> Any:
         """Start the second run when the first has begun."""
         with pytest.raises(InvalidParams, match=REFUSED):
             make(source, store.url, *SMALL, load=partial(Drawer, str(logs[1])))
-        with in_threads(order, job, task, load=partial(Drawer, str(logs[0]))) as workers:
-            yield workers
+        return in_threads(order, job, task, load=partial(Drawer, str(logs[0])))
 
     assert run(order_of(source, store.url, *SMALL), pool) == 0
     assert len(lines_of(logs[0])) == 20 and not lines_of(logs[1])
@@ -104,18 +78,6 @@ def test_create_replaces_no_object(bucket: str, store: ObjectStore) -> None:
         assert each.get("lock/1") == b"first"
 
 
-def test_after_a_crash_the_next_run_waits_until_the_lock_is_old(
-    store: ObjectStore, ages_soon: None, caplog: pytest.LogCaptureFixture
-) -> None:
-    crashed(store)
-    began_s, next_lock = time.monotonic(), BucketLock(store)
-    with caplog.at_level(logging.WARNING):
-        next_lock.take()
-    assert time.monotonic() - began_s >= 0.5
-    assert "waiting 0.5 s for a sign of life" in caplog.text
-    next_lock.leave()
-
-
 @pytest.mark.slow
 def test_a_live_process_refuses_another_and_a_killed_one_is_followed(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -136,7 +98,9 @@ def test_a_live_process_refuses_another_and_a_killed_one_is_followed(
     assert command.main(["--verify", bucket]) == 0
 
 
-def test_of_many_waiting_runs_one_takes_the_lock(tmp_path: Path, ages_soon: None) -> None:
+def test_of_many_runs_after_a_crash_one_takes_the_lock_once_it_is_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     class Atomic(ObjectStore):
         """Creates an object in one step, as S3 does."""
 
@@ -146,9 +110,13 @@ def test_of_many_waiting_runs_one_takes_the_lock(tmp_path: Path, ages_soon: None
             with self.lock:
                 super().create(name, data)
 
+    monkeypatch.setattr(batch_lock, "OLD_S", 0.5)
     store = Atomic(f"memory://{tmp_path.name}")
-    crashed(store)
-    taken, refused = list[BucketLock](), list[str]()
+    crashed = BucketLock(store)
+    crashed.take()
+    crashed._is_left.set()
+    crashed._thread.join()
+    began_s, taken, refused = time.monotonic(), list[BucketLock](), list[str]()
 
     def take() -> None:
         lock = BucketLock(store)
@@ -164,6 +132,8 @@ def test_of_many_waiting_runs_one_takes_the_lock(tmp_path: Path, ages_soon: None
     for thread in threads:
         thread.join()
     assert len(taken) == 1 and len(refused) == 7, refused
+    assert time.monotonic() - began_s >= 0.5
+    assert "waiting 0.5 s for a sign of life" in caplog.text
     taken[0].check()
     taken[0].leave()
 
@@ -171,15 +141,12 @@ def test_of_many_waiting_runs_one_takes_the_lock(tmp_path: Path, ages_soon: None
 def test_a_suspended_run_stops_after_another_took_over(store: ObjectStore, tmp_path: Path) -> None:
     source, log, follower = prompts(tmp_path, 40), tmp_path / "log", BucketLock(store)
 
-    @contextmanager
-    def pool(order: Any, job: Any, task: Any) -> Iterator[Any]:
+    def pool(order: Any, job: Any, task: Any) -> Any:
         """Take over the lock when the first run has begun."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(BucketLock, "_watch", lambda *_: None)
             follower.take()
-        load = partial(Drawer, str(log), draw_s=0.2, window=1)
-        with in_threads(order, job, task, load=load) as workers:
-            yield workers
+        return in_threads(order, job, task, load=partial(Drawer, str(log), draw_s=0.2, window=1))
 
     with pytest.raises(BatchFailed, match="process .* took over the job"):
         run(order_of(source, store.url, *SMALL), pool)

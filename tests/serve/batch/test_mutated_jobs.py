@@ -125,14 +125,13 @@ def test_a_csv_line_has_1_mib_and_a_field_may_fill_it(tmp_path: Path) -> None:
 # -- mutants --------------------------------------------------------------------------------
 
 
-def read_job(folder: Path, chance: random.Random) -> None:
-    """Change a file of a job's folder, and read it in every way."""
-    out, source = folder / "out", folder / "original"
-    names = ["job.json", "status.json", LEDGER]
+def read_job(original: Path, folder: Path, chance: random.Random) -> None:
+    """Change a file of a copied job, and read the copy in every way."""
+    out, names = folder / "out", ["job.json", "status.json", LEDGER]
     for name in names:
-        shutil.copy(source / name, out / name)
+        shutil.copy(original / "out" / name, out / name)
     name = chance.choice(names)
-    text = (source / name).read_text()
+    text = (out / name).read_text()
     if name == LEDGER:
         lines = text.splitlines()
         place = chance.randrange(len(lines))
@@ -162,25 +161,14 @@ def read_input(folder: Path, chance: random.Random) -> None:
         ledger.as_json({"error": row.error, "id": row.id})
 
 
-@pytest.fixture
-def originals(copied: Path) -> Path:
-    (copied / "original/ledger").mkdir(parents=True)
-    for name in ("job.json", "status.json", LEDGER):
-        shutil.copy(copied / "out" / name, copied / "original" / name)
+@pytest.mark.parametrize("times", [1, pytest.param(30, marks=pytest.mark.long)])
+def test_mutated_jobs_and_inputs_are_read_or_refused(
+    times: int, finished: Path, copied: Path
+) -> None:
     row = {"prompt": "a ring", "seed": 7, "width": 128, "guidance_scale": 4.5, "id": "a/b"}
     (copied / "a.txt").write_text("a ring\nune étoile\n")
     (copied / "a.jsonl").write_text(json.dumps(row) + "\n")
     (copied / "a.csv").write_text(",".join(row) + "\n" + ",".join(map(str, row.values())) + "\n")
     parquet(copied, [row] * 3, "a.parquet")
-    return copied
-
-
-def test_mutated_jobs_and_inputs_are_read_or_refused(originals: Path) -> None:
-    check_each(100, partial(read_job, originals))
-    check_each(300, partial(read_input, originals))
-
-
-@pytest.mark.long
-def test_many_mutated_jobs_and_inputs_are_read_or_refused(originals: Path) -> None:
-    check_each(3000, partial(read_job, originals))
-    check_each(10_000, partial(read_input, originals))
+    check_each(100 * times, partial(read_job, finished, copied))
+    check_each(300 * times, partial(read_input, copied))

@@ -41,11 +41,6 @@ def test_a_wrong_parquet_column_is_refused_before_a_worker_starts(
         run(order_of(source, tmp_path / "out"), lambda *_: pytest.fail("started"))
 
 
-def test_a_file_needs_prompts(tmp_path: Path) -> None:
-    with pytest.raises(InvalidParams, match="input must have a column named prompt"):
-        run(order_of(parquet(tmp_path, {"steps": [3]}), tmp_path / "out"))
-
-
 @pytest.mark.parametrize(
     ("flag", "value", "message"),
     [

@@ -188,32 +188,22 @@ def test_low_priority_has_no_usual_deadline() -> None:
     assert (tight.status_code, patient.status_code) == (429, 200)
 
 
-async def low(worker: Worker, count: int) -> list[asyncio.Task[object]]:
-    """Send `count` orders of low priority to the worker."""
-    denoiser, tasks = worker._started().denoiser, list[asyncio.Task[object]]()
-    for i in range(count):
-        asked = order(seed=i, steps=1000, priority=Priority.BATCH)
-        tasks.append(asyncio.create_task(updates_of(worker, asked)))
-        # The first runs, and the others wait for it.
-        while len(denoiser.flights) <= i or denoiser.flights[0].step == 0:
-            await asyncio.sleep(0.01)
-    return tasks
-
-
-async def end(tasks: list[asyncio.Task[object]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
 def test_low_priority_leaves_a_place_in_the_queue() -> None:
     async def scenario(worker: Worker) -> None:
-        tasks = await low(worker, 3)
+        denoiser, tasks = worker._started().denoiser, list[asyncio.Task[object]]()
+        for i in range(3):
+            asked = order(seed=i, steps=1000, priority=Priority.BATCH)
+            tasks.append(asyncio.create_task(updates_of(worker, asked)))
+            # The first runs, and the others wait for it.
+            while len(denoiser.flights) <= i or denoiser.flights[0].step == 0:
+                await asyncio.sleep(0.01)
         with pytest.raises(Problem) as caught:
             await picture_of(worker, order(priority=Priority.BATCH))
         assert caught.value.status == 429
         assert (await picture_of(worker, order(seed=9))).image
-        await end(tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # An image of a thousand steps counts as fifty standard images.
     with running(fake_pipeline(tick_s=0.005, buckets=(2,)), queue=60) as worker:
