@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -236,6 +237,15 @@ def test_the_same_error_three_times_fails_a_batch_but_a_full_disk_is_waited_out(
     if ends_as == "failed":
         (reason,) = batch.errors.data
         assert (reason.code, reason.message) == ("batch_failed", "RuntimeError: a worker's bug")
+
+
+def test_stopping_a_batch_stops_its_driver_if_it_has_one() -> None:
+    stopped: list[int] = []
+    run = BatchJobRun(*[None] * 5)  # type: ignore[arg-type]
+    run.stop()
+    run._driver = SimpleNamespace(stop=lambda: stopped.append(1))  # type: ignore[assignment]
+    run.stop()
+    assert stopped == [1]
 
 
 def test_a_file_name_with_a_lone_surrogate_is_refused() -> None:

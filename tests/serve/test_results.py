@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -115,7 +116,6 @@ def test_a_fitting_picture_lists_no_files(tmp_path: Path, monkeypatch: pytest.Mo
     assert sum(p.stat().st_size for p in tmp_path.iterdir()) <= 100
 
 
-MOUNT = "mkdir results; mount -t tmpfs -o size=300k tmpfs results; python store.py"
 STORE = """
 import os
 from pathlib import Path
@@ -139,12 +139,46 @@ put(small, 60)
 """
 
 
+def run_on_small_disk(folder: Path, script: str, timeout_s: float = 60) -> str:
+    """Run a script beside results/, a file system of 300 KB; return its output."""
+    for name in ("serve", "sdxl", "engines", "onnx_export", "eval"):
+        (folder / name).symlink_to(ROOT / name)
+    mount = "mkdir results; mount -t tmpfs -o size=300k tmpfs results\n"
+    done = run_alone(mount + script, folder, timeout_s)
+    logs = "".join(path.read_text() for path in folder.glob("*.log"))
+    assert done.returncode == 0, done.stdout + done.stderr + logs
+    return done.stdout
+
+
 def test_a_full_and_a_read_only_disk_are_507s(tmp_path: Path) -> None:
-    for name in ("serve", "sdxl", "engines", "onnx_export"):
-        (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "store.py").write_text(STORE)
-    done = run_alone(MOUNT, tmp_path, 60)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "newest True oldest False" in done.stdout and "left []" in done.stdout
-    assert done.stdout.count("refused 507 results_full") == 2
-    assert done.stdout.count("refused 507 results_unwritable") == 2
+    output = run_on_small_disk(tmp_path, "python store.py")
+    assert "newest True oldest False" in output and "left []" in output
+    assert output.count("refused 507 results_full") == 2
+    assert output.count("refused 507 results_unwritable") == 2
+
+
+SERVICE = """
+sdxl serve --llm none --results-dir "$PWD/results" 2> serve.log & service=$!
+until curl -sf -o ready http://127.0.0.1:8000/readyz; do kill -0 $service; sleep 0.5; done
+ask() {
+  curl -s -o answer.json -w 'status %{http_code} ' http://127.0.0.1:8000/v1/images/generations \
+    -H 'content-type: application/json' -d "{\\"prompt\\": \\"noise\\", \\"steps\\": 1,
+    \\"guidance_scale\\": 20, \\"deadline_s\\": 100, \\"response_format\\": \\"url\\", \\"n\\": $1}"
+}
+for _ in 1 2 3 4 5 6 7 8; do ask 1; done
+url=$(python -c 'import json; print(json.load(open("answer.json"))["data"][0]["url"])')
+curl -s -o picture.png -w 'fetched %{http_code} ' "$url"
+ask 10; cat answer.json
+kill $service; wait $service
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_the_service_lives_with_a_full_disk(tmp_path: Path) -> None:
+    """Eight pictures of about 45 KB fill the disk. Then ten at once do not fit."""
+    output = run_on_small_disk(tmp_path, SERVICE, 500)
+    *ones, ten = re.findall(r"status (\d+) ", output)
+    assert ones == ["200"] * 8 and "fetched 200" in output
+    assert ten == "507" and "results_full" in output
