@@ -103,7 +103,12 @@ def batch_api(
         batches_dir=str(folder / "batches"), results_dir=str(folder / "results"), **given
     )
     records = Records(settings.batches_dir)
-    with nullcontext(first) if first else working(fake_pipeline(tick_s)) as worker:
+    with (
+        nullcontext(first) if first else working(fake_pipeline(tick_s)) as worker,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr("serve.batch_api.records.POLL_S", 0.05)
+        patch.setattr("serve.batch_api.webhooks.POLL_S", 0.05)
         workers = [worker, *others]
         app = create_app(workers, settings, add_batch_routes=add_batch_routes)
         runner = BatchRunner(records, settings, lambda: workers, outbox)
