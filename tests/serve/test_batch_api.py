@@ -109,6 +109,7 @@ def batch_api(
     ):
         patch.setattr("serve.batch_api.records.POLL_S", 0.05)
         patch.setattr("serve.batch_api.webhooks.POLL_S", 0.05)
+        patch.setattr("serve.batch_api.image_jobs.UPDATE_S", 0.05)
         workers = [worker, *others]
         app = create_app(workers, settings, add_batch_routes=add_batch_routes)
         runner = BatchRunner(records, settings, lambda: workers, outbox)

@@ -17,6 +17,7 @@ from sdxl.images import read_parameters
 from serve.batch_api import image_jobs
 from serve.batch_api.records import ENDED, ImageJobRecord
 from serve.batch_api.runner import sweep, sweep_data
+from serve.front import answering
 from tests.serve.servers import GENERATE, error_of, file_of_keys
 from tests.serve.test_api import picture
 from tests.serve.test_batch_api import BatchService, batch_api, line
@@ -167,7 +168,10 @@ def test_a_restart_runs_open_jobs_again_and_keeps_results(tmp_path: Path) -> Non
         assert pictures(api.ended(running)["result"]) == pictures(direct)
 
 
-def test_the_end_of_a_job_is_sent_to_the_operators_addresses(tmp_path: Path) -> None:
+def test_the_end_of_a_job_is_sent_to_the_operators_addresses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answering, "GRACE_S", 0.2)
     with receiver() as (url, heard):
         outbox = outbox_to(tmp_path, url)
         with jobs(tmp_path, outbox=outbox) as api:
