@@ -23,7 +23,7 @@ from sdxl.places import LORAS
 from sdxl.specs import MOST_VECTORS
 from tests.conftest import psnr
 from tests.engines.test_loras import LEAST_DB, images_of
-from tests.sdxl.test_pipeline import diffusers_image
+from tests.sdxl.their_schedulers import diffusers_image
 
 PICTURE = GenerationParams("", seed=3, steps=4, cache_interval=2)
 WORDS = {"dusk": ("red",), "night": ("blue", "ring")}

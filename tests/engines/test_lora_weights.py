@@ -22,8 +22,8 @@ from transformers import CLIPTextConfig
 from engines.lora import layers_of
 from engines.lora_weights import LoraError, LowRank, read_lora
 from sdxl.checkpoint_checks import network_class
+from sdxl.single_file.configs import SDXL_1_0
 from tests.sdxl.single_files import UNET, original_unet
-from tests.sdxl.unets import SIZES, TOPOLOGY
 
 Tensors = dict[str, Tensor]
 RANK, ALPHA = 2, 0.5
@@ -42,7 +42,7 @@ def sdxl() -> dict[str, tuple[int, ...]]:
     )
     with torch.device("meta"):
         parts = {
-            "unet": network_class("unet")(**TOPOLOGY, **SIZES["full"]),
+            "unet": network_class("unet")(**SDXL_1_0["unet"]),
             "text_encoder": network_class("text_encoder")(clip_l),
             "text_encoder_2": network_class("text_encoder_2")(clip_g),
         }

@@ -36,7 +36,7 @@ from sdxl.places import LORAS
 from sdxl.specs import PAGE_RANK
 from tests.conftest import psnr
 from tests.onnx_export.test_lora import FORMATS, modules
-from tests.sdxl.test_pipeline import diffusers_image
+from tests.sdxl.their_schedulers import diffusers_image
 
 LEAST_DB = 60.0
 DOWN, PREFIX = ".lora_A.weight", re.compile(r"^(base_model\.model\.|unet\.)")

@@ -25,7 +25,6 @@ from sdxl.pipeline import Pipeline, Result, WithPictures
 from sdxl.single_file.configs import SDXL_1_0
 from sdxl.specs import ModelSpec
 from tests.conftest import psnr
-from tests.sdxl.unets import TOPOLOGY, sizes_of
 
 _TEXT = {
     "vocab_size": 646,
@@ -43,9 +42,16 @@ TINY: Configs = {
         "hidden_act": "gelu",
     },
     "unet": {
-        **TOPOLOGY,
-        **sizes_of((16, 32, 32), (1, 1, 1), (1, 2, 2), 64, 32, 8, 16, groups=8),
+        **SDXL_1_0["unet"],
+        "block_out_channels": [16, 32, 32],
         "layers_per_block": 1,
+        "transformer_layers_per_block": [1, 1, 1],
+        "attention_head_dim": [1, 2, 2],
+        "norm_num_groups": 8,
+        "cross_attention_dim": 64,
+        "addition_time_embed_dim": 8,
+        "projection_class_embeddings_input_dim": 80,
+        "sample_size": 16,
     },
     "vae": {
         **SDXL_1_0["vae"],

@@ -24,16 +24,16 @@ MASKED, MASKED_STRENGTH = 9, 0.05
 """channels of an inpainting UNet; strength of the new weights, about as large as the latents'"""
 
 
-def write_embedding(folder: Path, channels: int = EMBEDDED) -> Path:
+def write_embedding(folder: Path) -> Path:
     """Write a checkpoint in the layout of models that are distilled to read guidance, such as LCM's
     for SDXL."""
 
     def add(tensors: dict[str, Tensor]) -> None:
         like = tensors["time_embedding.linear_1.weight"]
-        dims = like.shape[1], channels
+        dims = like.shape[1], EMBEDDED
         tensors["time_embedding.cond_proj.weight"] = _drawn(dims, EMBEDDED_STRENGTH, like)
 
-    return _write_altered(folder, {"time_cond_proj_dim": channels}, add)
+    return _write_altered(folder, {"time_cond_proj_dim": EMBEDDED}, add)
 
 
 def write_inpainting(folder: Path, channels: int = MASKED) -> Path:

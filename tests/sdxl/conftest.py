@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,11 +22,3 @@ def tokenizer_folders() -> tuple[Path, Path]:
 def model(folder: Path) -> Pipeline:
     """Load the checkpoint in a module's own `folder`."""
     return engines.load(str(folder), "torch")
-
-
-@pytest.fixture(scope="module")
-def restored(diffusers_mini: Any) -> Any:
-    """Yield diffusers' pipeline; afterwards its scheduler is put back for other modules."""
-    scheduler = diffusers_mini.scheduler
-    yield diffusers_mini
-    diffusers_mini.scheduler = scheduler

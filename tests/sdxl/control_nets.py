@@ -1,8 +1,9 @@
-"""ControlNets with random weights for the embedded model's UNet, and diffusers' results."""
+"""The embedded model's UNet and ControlNets with random weights: our results and diffusers'."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -13,8 +14,20 @@ from torch import Tensor, nn
 
 from sdxl.checkpoint import find
 from sdxl.networks.attention import cross_attentions
-from sdxl.specs import ControlArchitecture, control_specs, image_axes, network_specs
+from sdxl.networks.parts import networks_of
+from sdxl.specs import (
+    ControlArchitecture,
+    Cut,
+    ModelSpec,
+    control_specs,
+    image_axes,
+    level_axes,
+    network_specs,
+    with_residuals,
+)
 
+MOST = 1e-5
+"""the largest difference, relative to the result"""
 HINT_WIDTHS = (4, 8, 12, 16)
 TYPES = 8
 """the number of types of ProMax"""
@@ -132,14 +145,12 @@ def diffusers_union(net: Any, t: Tensors, strengths: list[float]) -> list[Tensor
     return [torch.cat(each) for each in zip(*rows, strict=True)]
 
 
-def diffusers_noise(unet: Any, t: Tensors, residuals: list[Tensor]) -> Tensor:
-    *down, middle = residuals
-    noise: Tensor = unet(
-        *_step(t),
-        down_block_additional_residuals=tuple(down),
-        mid_block_additional_residual=middle,
-        added_cond_kwargs=_added(t),
-    ).sample
+def diffusers_noise(unet: Any, t: Tensors, residuals: Sequence[Tensor] = ()) -> Tensor:
+    more: dict[str, Any] = {}
+    if residuals:
+        *down, more["mid_block_additional_residual"] = residuals
+        more["down_block_additional_residuals"] = tuple(down)
+    noise: Tensor = unet(*_step(t), added_cond_kwargs=_added(t), **more).sample
     return noise
 
 
@@ -149,3 +160,42 @@ def _step(t: Tensors) -> tuple[Tensor, Tensor, Tensor]:
 
 def _added(t: Tensors) -> dict[str, Tensor]:
     return {"text_embeds": t["pooled"], "time_ids": t["time_ids"]}
+
+
+@cache
+def copied_unet() -> Any:
+    """Copy the UNet, because our networks change its processors."""
+    return copy.deepcopy(mini_unet())
+
+
+def called(network: Any, spec: ModelSpec, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    inputs = {each.name: given[each.name] for each in spec.inputs}
+    axes = spec.axes({name: tuple(tensor.shape) for name, tensor in inputs.items()})
+    with torch.inference_mode():
+        results = dict(zip([t.name for t in spec.outputs], network(*inputs.values()), strict=True))
+    h, w = given["sample"].shape[-2:]
+    sizes = axes | level_axes(h, w)
+    shapes = {name: tuple(tensor.shape) for name, tensor in results.items()}
+    assert shapes == {each.name: each.shape(sizes) for each in spec.outputs}, spec.name
+    return results
+
+
+def unet_results(
+    t: dict[str, Tensor], residuals: list[Tensor], cut: Cut = "reference"
+) -> dict[str, Tensor]:
+    """Return Deep's noise and caches, and the noise of Shallow with these caches."""
+    arch = find("mini").arch
+    networks, plain = networks_of("unet", copied_unet(), cut), network_specs(arch, cut=cut)
+    specs = plain | with_residuals(plain, arch)
+    given = t | called(networks["unet_prompt"], specs["unet_prompt"], t)
+    given |= {f"residual_{index}": each for index, each in enumerate(residuals)}
+    ending = "+control" if residuals else ""
+    deep = called(networks["unet_deep"], specs[f"unet_deep{ending}"], given)
+    shallow = called(networks["unet_shallow"], specs[f"unet_shallow{ending}"], given | deep)
+    return deep | {"shallow": shallow["noise"]}
+
+
+def check_equal(found: Tensor, expected: Tensor) -> None:
+    assert expected.norm() > 0
+    distance = float((found - expected).norm() / expected.norm())
+    assert distance <= MOST, f"differs by {distance:.1e}, at most {MOST}"

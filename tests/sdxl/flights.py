@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sdxl import deepcache, schedulers
 from sdxl.editing import MaskedPicture, SourceLatents
+from sdxl.engine import Engines
 from sdxl.inflight import Event, Failed, Finished, InFlight, Request
 from sdxl.policy import Group, Limits
 from sdxl.schedulers import SchedulerConfig
@@ -67,8 +68,8 @@ def masked_source(seed: int, height: int, width: int) -> SourceLatents:
     return SourceLatents(mean, masked=MaskedPicture(mask, below))
 
 
-def loop(rows: int = 8, calls_ahead: int = 0, arch: Architecture = ARCH, **limits: Any) -> InFlight:
-    engines = replace(fake_engines(arch=arch), calls_ahead=calls_ahead)
+def loop(engines: Engines | None = None, rows: int = 8, **limits: Any) -> InFlight:
+    engines = engines or fake_engines()
     return InFlight(engines, FakeClock(), Limits(buckets=engines.buckets, rows=rows, **limits))
 
 

@@ -56,8 +56,9 @@ def plain_tensors(seed: int) -> dict[str, Tensor]:
     }
 
 
-def plus_tensors(seed: int, layers: int = 4, heads: int = 2) -> dict[str, Tensor]:
-    context, width = find("mini").arch.context_width, 40
+def plus_tensors(seed: int) -> dict[str, Tensor]:
+    context = find("mini").arch.context_width
+    width, layers, heads = 40, 4, 2
     random = _Random(seed)
     made = {
         "latents": random(1, TOKENS[PLUS], width),

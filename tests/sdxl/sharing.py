@@ -7,7 +7,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from sdxl.admission import Admission, Refused
@@ -106,14 +106,14 @@ class World:
 
     devices: list[Device]
     events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
-    order: Iterable[int] = field(default_factory=itertools.count)
+    order: Iterator[int] = field(default_factory=itertools.count)
 
     @property
     def now(self) -> float:
         return min(device.now for device in self.devices)
 
     def at(self, when_s: float, call: Callable[[], None]) -> None:
-        heapq.heappush(self.events, (when_s, next(iter(self.order)), call))
+        heapq.heappush(self.events, (when_s, next(self.order), call))
 
     def choose(self) -> Device:
         one = replace(STANDARD, client="?")

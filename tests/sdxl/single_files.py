@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from sdxl.checkpoint import Checkpoint
+
 UNET, VAE = "model.diffusion_model.", "first_stage_model."
 CLIP_L, CLIP_G = "conditioner.embedders.0.transformer.", "conditioner.embedders.1.model."
 REFINER_CLIP_G = "conditioner.embedders.0.model."
@@ -64,25 +66,36 @@ def write_single_file(
     for part, rename in RENAMED.items():
         if part not in without:
             tensors |= rename(_weights(folder / part))
-    halves = {name: tensor.to(dtype).contiguous() for name, tensor in tensors.items()}
-    save_file({**halves, **(more or {})}, file, {"format": "pt", **(metadata or {})})
-    return file
+    halves = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    return saved({**halves, **(more or {})}, file, {"format": "pt", **(metadata or {})})
 
 
 def write_refiner_file(folder: Path, file: Path) -> Path:
     """Write a refiner's networks into one file, as Stability AI published it."""
     tensors = original_clip_g(_weights(folder / "text_encoder_2"), REFINER_CLIP_G)
-    tensors |= original_unet(_weights(folder / "unet"), ("1", "2")) | original_vae(
-        _weights(folder / "vae")
-    )
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
-    return file
+    tensors |= original_unet(_weights(folder / "unet"), ("1", "2"))
+    return saved(tensors | original_vae(_weights(folder / "vae")), file)
 
 
 def write_vae_alone(folder: Path, file: Path) -> Path:
-    tensors = original_vae(_weights(folder / "vae"), prefix="")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+    return saved(original_vae(_weights(folder / "vae"), prefix=""), file)
+
+
+def saved(
+    tensors: Mapping[str, Tensor], file: Path, metadata: dict[str, str] | None = None
+) -> Path:
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file, metadata)
     return file
+
+
+def assert_same_weights(
+    found: Checkpoint, needed: Checkpoint, dtype: torch.dtype | None = None
+) -> None:
+    """`dtype`: the type of the weights that are found; by default those of the needed ones."""
+    for part in found.parts:
+        (kept,), (whole,) = (map(load_file, each.weight_files(part)) for each in (found, needed))
+        assert kept.keys() == whole.keys()
+        assert all(torch.equal(kept[name], whole[name].to(dtype)) for name in whole)
 
 
 def original_unet(

@@ -12,8 +12,9 @@ from torch import Tensor
 
 
 @contextmanager
-def substituted(unet: Any, interval: int = 2) -> Iterator[None]:
-    """Inside the block the UNet must be called once a step. The first call is deep."""
+def substituted(unet: Any) -> Iterator[None]:
+    """Inside the block the UNet must be called once a step. Every second call is deep, from the
+    first on."""
     kept: dict[str, Tensor] = {}
     calls = 0
 
@@ -23,7 +24,7 @@ def substituted(unet: Any, interval: int = 2) -> Iterator[None]:
 
     def swap(name: str) -> Any:
         def chosen(_module: Any, _inputs: Any, output: Tensor) -> Tensor:
-            if (calls - 1) % interval == 0:
+            if calls % 2 == 1:
                 kept[name] = output
             return kept[name]
 

@@ -132,11 +132,6 @@ def test_nothing_outside_the_list_can_be_named(name: str, tmp_path: Path) -> Non
         catalogue.embeddings_in({"prompt": f"embedding:{name.format(tmp_path)}x"})
 
 
-def test_without_folders_every_name_is_refused() -> None:
-    with pytest.raises(InvalidParams, match="the model has none"):
-        Catalogue().find("lora", "ink")
-
-
 def test_embeddings_are_found_in_prompts(tmp_path: Path) -> None:
     names = ("dusk", "styles/dusk", "styles/ink", "styles/deep/Ink")
     catalogue = write(tmp_path, *(f"embeddings/{name}.safetensors" for name in names))

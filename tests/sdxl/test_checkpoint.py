@@ -250,14 +250,13 @@ def read_index(folder: Path, chance: random.Random) -> None:
     find(str(folder)).weight_files(part)
 
 
-def test_mutated_checkpoints_are_read_or_refused(folder: Path) -> None:
-    check_each(150, lambda chance: read_mutant(folder, FILES, False, chance))
-    check_each(150, lambda chance: read_index(folder, chance))
+@pytest.mark.parametrize("count", [150, pytest.param(2000, marks=pytest.mark.long)])
+def test_mutated_checkpoints_are_read_or_refused(folder: Path, count: int) -> None:
+    check_each(count, lambda chance: read_mutant(folder, FILES, False, chance))
+    check_each(count, lambda chance: read_index(folder, chance))
 
 
 @pytest.mark.long
-def test_many_mutated_checkpoints_load_or_are_refused(folder: Path) -> None:
-    check_each(2000, lambda chance: read_mutant(folder, FILES, False, chance))
+def test_mutated_networks_load_or_are_refused(folder: Path) -> None:
     networks = [name for name in FILES if name.partition("/")[0] in NETWORK_FOLDERS]
     check_each(600, lambda chance: read_mutant(folder, networks, True, chance))
-    check_each(2000, lambda chance: read_index(folder, chance))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,8 +26,7 @@ from tests.conftest import assert_as_alone, assert_picture, images_of
 from tests.sdxl.control_nets import random_control, random_union
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.test_editing import drawing, edit, params_of
-from tests.sdxl.test_pipeline import set_scheduler
-from tests.sdxl.their_schedulers import asked_of, pipe_of
+from tests.sdxl.their_schedulers import diffusers_image, pipe_of
 from tests.sdxl.together import (
     assert_as_plain_loop,
     assert_deterministic,
@@ -37,7 +35,6 @@ from tests.sdxl.together import (
 )
 
 SIZE = (128, 96)
-NETS = {"first": lambda: random_control(1), "second": lambda: random_control(2)}
 FIRST, SECOND, UNION = Control("first", "a"), Control("second", "b"), Control("union", "a")
 
 
@@ -51,16 +48,15 @@ FILES = {name: file_of(each) for name, each in MAPS.items()}
 
 @pytest.fixture(scope="module")
 def nets() -> dict[str, Any]:
-    made = {name: make() for name, make in NETS.items()}
-    return made | {"union": random_union(3)}
+    return {"first": random_control(1), "second": random_control(2), "union": random_union(3)}
 
 
 @pytest.fixture(scope="module")
-def model(mini: Pipeline, nets: dict[str, Any], tmp_path_factory: Any) -> Iterator[Pipeline]:
+def model(mini: Pipeline, nets: dict[str, Any], tmp_path_factory: Any) -> Pipeline:
     folder: Path = tmp_path_factory.mktemp("controlnets")
     for name, net in nets.items():
         net.save_pretrained(folder / name)
-    yield replace(mini, catalogue=Catalogue(control_folders=[folder]))
+    return replace(mini, catalogue=Catalogue(control_folders=[folder]))
 
 
 def asked(*controls: Control, **fields: Any) -> WithPictures:
@@ -69,33 +65,18 @@ def asked(*controls: Control, **fields: Any) -> WithPictures:
     return WithPictures(params, maps=FILES)
 
 
-@torch.inference_mode()
 def theirs(pipe: Any, given: WithPictures, **more: Any) -> Tensor:
-    params, controls = given.params, given.params.controls or ()
-    set_scheduler(pipe, params.scheduler)
-    several = len(controls) > 1
+    controls = given.params.controls or ()
     each: dict[str, Any] = {
+        "control_image" if "image" in more else "image": [MAPS[c.image] for c in controls],
         "controlnet_conditioning_scale": [c.strength for c in controls],
         "control_guidance_start": [c.start for c in controls],
         "control_guidance_end": [c.end for c in controls],
     }
-    maps = [MAPS[c.image] for c in controls]
-    field = "image" if "image" not in more else "control_image"
-    if "Union" in type(pipe).__name__:
-        field, more["control_mode"] = "control_image", [TYPES.index(c.type or "") for c in controls]
-        each = {n: v[0] if n.startswith("control_g") else v for n, v in each.items()}
-    elif not several:
+    if len(controls) == 1:
         each = {name: values[0] for name, values in each.items()}
-    found: Tensor = pipe(
-        **{field: maps if several or "Union" in type(pipe).__name__ else maps[0]},
-        guess_mode=controls[0].mode == "guess",
-        width=params.width,
-        height=params.height,
-        **each,
-        **asked_of(params, "pt"),
-        **more,
-    ).images[0]
-    return found * 2 - 1
+    is_guess = controls[0].mode == "guess"
+    return diffusers_image(pipe, given.params, guess_mode=is_guess, **each, **more)
 
 
 @pytest.mark.parametrize(
@@ -124,20 +105,22 @@ def test_pictures_equal_diffusers(
     assert_picture(result, theirs(pipe, given))
 
 
-@pytest.mark.parametrize(
-    "types",
-    [("canny",), ("depth", "openpose")],
-)
+@pytest.mark.parametrize("types", [("canny",), ("depth", "openpose")])
 def test_unions_equal_diffusers(
     model: Pipeline, nets: dict[str, Any], diffusers_mini: Any, types: tuple[str, ...]
 ) -> None:
     """The pictures have no guidance, because diffusers' union mixes the rows of a call."""
     maps = zip(types, MAPS, (0.8, 0.5), strict=False)
     union = [Control("union", image, scale, type=each) for each, image, scale in maps]
-    given = asked(*union, guidance=1.0)
-    (result,) = model.generate([given])
-    pipe = pipe_of("ControlNetUnion", diffusers_mini, controlnet=nets["union"])
-    assert_picture(result, theirs(pipe, given))
+    (result,) = model.generate([asked(*union, guidance=1.0)])
+    expected = diffusers_image(
+        pipe_of("ControlNetUnion", diffusers_mini, controlnet=nets["union"]),
+        result.params,
+        control_image=[MAPS[each.image] for each in union],
+        control_mode=[TYPES.index(each) for each in types],
+        controlnet_conditioning_scale=[each.strength for each in union],
+    )
+    assert_picture(result, expected)
 
 
 @pytest.mark.parametrize("is_masked", [False, True], ids=["image", "mask"])

@@ -19,10 +19,16 @@ from sdxl.pipeline import Pipeline, WithPictures
 from sdxl.source import GivenImage, SourceImage
 from tests.conftest import assert_as_alone, assert_picture, images_of
 from tests.sdxl.flights import launched_groups
-from tests.sdxl.test_pipeline import PROMPT, assert_as_substituted, set_scheduler
-from tests.sdxl.their_schedulers import EACH_KIND, FEW, asked_of, each_at, pipe_of
+from tests.sdxl.test_pipeline import PROMPT, SIZES, assert_as_substituted
+from tests.sdxl.their_schedulers import (
+    EACH_KIND,
+    FEW,
+    diffusers_image,
+    each_at,
+    encoded,
+    pipe_of,
+)
 
-SIZES = [(128, 128), (96, 160), (136, 120)]
 STRENGTHS_AND_GUIDANCE = ((0.1, 5.0), (0.5, 1.0), (0.8, 5.0), (1.0, 1.0))
 HOLE = (16, 24, 72, 88)
 """the hole's edges are those of latents, so averaging pixels equals diffusers' choice of pixels"""
@@ -66,28 +72,14 @@ def pipes(diffusers_mini: Any) -> Any:
     return [pipe_of(kind, diffusers_mini) for kind in ("Img2Img", "Inpaint")]
 
 
-def theirs(pipes: Any, asked: Edit) -> Tensor:
-    return painted(pipes, asked, "pt") * 2 - 1
-
-
-@torch.inference_mode()
-def painted(pipes: Any, asked: Edit, output_type: str) -> Tensor:
-    """diffusers gets latents, because it samples an encoded picture and we take the mean."""
+def theirs(pipes: Any, asked: Edit, output_type: str = "pt") -> Tensor:
     params, source = asked.params, asked.source
     pipe = pipes[source.mask is not None]
-    set_scheduler(pipe, params.scheduler)
-    image: Any = source.image
-    if params.encoding != "sample":
-        pixels = pipe.image_processor.preprocess(image)
-        image = pipe.vae.encode(pixels).latent_dist.mean * pipe.vae.config.scaling_factor
-    masked = {"mask_image": source.mask, "width": params.width, "height": params.height}
-    found: Tensor = pipe(
-        image=image,
-        strength=params.strength,
-        **asked_of(params, output_type),
-        **(masked if source.mask is not None else {}),
-    ).images[0]
-    return found
+    image = source.image if params.encoding == "sample" else encoded(pipe, source.image)
+    more: dict[str, Any] = {"image": image, "strength": params.strength}
+    if source.mask is not None:
+        more["mask_image"] = source.mask
+    return diffusers_image(pipe, params, output_type, **more)
 
 
 def compare(mini: Pipeline, pipes: Any, asked: list[Edit]) -> None:
@@ -143,7 +135,7 @@ def test_interval_2_equals_the_full_unet_with_tensors_substituted(
         edit(params_of(scheduler, SIZES[1], strength, **usual), is_masked=is_masked)
         for strength in (0.65, 1.0)
     ]
-    assert_as_substituted(mini, pipes[is_masked].unet, asked, partial(painted, pipes))
+    assert_as_substituted(mini, pipes[is_masked].unet, asked, partial(theirs, pipes))
 
 
 def test_latents_are_sampled_as_by_diffusers(mini: Pipeline, pipes: Any) -> None:
@@ -185,14 +177,6 @@ def test_unmasked_pixels_equal_the_source_to_the_byte(mini: Pipeline) -> None:
         assert made.shape == (size[1], size[0], 3) and kept.mean() > 0.4
         assert np.array_equal(made[kept], np.asarray(drawing(*size))[kept])
         assert not np.array_equal(made, np.asarray(drawing(*size)))
-
-
-def test_the_first_step_of_an_edit_runs_the_whole_unet(mini: Pipeline) -> None:
-    asked = [edit(params_of("euler", SIZES[0], s, cache_interval=2)) for s in (0.1, 0.5, 0.8)]
-    results = mini.generate(asked)
-    counts = [(result.deep_steps, result.shallow_steps) for result in results]
-    assert counts == [(1, 0), (3, 2), (4, 4)]
-    assert all(result.error is None for result in results)
 
 
 def test_edits_and_pictures_from_text_share_calls(mini: Pipeline) -> None:

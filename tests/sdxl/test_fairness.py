@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,13 +20,9 @@ from tests.sdxl.sharing import SHAPE, STANDARD, Caller, Device, World, quantile
 FLOOD: dict[str, Any] = {"connections": 40, "n": 10, "steps": 30}
 
 
-def pauses(seed: int, mean_s: float) -> Callable[[], float]:
-    chance = random.Random(seed)
-    return lambda: mean_s * chance.uniform(0.5, 1.5)
-
-
-def light(world: World, seed: int = 3) -> Caller:
-    return Caller(world, "light", pause_s=pauses(seed, 1.5))
+def light(world: World) -> Caller:
+    chance = random.Random(3)
+    return Caller(world, "light", pause_s=lambda: 1.5 * chance.uniform(0.5, 1.5))
 
 
 def kept(world: World) -> None:

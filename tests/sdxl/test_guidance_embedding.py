@@ -28,8 +28,8 @@ from tests.conftest import assert_as_alone, assert_picture, images_of, psnr
 from tests.sdxl.altered import write_embedding
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.test_editing import edit, params_of, theirs
-from tests.sdxl.test_pipeline import PROMPT, SIZES, assert_as_substituted, diffusers_image, painted
-from tests.sdxl.their_schedulers import EACH_KIND, pipe_of
+from tests.sdxl.test_pipeline import PROMPT, SIZES, assert_as_substituted
+from tests.sdxl.their_schedulers import EACH_KIND, diffusers_image, opened_pipe, pipe_of
 
 GUIDANCES = (0.0, 1.0, 8.0)
 
@@ -41,11 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pipe(folder: Path) -> Any:
-    from diffusers import StableDiffusionXLPipeline
-
-    made = StableDiffusionXLPipeline.from_pretrained(str(folder), add_watermarker=False)
-    made.set_progress_bar_config(disable=True)
-    return made
+    return opened_pipe("", folder)
 
 
 @pytest.mark.parametrize("scheduler", EACH_KIND)
@@ -77,7 +73,8 @@ def test_interval_2_equals_the_full_unet_with_tensors_substituted(
     model: Pipeline, pipe: Any
 ) -> None:
     asked = GenerationParams(PROMPT, steps=8, seed=5, guidance=6.0, cache_interval=2)
-    assert_as_substituted(model, pipe.unet, [model.resolve(asked)], partial(painted, pipe))
+    paint = partial(diffusers_image, pipe)
+    assert_as_substituted(model, pipe.unet, [model.resolve(asked)], paint)
 
 
 def test_all_kinds_share_calls_of_one_row_each_and_equal_those_made_alone(model: Pipeline) -> None:

@@ -17,18 +17,18 @@ from sdxl import deepcache
 from sdxl.cost import project
 from sdxl.deepcache import Step, StepPlan, plan, plan_of
 from sdxl.flight import Flight, State
-from sdxl.inflight import InFlight
 from sdxl.params import GenerationParams, Sizes
 from sdxl.pipeline import Pipeline
 from sdxl.policy import Limits, plan_tick
 from sdxl.work import standard_images
 from tests.conftest import assert_picture
-from tests.fakes import FakeClock, axes, fake_engines
-from tests.sdxl.flights import assert_same, latents_of
+from tests.fakes import axes, fake_engines
+from tests.sdxl.flights import assert_same, engine, latents_of, loop
 from tests.sdxl.reference import denoise
 from tests.sdxl.sharing import device_costs
 from tests.sdxl.test_inflight import MIX
-from tests.sdxl.test_pipeline import PROMPT, diffusers_image
+from tests.sdxl.test_pipeline import PROMPT
+from tests.sdxl.their_schedulers import diffusers_image
 
 SHAPE = axes(64, 64)
 
@@ -124,16 +124,11 @@ def test_an_image_whose_guidance_has_ended_makes_room_and_the_estimate_knows() -
 
 
 def test_calls_have_no_row_for_an_unused_negative_prompt() -> None:
-    engines = fake_engines()
-    flight = InFlight(engines, FakeClock(), Limits(buckets=engines.buckets, rows=8))
-    mixed = replace(MIX[0], plan=plan(4, 2, guided_steps=range(2)))
-    flight.submit(mixed)
+    flight = loop()
+    flight.submit(replace(MIX[0], plan=plan(4, 2, guided_steps=range(2))))
     flight.drain()
-    sizes = {
-        network: [call["sample"][0] for call in engines[network].calls]  # type: ignore[attr-defined]
-        for network in ("unet_deep", "unet_shallow")
-    }
-    assert sizes == {"unet_deep": [2, 1], "unet_shallow": [2, 1]}
+    for network in ("unet_deep", "unet_shallow"):
+        assert [call["sample"][0] for call in engine(flight, network).calls] == [2, 1]
 
 
 def test_a_recorded_tick_is_right_for_all_requests_with_its_key() -> None:
@@ -144,8 +139,7 @@ def test_a_recorded_tick_is_right_for_all_requests_with_its_key() -> None:
         recorded.setdefault(key, work)()
         return True
 
-    engines = replace(fake_engines(), run_recorded=replay)
-    flight = InFlight(engines, FakeClock(), Limits(buckets=engines.buckets, rows=8))
+    flight = loop(replace(fake_engines(), run_recorded=replay))
     wanted = [r for r in MIX if (r.latent_h, r.conditioning.tokens) == (8, 77)]
     for requests in (wanted, wanted[::-1], wanted[2:]):
         ids = [flight.submit(r) for r in requests]
@@ -155,7 +149,7 @@ def test_a_recorded_tick_is_right_for_all_requests_with_its_key() -> None:
     assert len(recorded) < flight.steps_taken
 
 
-def test_guidance_that_ends_early_equals_diffusers(mini: Pipeline, restored: Any) -> None:
+def test_guidance_that_ends_early_equals_diffusers(mini: Pipeline, diffusers_mini: Any) -> None:
     asked = GenerationParams(PROMPT, seed=5, steps=10, cache_interval=1)
     (result,) = mini.generate([replace(asked, guidance_interval=(0.0, 0.5))])
     names = ["prompt_embeds", "add_text_embeds", "add_time_ids"]
@@ -167,8 +161,11 @@ def test_guidance_that_ends_early_equals_diffusers(mini: Pipeline, restored: Any
         pipe._guidance_scale = 1.0
         return {name: tensors[name][1:] for name in names}
 
-    more = {"callback_on_step_end": end, "callback_on_step_end_tensor_inputs": names}
-    assert_picture(result, diffusers_image(restored, result.params, **more))
+    more: dict[str, Any] = {
+        "callback_on_step_end": end,
+        "callback_on_step_end_tensor_inputs": names,
+    }
+    assert_picture(result, diffusers_image(diffusers_mini, result.params, **more))
 
 
 def test_the_plan_of_a_request_needs_a_negative_prompt_where_it_is_guided() -> None:

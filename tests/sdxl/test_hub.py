@@ -66,31 +66,29 @@ def test_a_revision_is_fetched_and_identified_by_its_commit(address: str, tmp_pa
     assert again == [f"name org/name@{TAGGED} 128"]
 
 
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Make a snapshot's folder."""
+    made = tmp_path / "snapshots" / MAIN
+    made.mkdir(parents=True)
+    shutil.copy(MINI / "model_index.json", made)
+    return made
+
+
 @pytest.mark.parametrize(
-    ("model", "repo", "revision"),
-    [
-        ("org/name", "org/name", None),
-        ("org/name@v1.0", "org/name", "v1.0"),
-        ("org/name@refs/pr/1", "org/name", "refs/pr/1"),
-    ],
+    ("model", "revision"),
+    [("org/name", None), ("org/name@v1.0", "v1.0"), ("org/name@refs/pr/1", "refs/pr/1")],
 )
 def test_the_hub_is_asked_for_the_revision(
-    model: str, repo: str, revision: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    model: str, revision: str | None, monkeypatch: pytest.MonkeyPatch, place: Path
 ) -> None:
     import huggingface_hub
 
-    asked, place = [], tmp_path / "snapshots" / MAIN
-    place.mkdir(parents=True)
-    shutil.copy(MINI / "model_index.json", place)
-
-    def snapshot(repo_id: str, **options: object) -> str:
-        asked.append((repo_id, options["revision"], options["allow_patterns"]))
-        return str(place)
-
+    snapshot, files = Mock(return_value=str(place)), ["unet/config.json"]
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    monkeypatch.setattr(hub, "_files_of", lambda repo, revision: ["unet/config.json"])
-    found = find(model)
-    assert asked == [(repo, revision, ["unet/config.json"])] and found.origin == f"org/name@{MAIN}"
+    monkeypatch.setattr(hub, "_files_of", lambda repo, revision: files)
+    assert find(model).origin == f"org/name@{MAIN}"
+    snapshot.assert_called_once_with("org/name", revision=revision, allow_patterns=files)
 
 
 def error_of(kind: str) -> Exception:
@@ -113,18 +111,11 @@ def error_of(kind: str) -> Exception:
     ],
 )
 def test_a_failing_hub_does_not_stop_a_model_that_was_fetched(
-    kind: str, is_fetched: bool, is_found: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kind: str, is_fetched: bool, is_found: bool, monkeypatch: pytest.MonkeyPatch, place: Path
 ) -> None:
     import huggingface_hub
 
-    place = tmp_path / "snapshots" / MAIN
-    place.mkdir(parents=True)
-    shutil.copy(MINI / "model_index.json", place)
-
-    def refused(*_: object, **__: object) -> None:
-        raise error_of(kind)
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refused)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", Mock(side_effect=error_of(kind)))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked"))
     monkeypatch.setattr(hub, "_fetched", lambda *_: place if is_fetched else None)
     if is_found:

@@ -18,7 +18,6 @@ from sdxl.cost import Costs
 from sdxl.engine import PassedFence
 from sdxl.flight import Priority, State
 from sdxl.inflight import DeadlineExceeded, Event, Failed, Finished, InFlight
-from sdxl.rows import Stage
 from tests.fakes import FakeClock, fake_engines
 from tests.sdxl.flights import assert_same, engine, latents_of, loop, request
 from tests.sdxl.reference import denoise
@@ -75,16 +74,6 @@ def test_no_more_rows_in_flight_than_the_limit_and_order_is_kept() -> None:
         finished += [event.id for event in flight.tick()]
         assert sum(f.rows for f in flight.flights if f.state is State.RUNNING) <= 4
     assert finished == ids
-
-
-def test_a_cancelled_image_leaves_and_the_others_are_unchanged() -> None:
-    flight = loop()
-    gone, kept = flight.submit(MIX[0]), flight.submit(MIX[4])
-    flight.tick()
-    flight.cancel(gone)
-    found = latents_of(flight.drain())
-    assert set(found) == {kept}
-    assert_same(found[kept], denoise(flight.engines, MIX[4]))
 
 
 def test_a_paused_image_goes_on_where_it_stopped() -> None:
@@ -182,7 +171,7 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
 
 
 def test_no_promise_given_is_broken_by_a_newcomer() -> None:
-    flight = loop(rows=8)
+    flight = loop()
     flight.costs = Costs()
     Ticking(flight, 1.0, 0.1)
     for count in (1, 2):
@@ -203,7 +192,7 @@ def test_a_newcomer_may_come_while_the_last_call_of_others_is_on_its_way(
     sides: tuple[int, ...],
 ) -> None:
     """This happens on a GPU, where calls do not block."""
-    flight = loop(calls_ahead=1)
+    flight = loop(replace(fake_engines(), calls_ahead=1))
     ids = [flight.submit(request(n, side=side)) for n, side in enumerate(sides)]
     events: list[Event] = []
     while flight.flights:
@@ -218,7 +207,6 @@ def test_a_newcomer_may_come_while_the_last_call_of_others_is_on_its_way(
 
 
 def test_what_is_finished_was_waited_for() -> None:
-    flight = loop(calls_ahead=1)
     numbers, waited = itertools.count(), list[int]()
 
     class NumberedFence(PassedFence):
@@ -228,7 +216,7 @@ def test_what_is_finished_was_waited_for() -> None:
         def wait(self) -> None:
             waited.append(self.number)
 
-    flight.engines = replace(flight.engines, fence=NumberedFence)
+    flight = loop(replace(fake_engines(), calls_ahead=1, fence=NumberedFence))
     flight.submit(request(0, steps=4))
     while not any(isinstance(event, Finished) for event in flight.tick()):
         pass
@@ -238,7 +226,7 @@ def test_what_is_finished_was_waited_for() -> None:
 
 def test_costs_are_the_seconds_of_the_device_in_usual_calls() -> None:
     """A network's first two calls, which prepare and record, and the host's time do not count."""
-    flight, calls = loop(), Counter[str]()
+    calls = Counter[str]()
 
     class TimedFence(PassedFence):
         def seconds_since(self, earlier: PassedFence) -> float:  # type: ignore[override]
@@ -249,8 +237,7 @@ def test_costs_are_the_seconds_of_the_device_in_usual_calls() -> None:
         calls[network] += 1
         return calls[network] > 2
 
-    flight.engines = replace(flight.engines, fence=TimedFence, run_recorded=run_recorded)
-    flight._stage = Stage(flight.engines)
+    flight = loop(replace(fake_engines(), fence=TimedFence, run_recorded=run_recorded))
     flight.submit(request(0, steps=4))
     flight.drain()
     assert not flight.costs.ticks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -208,7 +209,7 @@ def test_comfyuis_graph_is_read_from_its_sampler_on() -> None:
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_every_scheduler_is_known_by_comfyuis_name(name: str) -> None:
-    graph, each = json.loads(json.dumps(COMFY)), SCHEDULERS[name]
+    graph, each = copy.deepcopy(COMFY), SCHEDULERS[name]
     schedule = SCHEDULE_LABELS.get(each.levels, "normal").lower().replace(" ", "_")
     graph["3"]["inputs"] |= {"sampler_name": each.comfy, "scheduler": schedule}
     assert read_graph(graph).params["scheduler"] == name
@@ -231,13 +232,13 @@ def test_render_takes_the_parameters_of_other_programs_pictures(
 
 
 def test_a_graph_with_a_cycle_is_read_to_an_end() -> None:
-    graph = json.loads(json.dumps(COMFY))
+    graph = copy.deepcopy(COMFY)
     graph["6"]["inputs"] = {"text": ["6", 0]}
     assert "prompt" not in read_graph(graph).params
 
 
 def test_comfyuis_controlnets_are_read_without_their_maps() -> None:
-    graph: dict[str, Any] = json.loads(json.dumps(COMFY))
+    graph = copy.deepcopy(COMFY)
 
     def apply(kind: str, loader: str, **inputs: Any) -> dict[str, Any]:
         given = {"control_net": [loader, 0], "image": ["30", 0], "strength": 0.5, **inputs}

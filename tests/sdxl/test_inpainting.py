@@ -8,9 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from PIL import Image
 from torch import Tensor
 
@@ -20,9 +18,16 @@ from sdxl.pipeline import Pipeline
 from tests.conftest import assert_as_alone, assert_picture
 from tests.sdxl.altered import write_inpainting
 from tests.sdxl.flights import launched_groups
-from tests.sdxl.test_editing import SIZES, STRENGTHS_AND_GUIDANCE, Edit, edit, params_of
-from tests.sdxl.test_pipeline import assert_as_substituted, set_scheduler
-from tests.sdxl.their_schedulers import EACH_KIND, FEW, asked_of, each_at
+from tests.sdxl.test_editing import STRENGTHS_AND_GUIDANCE, Edit, edit, params_of
+from tests.sdxl.test_pipeline import SIZES, assert_as_substituted
+from tests.sdxl.their_schedulers import (
+    EACH_KIND,
+    FEW,
+    diffusers_image,
+    each_at,
+    encoded,
+    opened_pipe,
+)
 
 HOLE = (13, 27, 75, 90)
 """Its edges lie within latents: one pixel of each latent decides whether the latent is masked."""
@@ -35,11 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pipe(folder: Path) -> Any:
-    from diffusers import StableDiffusionXLInpaintPipeline
-
-    made = StableDiffusionXLInpaintPipeline.from_pretrained(str(folder))
-    made.set_progress_bar_config(disable=True)
-    return made
+    return opened_pipe("Inpaint", folder)
 
 
 def hole(size: tuple[int, int]) -> Image.Image:
@@ -51,41 +52,27 @@ def hole(size: tuple[int, int]) -> Image.Image:
     return mask
 
 
-@torch.inference_mode()
-def painted(pipe: Any, asked: Edit | GenerationParams, output_type: str) -> Tensor:
-    """Without a mask, everything is masked. diffusers gets latents, because it samples an encoded
-    picture and we take the mean."""
+def theirs(pipe: Any, asked: Edit | GenerationParams, output_type: str = "pt") -> Tensor:
+    """Without a mask, everything is masked."""
     params = asked.params if isinstance(asked, Edit) else asked
     assert params.width and params.height
     size = params.width, params.height
     picture, mask = Image.new("RGB", size), Image.new("L", size, 255)
     if isinstance(asked, Edit):
         picture, mask = asked.source.image, asked.source.mask or mask
-    set_scheduler(pipe, params.scheduler)
-    image: Any = picture
-    masked = {}
+    strength = 1.0 if params.strength is None else params.strength
+    more: dict[str, Any] = {"image": picture, "mask_image": mask, "strength": strength}
     if params.encoding != "sample":
-        pixels = pipe.image_processor.preprocess(picture)
-        white = torch.from_numpy(np.array(mask) / 255)
-        image, masked["masked_image_latents"] = (
-            pipe.vae.encode(each).latent_dist.mean * pipe.vae.config.scaling_factor
-            for each in (pixels, pixels * (white < 0.5))
-        )
-    found: Tensor = pipe(
-        image=image,
-        mask_image=mask,
-        width=params.width,
-        height=params.height,
-        strength=1.0 if params.strength is None else params.strength,
-        **asked_of(params, output_type),
-        **masked,
-    ).images[0]
-    return found
+        more |= {
+            "image": encoded(pipe, picture),
+            "masked_image_latents": encoded(pipe, picture, hidden=mask),
+        }
+    return diffusers_image(pipe, params, output_type, **more)
 
 
 def compare(model: Pipeline, pipe: Any, *asked: Edit | GenerationParams) -> None:
     for result, each in zip(model.generate(asked), asked, strict=True):
-        assert_picture(result, painted(pipe, each, "pt") * 2 - 1)
+        assert_picture(result, theirs(pipe, each))
 
 
 @pytest.mark.parametrize(("scheduler", "size"), each_at(SIZES))
@@ -124,7 +111,7 @@ def test_interval_2_equals_the_full_unet_with_tensors_substituted(
         edit(params_of(scheduler, size, strength, **usual), mask=hole(size))
         for strength in (0.65, 1.0)
     ]
-    assert_as_substituted(model, pipe.unet, asked, partial(painted, pipe))
+    assert_as_substituted(model, pipe.unet, asked, partial(theirs, pipe))
 
 
 def test_all_kinds_share_calls_and_equal_those_made_alone(model: Pipeline) -> None:

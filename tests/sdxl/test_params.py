@@ -78,7 +78,7 @@ def test_errors_can_be_sent_between_processes(error: Exception) -> None:
 
 def test_missing_fields_are_filled() -> None:
     found = GenerationParams("a", width=64).resolve(SIZES, lambda: 42)
-    assert (found.width, found.height, found.seed) == (64, 128, 42)
+    assert found == GenerationParams("a", width=64, height=128, seed=42, cache_interval=2)
 
 
 @given(

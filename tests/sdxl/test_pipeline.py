@@ -3,50 +3,25 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
-from sdxl.checkpoint import find
 from sdxl.image_codec import ImageDecoder
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.pipeline import Pipeline
 from tests.conftest import assert_picture, images_of, psnr
 from tests.sdxl.substitution import substituted
-from tests.sdxl.their_schedulers import EACH, FEW, asked_of, their_scheduler
+from tests.sdxl.their_schedulers import EACH, FEW, diffusers_image
 
-CONFIG = json.loads((find("mini").folder / "scheduler" / "scheduler_config.json").read_text())
 PROMPT = "a small yellow star above a green square on a white background"
 SIZES = [(128, 128), (96, 160), (136, 120)]
 LATENTS = 1e-4
 """the largest allowed difference between latents of one picture"""
-
-
-def set_scheduler(pipe: Any, scheduler_name: str) -> None:
-    """Give diffusers' pipeline its own scheduler of that name."""
-    pipe.scheduler = their_scheduler(scheduler_name, CONFIG)
-
-
-def diffusers_image(pipe: Any, params: GenerationParams, **more: Any) -> Tensor:
-    return painted(pipe, params, "pt", **more) * 2 - 1
-
-
-def painted(pipe: Any, params: GenerationParams, output_type: str, **more: Any) -> Tensor:
-    set_scheduler(pipe, params.scheduler)
-    found: Tensor = pipe(
-        negative_prompt=params.negative_prompt,
-        width=params.width,
-        height=params.height,
-        **asked_of(params, output_type),
-        **more,
-    ).images[0]
-    return found
 
 
 @pytest.mark.parametrize(
@@ -54,7 +29,7 @@ def painted(pipe: Any, params: GenerationParams, output_type: str, **more: Any) 
 )
 @pytest.mark.parametrize("scheduler", EACH)
 def test_pictures_equal_diffusers(
-    mini: Pipeline, restored: Any, scheduler: str, steps: int
+    mini: Pipeline, diffusers_mini: Any, scheduler: str, steps: int
 ) -> None:
     """Every size and guidance of one scheduler and step count is in flight together."""
     asked = [
@@ -71,27 +46,28 @@ def test_pictures_equal_diffusers(
         for (w, h), guidance in itertools.product(SIZES, (5.0, 1.0))
     ]
     for result in mini.generate(asked):
-        assert_picture(result, diffusers_image(restored, result.params))
+        assert_picture(result, diffusers_image(diffusers_mini, result.params))
 
 
-def test_empty_and_negative_prompts_equal_diffusers(mini: Pipeline, restored: Any) -> None:
+def test_empty_and_negative_prompts_equal_diffusers(mini: Pipeline, diffusers_mini: Any) -> None:
     prompts = [("", None), (" ", None), (PROMPT, None), (PROMPT, ""), (PROMPT, "a blue square")]
     asked = [
         GenerationParams(prompt, negative_prompt=negative, steps=4, seed=3, cache_interval=1)
         for prompt, negative in prompts
     ]
     for result in mini.generate(asked):
-        assert_picture(result, diffusers_image(restored, result.params))
+        assert_picture(result, diffusers_image(diffusers_mini, result.params))
 
 
 @pytest.mark.parametrize("scheduler", EACH)
 def test_interval_2_equals_the_full_unet_with_tensors_substituted(
-    mini: Pipeline, restored: Any, scheduler: str
+    mini: Pipeline, diffusers_mini: Any, scheduler: str
 ) -> None:
     steps = 8 if scheduler in FEW else 20
     asked = GenerationParams(PROMPT, steps=steps, seed=5, scheduler=scheduler, cache_interval=2)
     params = mini.resolve(asked)
-    assert_as_substituted(mini, restored.unet, [params], partial(painted, restored))
+    paint = partial(diffusers_image, diffusers_mini)
+    assert_as_substituted(mini, diffusers_mini.unet, [params], paint)
 
 
 def assert_as_substituted(
@@ -120,18 +96,6 @@ def test_a_picture_is_the_same_alone_and_among_seven_others(mini: Pipeline) -> N
     together = images_of(mini, *others[:4], one, *others[4:])
     found = psnr(together[4], *images_of(mini, one))
     assert found >= 60, f"{found:.1f} dB, needed 60"
-
-
-@pytest.mark.slow
-def test_deterministic_gives_the_same_bytes_in_every_slot(mini: Pipeline) -> None:
-    fixed = Pipeline(mini.checkpoint, mini.engines, is_deterministic=True)
-    usual: dict[str, Any] = {"steps": 4, "width": 64, "height": 64}
-    one = GenerationParams(PROMPT, seed=11, cache_interval=2, **usual)
-    neighbours = [GenerationParams("a cross", seed=s, guidance=3.0, **usual) for s in range(7)]
-    (alone,) = images_of(fixed, one)
-    for slot in range(8):
-        company = images_of(fixed, *neighbours[:slot], one, *neighbours[slot:])
-        assert torch.equal(company[slot], alone), f"slot {slot} differs"
 
 
 def test_results_keep_their_order_and_say_what_ran(mini: Pipeline) -> None:
@@ -171,16 +135,6 @@ def test_an_asynchronous_device_decodes_a_picture_while_the_last_one_is_checked(
     assert max(seen) == most and not under_way
     assert [r.image is None for r in results] == [False, True, False, False]
     assert str(results[1].error) == "the device has gone"
-
-
-def test_sizes_the_model_does_not_allow_are_refused(mini: Pipeline) -> None:
-    for field, params in [
-        ("width", GenerationParams(width=100)),
-        ("height", GenerationParams(height=8)),
-        ("width", GenerationParams(width=4096)),
-    ]:
-        with pytest.raises(InvalidParams, match=field):
-            mini.generate([params])
 
 
 def test_sizes_the_engines_were_not_built_for_are_refused_before_they_run(mini: Pipeline) -> None:

@@ -110,10 +110,6 @@ def test_caches_that_wait_are_capped(cap: int, paused: tuple[int, ...]) -> None:
     assert plan_tick([*batch, flight(2)], limits, 0.0).paused == paused
 
 
-def test_images_do_not_wait_for_an_expired_one() -> None:
-    assert plan_tick([flight(0, deadline_s=1.0), flight(1)], LIMITS, 2.0).expired == (0,)
-
-
 def test_plans() -> None:
     deep, shallow = Step(is_deep=True), Step(is_deep=False)
     assert plan(5, 2) == (deep, shallow, deep, shallow, deep)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,8 +31,7 @@ from tests.sdxl.control_nets import random_control
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.image_adapters import PLAIN, PLUS, SIDE, write_adapters
 from tests.sdxl.test_editing import edit, params_of
-from tests.sdxl.test_pipeline import set_scheduler
-from tests.sdxl.their_schedulers import asked_of, pipe_of
+from tests.sdxl.their_schedulers import diffusers_image, pipe_of
 from tests.sdxl.together import (
     assert_as_plain_loop,
     assert_deterministic,
@@ -41,6 +40,9 @@ from tests.sdxl.together import (
 )
 
 SIZE = (128, 96)
+PROCESSOR = CLIPImageProcessorPil(
+    size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}
+)
 ONE, OTHER = ImagePrompt(PLAIN, "a"), ImagePrompt(PLUS, "b")
 
 
@@ -65,10 +67,10 @@ def net() -> Any:
 
 
 @pytest.fixture(scope="module")
-def model(mini: Pipeline, net: Any, folder: Path, tmp_path_factory: Any) -> Iterator[Pipeline]:
+def model(mini: Pipeline, net: Any, folder: Path, tmp_path_factory: Any) -> Pipeline:
     nets: Path = tmp_path_factory.mktemp("controlnets")
     net.save_pretrained(nets / "net")
-    yield replace(mini, catalogue=Catalogue([LORAS], [nets], [folder]))
+    return replace(mini, catalogue=Catalogue([LORAS], [nets], [folder]))
 
 
 def asked(*prompts: ImagePrompt, **fields: Any) -> WithPictures:
@@ -79,30 +81,18 @@ def asked(*prompts: ImagePrompt, **fields: Any) -> WithPictures:
 
 def their_pipe(base: Any, folder: Path, names: Sequence[str], kind: str = "", **more: Any) -> Any:
     """diffusers' pipeline with these adapters, on a copy of the UNet, which loading changes."""
-    processor = CLIPImageProcessorPil(
-        size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}
-    )
     unet = copy.deepcopy(base.unet)
-    pipe = pipe_of(kind, base, unet=unet, feature_extractor=processor, **more)
+    pipe = pipe_of(kind, base, unet=unet, feature_extractor=PROCESSOR, **more)
     weights = [f"{name}.safetensors" for name in names]
     pipe.load_ip_adapter(str(folder), subfolder="", weight_name=weights, low_cpu_mem_usage=False)
     return pipe
 
 
-@torch.inference_mode()
 def theirs(
     pipe: Any, params: GenerationParams, pictures: list[Any], scale: Any, **more: Any
 ) -> Tensor:
-    set_scheduler(pipe, params.scheduler)
     pipe.set_ip_adapter_scale(scale)
-    found: Tensor = pipe(
-        ip_adapter_image=pictures,
-        width=params.width,
-        height=params.height,
-        **asked_of(params, "pt"),
-        **more,
-    ).images[0]
-    return found * 2 - 1
+    return diffusers_image(pipe, params, ip_adapter_image=pictures, **more)
 
 
 SCALES = {
@@ -215,10 +205,7 @@ def test_strength_0_is_the_plain_picture(model: Pipeline) -> None:
 @pytest.mark.parametrize("size", [(64, 48), (33, 71), (20, 20), (32, 32)])
 def test_pictures_are_read_as_by_clip(size: tuple[int, int]) -> None:
     picture = picture_of(4, *size)
-    processor = CLIPImageProcessorPil(
-        size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}
-    )
-    expected = processor(picture, return_tensors="pt").pixel_values
+    expected = PROCESSOR(picture, return_tensors="pt").pixel_values
     torch.testing.assert_close(pixels_of(file_of(picture), SIDE), expected)
 
 

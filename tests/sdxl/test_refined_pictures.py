@@ -22,8 +22,8 @@ from sdxl.refiner import Refiner
 from tests.conftest import assert_as_alone, assert_picture, images_of, psnr
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.test_editing import drawing, edit
-from tests.sdxl.test_pipeline import PROMPT, set_scheduler
-from tests.sdxl.their_schedulers import asked_of, pipe_of
+from tests.sdxl.test_pipeline import PROMPT
+from tests.sdxl.their_schedulers import diffusers_image, encoded, opened_pipe, pipe_of
 from tests.sdxl.together import assert_as_plain_loop, assert_deterministic
 
 
@@ -40,28 +40,15 @@ def model(mini: Pipeline, small_refiner: Path) -> Pipeline:
 
 
 @pytest.fixture(scope="module")
-def pipes(restored: Any, small_refiner: Path) -> Any:
-    from diffusers import StableDiffusionXLImg2ImgPipeline
-
-    refining = StableDiffusionXLImg2ImgPipeline.from_pretrained(
-        str(small_refiner), torch_dtype=torch.float32
-    )
-    refining.set_progress_bar_config(disable=True)
-    return restored, refining
+def pipes(diffusers_mini: Any, small_refiner: Path) -> Any:
+    return diffusers_mini, opened_pipe("Img2Img", small_refiner)
 
 
-@torch.inference_mode()
-def theirs(pipes: Any, params: GenerationParams) -> Tensor:
-    for pipe in pipes:
-        set_scheduler(pipe, params.scheduler)
-    first, second = pipes
-    size = {"width": params.width, "height": params.height}
-    negative, at = params.negative_prompt, params.refiner_switch_at
-    asked = asked_of(params, "latent") | {"negative_prompt": negative}
-    latents = first(**size, **asked, denoising_end=at).images
-    asked = asked_of(params, "pt") | {"negative_prompt": negative}
-    image: Tensor = second(image=latents, **asked, denoising_start=at).images[0]
-    return image * 2 - 1
+def theirs(pipes: Any, params: GenerationParams, **more: Any) -> Tensor:
+    """`more`: further arguments of the first pipeline."""
+    (first, second), at = pipes, params.refiner_switch_at
+    latents = diffusers_image(first, params, "latent", denoising_end=at, **more)
+    return diffusers_image(second, params, image=latents[None], denoising_start=at)
 
 
 @pytest.mark.parametrize(
@@ -83,21 +70,10 @@ def test_refined_pictures_equal_diffusers(model: Pipeline, pipes: Any, fields: A
 def test_refined_edits_equal_diffusers(model: Pipeline, pipes: Any) -> None:
     asked = edit(refined(strength=0.7))
     (result,) = model.generate([asked])
-    assert_picture(result, edited(pipes, result.params, asked.source.image))
-
-
-@torch.inference_mode()
-def edited(pipes: Any, params: GenerationParams, image: Any) -> Tensor:
-    first, second = pipe_of("Img2Img", pipes[0]), pipes[1]
-    for pipe in (first, second):
-        set_scheduler(pipe, params.scheduler)
-    pixels = first.image_processor.preprocess(image)
-    source = first.vae.encode(pixels).latent_dist.mean * first.vae.config.scaling_factor
-    fields, at = asked_of(params, "latent"), params.refiner_switch_at
-    latents = first(image=source, strength=params.strength, **fields, denoising_end=at).images
-    fields = asked_of(params, "pt")
-    found: Tensor = second(image=latents, **fields, denoising_start=at).images[0]
-    return found * 2 - 1
+    base, second = pipes
+    both, source = (pipe_of("Img2Img", base), second), encoded(base, asked.source.image)
+    needed = theirs(both, result.params, image=source, strength=result.params.strength)
+    assert_picture(result, needed)
 
 
 @pytest.mark.parametrize("scheduler", ["euler", "dpmpp_2m", "ddim"])

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from engines.pytorch.torch_engine import load_torch
 from sdxl.checkpoint import MINI, CheckpointError, check_model, find, find_refiner
@@ -18,7 +17,7 @@ from sdxl.networks.attention import cross_attentions
 from sdxl.single_file.configs import REFINER_1_0
 from sdxl.specs import Architecture, network_specs
 from tests.sdxl.refiners import random_unet, write_refiner
-from tests.sdxl.single_files import write_refiner_file, write_single_file
+from tests.sdxl.single_files import assert_same_weights, write_refiner_file, write_single_file
 
 
 def test_its_architecture_is_that_of_its_configs(small_refiner: Path) -> None:
@@ -71,10 +70,7 @@ def test_a_single_file_equals_the_folder_it_was_made_from(
     found, whole = find_refiner(str(file)), find_refiner(str(small_refiner))
     assert (found.name, found.arch, found.scheduler) == ("small", whole.arch, whole.scheduler)
     assert found.tokenizers[1].encode("a ring") == whole.tokenizers[1].encode("a ring")
-    for part in found.parts:
-        (kept,), (needed,) = (map(load_file, each.weight_files(part)) for each in (found, whole))
-        assert kept.keys() == needed.keys()
-        assert all(torch.equal(kept[name], needed[name]) for name in needed)
+    assert_same_weights(found, whole)
 
 
 def test_a_file_of_the_original_s_widths_has_its_configs() -> None:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from sdxl.inflight import InFlight
-from sdxl.policy import Limits
 from sdxl.rows import Stage
 from sdxl.specs import Architecture, ModelSpec
 from tests.fakes import ARCH, FakeClock, FakeEngine, fake_engines
@@ -45,7 +44,7 @@ def bytes_of(stage: Stage) -> int:
 
 def test_addresses_depend_on_network_axes_and_bucket() -> None:
     addresses = defaultdict[Any, set[tuple[int, ...]]](set)
-    flight = loop(rows=8)
+    flight = loop()
     for network in ("unet_deep", "unet_shallow"):
         fake: Any = flight.engines[network]
 
@@ -86,7 +85,7 @@ def test_a_stable_group_copies_no_text_and_no_caches(monkeypatch: pytest.MonkeyP
 
 
 def test_sizes_up_to_the_models_own_share_memory() -> None:
-    flight = loop(rows=8)
+    flight = loop()
     asked = [request(n, side=side) for n, side in enumerate((6, 4, 2, 5, 3))]
     for each in asked:
         flight.submit(each)
@@ -117,9 +116,8 @@ def test_a_finished_image_keeps_only_its_result() -> None:
 
 def test_loops_that_share_a_stage_give_the_pictures_of_each_alone() -> None:
     engines = fake_engines()
-    stage = Stage(engines)
-    first = loop()
-    loops = [InFlight(engines, FakeClock(), first.limits, stage=stage) for _ in range(2)]
+    stage, limits = Stage(engines), loop().limits
+    loops = [InFlight(engines, FakeClock(), limits, stage=stage) for _ in range(2)]
     halves = MIX[::2], MIX[1::2]
     ids = [[flight.submit(r) for r in half] for flight, half in zip(loops, halves, strict=True)]
     events: list[list[Any]] = [[], []]
@@ -183,7 +181,7 @@ def test_pictures_of_several_sizes_share_calls_in_slots(arch: Architecture) -> N
         by_name={**plain.by_name, **slotted},
         slot_of=lambda height, width: 128 if height < 12 else None,
     )
-    flight = InFlight(engines, FakeClock(), Limits(engines.buckets, rows=8))
+    flight = loop(engines)
     asked = [
         request(
             n,

@@ -20,28 +20,12 @@ from sdxl.schedulers import (
     step,
     table,
 )
-from tests.sdxl.their_schedulers import their_scheduler
+from tests.sdxl.their_schedulers import CONFIG, their_scheduler
 
 # diffusers passes tensors to numpy in a way that numpy 2 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
-SDXL: Mapping[str, Any] = {
-    "_class_name": "EulerDiscreteScheduler",
-    "beta_end": 0.012,
-    "beta_schedule": "scaled_linear",
-    "beta_start": 0.00085,
-    "clip_sample": False,
-    "interpolation_type": "linear",
-    "num_train_timesteps": 1000,
-    "prediction_type": "epsilon",
-    "sample_max_value": 1.0,
-    "set_alpha_to_one": False,
-    "skip_prk_steps": True,
-    "steps_offset": 1,
-    "timestep_spacing": "leading",
-    "trained_betas": None,
-    "use_karras_sigmas": False,
-}
+USUAL = SchedulerConfig.from_dict(CONFIG)
 SHAPE = (1, 4, 8, 8)
 TOLERANCE = 1e-5
 DISTILLED = ("lcm", "tcd")
@@ -118,7 +102,7 @@ def compare(name: str, steps: int, values: Mapping[str, Any], at: int | None = N
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_every_step_equals_diffusers(name: str, prediction: str, spacing: str) -> None:
     """A run begins at the first step, or at a later step as in edits, with that step's noise."""
-    values = {**SDXL, "prediction_type": prediction, "timestep_spacing": spacing}
+    values = {**CONFIG, "prediction_type": prediction, "timestep_spacing": spacing}
     for steps in STEPS:
         compare(name, steps, values)
     for steps, at in [(20, 0), (20, 1), (20, 10), (20, 19), (4, 2), (10, 2)]:
@@ -134,6 +118,7 @@ def test_every_step_equals_diffusers(name: str, prediction: str, spacing: str) -
         {"beta_schedule": "squaredcos_cap_v2"},
         {"trained_betas": np.linspace(0.001, 0.02, 1000).tolist()},
         {"use_karras_sigmas": True},
+        {"original_inference_steps": 100, "timestep_scaling": 4.0},
         {
             "rescale_betas_zero_snr": True,
             "prediction_type": "v_prediction",
@@ -145,7 +130,7 @@ def test_every_step_equals_diffusers(name: str, prediction: str, spacing: str) -
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_every_configuration_equals_diffusers(name: str, changes: dict[str, Any]) -> None:
     for steps in (3, 20):
-        compare(name, steps, {**SDXL, **changes})
+        compare(name, steps, {**CONFIG, **changes})
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
@@ -157,7 +142,7 @@ def test_missing_config_entries_take_each_class_own_default(name: str) -> None:
 @pytest.mark.parametrize("spacing", SPACINGS)
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_timesteps_equal_diffusers_for_every_number_of_steps(name: str, spacing: str) -> None:
-    values = {**SDXL, "timestep_spacing": spacing}
+    values = {**CONFIG, "timestep_spacing": spacing}
     config, theirs = SchedulerConfig.from_dict(values), their_scheduler(name, values)
     for steps in (*range(1, 61), 100, 250, 333, 500, 998):
         if name in DISTILLED and steps > config.original_inference_steps:
@@ -170,39 +155,35 @@ def test_timesteps_equal_diffusers_for_every_number_of_steps(name: str, spacing:
 
 @pytest.mark.parametrize("name", ["euler", "euler_karras", "euler_a", "ddim", "dpmpp_2m_karras"])
 def test_the_longest_run_equals_diffusers(name: str) -> None:
-    compare(name, 999, SDXL)
+    compare(name, 999, CONFIG)
 
 
 def test_repeated_timesteps_stay_finite() -> None:
     """diffusers divides zero by zero if two timesteps share a noise level (DPM++, 999 steps)."""
-    config = SchedulerConfig.from_dict(SDXL)
-    made = table("dpmpp_2m", 999, config)
+    made = table("dpmpp_2m", 999, USUAL)
     repeated = made.rows[0]
     assert np.isfinite(made.rows).all()
     assert repeated[COLUMNS.index("a")] == pytest.approx(1) and made.rows[1, 4] == 0
 
 
 def test_a_thousand_steps_work_if_the_schedule_has_a_thousand() -> None:
-    config = SchedulerConfig.from_dict(SDXL)
     for name in set(SCHEDULERS) - {"dpmpp_2m", "dpmpp_2m_sde", *DISTILLED}:
-        assert table(name, 1000, config).rows.shape == (1000, len(COLUMNS))
+        assert table(name, 1000, USUAL).rows.shape == (1000, len(COLUMNS))
     with pytest.raises(
         InvalidParams, match=r"steps must be at most 999 with this scheduler, got 1000"
     ):
-        table("dpmpp_2m", 1000, config)
+        table("dpmpp_2m", 1000, USUAL)
 
 
 def test_trailing_timesteps_never_pass_the_end() -> None:
     """Because of arange's rounding diffusers makes a 62nd of 61 steps, at timestep -1."""
-    config = SchedulerConfig.from_dict({**SDXL, "timestep_spacing": "trailing"})
-    made = table("ddim", 61, config)
+    made = table("ddim", 61, SchedulerConfig.from_dict({**CONFIG, "timestep_spacing": "trailing"}))
     assert len(made.rows) == 61 and column(made, "timestep").min() >= 0
 
 
 def test_a_mixed_batch_equals_its_rows_alone() -> None:
-    config = SchedulerConfig.from_dict(SDXL)
     draw = torch.Generator().manual_seed(0)
-    rows = [coefficients(table(name, 20, config), i) for i, name in enumerate(SCHEDULERS)]
+    rows = [coefficients(table(name, 20, USUAL), i) for i, name in enumerate(SCHEDULERS)]
     shape = (len(rows), *SHAPE[1:])
     x, eps, h, z = (torch.randn(shape, generator=draw) for _ in range(4))
     together = step(x, eps, h, z, columns(torch.cat(rows)))
@@ -213,10 +194,9 @@ def test_a_mixed_batch_equals_its_rows_alone() -> None:
 
 
 def test_stale_buffers_do_not_reach_a_new_row() -> None:
-    config = SchedulerConfig.from_dict(SDXL)
     x, eps = torch.randn(SHAPE), torch.randn(SHAPE)
     stale = torch.full(SHAPE, float("inf"))
-    row = coefficients(table("dpmpp_2m", 20, config), 0)
+    row = coefficients(table("dpmpp_2m", 20, USUAL), 0)
     needed = step(x, eps, torch.zeros(SHAPE), None, columns(row))
     found = step(x, eps, stale, stale, columns(row))
     unread = step(x, eps, None, None, columns(row))
@@ -225,7 +205,7 @@ def test_stale_buffers_do_not_reach_a_new_row() -> None:
 
 
 def test_half_precision_output_is_stepped_in_float32() -> None:
-    row = coefficients(table("euler", 20, SchedulerConfig.from_dict(SDXL)), 3)
+    row = coefficients(table("euler", 20, USUAL), 3)
     x, eps, h = torch.randn(SHAPE), torch.randn(SHAPE).half(), torch.zeros(SHAPE)
     moved, _ = step(x, eps, h, None, columns(row))
     assert moved.dtype == torch.float32
@@ -258,11 +238,11 @@ def test_half_precision_output_is_stepped_in_float32() -> None:
 )
 def test_what_a_table_cannot_express_is_refused_by_name(key: str, value: object) -> None:
     with pytest.raises(UnsupportedScheduler, match=f"{key}: .*expected"):
-        SchedulerConfig.from_dict({**SDXL, key: value})
+        SchedulerConfig.from_dict({**CONFIG, key: value})
 
 
 def test_noise_prediction_from_pure_noise_is_refused() -> None:
-    values = {**SDXL, "rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
+    values = {**CONFIG, "rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
     with pytest.raises(UnsupportedScheduler, match=r"ddim .* rescale_betas_zero_snr"):
         table("ddim", 20, SchedulerConfig.from_dict(values))
 
@@ -273,12 +253,5 @@ def test_noise_prediction_from_pure_noise_is_refused() -> None:
 )
 def test_requests_beyond_the_schedule_are_refused(field: str, name: str, steps: int) -> None:
     with pytest.raises(InvalidParams) as caught:
-        table(name, steps, SchedulerConfig.from_dict(SDXL))
+        table(name, steps, USUAL)
     assert caught.value.field == field
-
-
-@pytest.mark.parametrize("name", DISTILLED)
-def test_a_distilled_model_names_its_original_number_of_steps(name: str) -> None:
-    values = {**SDXL, "original_inference_steps": 100, "timestep_scaling": 4.0}
-    for steps in (1, 4, 8, 100):
-        compare(name, steps, values)

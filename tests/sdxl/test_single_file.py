@@ -8,11 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from sdxl.checkpoint import MINI, NETWORK_FOLDERS, Checkpoint, CheckpointError, find
+from sdxl.checkpoint import MINI, Checkpoint, CheckpointError, find
 from tests.sdxl.altered import write_inpainting
-from tests.sdxl.single_files import CLIP_G, CLIP_L, UNET, VAE, original_vae, write_single_file
+from tests.sdxl.single_files import (
+    CLIP_G,
+    CLIP_L,
+    UNET,
+    VAE,
+    assert_same_weights,
+    original_vae,
+    saved,
+    write_single_file,
+)
 
 LABELS = [f"{UNET}label_emb.0.{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias")]
 
@@ -38,19 +47,13 @@ def test_a_checkpoint_made_for_inpainting_says_so_by_its_width(tmp_path: Path) -
     found = find(str(write_single_file(folder, tmp_path / "inpainting.safetensors")))
     assert found.arch == Checkpoint("folder", folder).arch
     assert found.arch.masked_channels == 5
-    for part in NETWORK_FOLDERS:
-        (kept,) = (load_file(path) for path in found.weight_files(part))
-        (whole,) = (load_file(path) for path in Checkpoint("folder", folder).weight_files(part))
-        assert all(torch.equal(kept[name], whole[name]) for name in whole)
+    assert_same_weights(found, Checkpoint("folder", folder))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_weights_stay_in_half_precision(tmp_path: Path, dtype: torch.dtype) -> None:
     found = find(str(write_single_file(MINI, tmp_path / "half.safetensors", dtype)))
-    for part in NETWORK_FOLDERS:
-        (kept,) = (load_file(path) for path in found.weight_files(part))
-        (whole,) = (load_file(path) for path in find("mini").weight_files(part))
-        assert all(torch.equal(kept[name], whole[name].to(dtype)) for name in whole)
+    assert_same_weights(found, find("mini"), dtype)
 
 
 def test_a_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,8 +92,7 @@ def test_a_file_says_what_its_model_predicts(
 def test_a_vae_of_its_own_replaces_the_one_in_a_file_or_a_folder(tmp_path: Path) -> None:
     weights = load_file(next((MINI / "vae").glob("*.safetensors")))
     other = {name: tensor + 1 for name, tensor in weights.items()}
-    vae = tmp_path / "other.safetensors"
-    save_file({n: t.contiguous() for n, t in original_vae(other, prefix="").items()}, vae)
+    vae = saved(original_vae(other, prefix=""), tmp_path / "other.safetensors")
     bare = write_single_file(MINI, tmp_path / "bare.safetensors", without=["vae"])
     for model in ("mini", str(bare)):
         found = find(f"{model},vae={vae}")
@@ -144,8 +146,8 @@ def names(*keys: str, width: int = 768, channels: int = 4) -> dict[str, tuple[in
 def test_a_file_of_another_model_is_refused_by_name(
     tmp_path: Path, shapes: dict[str, tuple[int, ...]], kind: str
 ) -> None:
-    file = tmp_path / "other.safetensors"
-    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, file)
+    tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    file = saved(tensors, tmp_path / "other.safetensors")
     with pytest.raises(CheckpointError) as caught:
         find(str(file))
     assert str(file) in str(caught.value) and kind in str(caught.value)

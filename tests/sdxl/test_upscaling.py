@@ -7,19 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from sdxl.images import read_parameters
 from sdxl.params import GenerationParams, InvalidParams, Sizes
 from sdxl.pipeline import Pipeline
 from sdxl.work import standard_images
 from tests.conftest import assert_picture
 from tests.sdxl.test_editing import edit, params_of
-from tests.sdxl.test_pipeline import PROMPT, set_scheduler
-from tests.sdxl.their_schedulers import asked_of, pipe_of
+from tests.sdxl.test_pipeline import PROMPT
+from tests.sdxl.their_schedulers import diffusers_image, encoded, pipe_of
 
 SIZES = Sizes(128, 64, 256)
 
@@ -30,31 +28,23 @@ def upscaled(**fields: Any) -> GenerationParams:
 
 
 @pytest.fixture(scope="module")
-def pipes(restored: Any) -> Any:
+def pipes(diffusers_mini: Any) -> Any:
     """Make diffusers' text to image and image to image pipelines from the same networks."""
-    return restored, pipe_of("Img2Img", restored)
+    return diffusers_mini, pipe_of("Img2Img", diffusers_mini)
 
 
-@torch.inference_mode()
 def theirs(pipes: Any, params: GenerationParams) -> Tensor:
-    """Each pipeline draws new noise. diffusers gets latents, because it samples our mean."""
+    """Each pipeline draws new noise."""
     first, second = pipes
     is_latent = params.upscaler == "latent"
     width, height = params.result_size
-    for pipe in pipes:
-        set_scheduler(pipe, params.scheduler)
-    asked = asked_of(params, "latent" if is_latent else "pil")
-    found = first(width=params.width, height=params.height, **asked).images[0]
+    found: Any = diffusers_image(first, params, "latent" if is_latent else "pil")
     if is_latent:
         latents = interpolate(found[None], (height // 8, width // 8), mode="bilinear")
     else:
-        larger = found.resize((width, height), Image.Resampling.LANCZOS)
-        pixels = second.image_processor.preprocess(larger)
-        latents = second.vae.encode(pixels).latent_dist.mean * second.vae.config.scaling_factor
+        latents = encoded(second, found.resize((width, height), Image.Resampling.LANCZOS))
     again = replace(params, steps=params.upscale_steps or params.steps)
-    asked = asked_of(again, "pt")
-    image: Tensor = second(image=latents, strength=params.upscale_strength, **asked).images[0]
-    return image * 2 - 1
+    return diffusers_image(second, again, image=latents, strength=params.upscale_strength)
 
 
 @pytest.mark.parametrize(
@@ -82,18 +72,6 @@ def test_an_edit_is_upscaled_as_a_picture_from_text_is(mini: Pipeline) -> None:
     assert (result.deep_steps, result.shallow_steps) == (5 + 4, 0)
     alone = upscaled(steps=10).for_edit(has_mask=False)
     assert (alone.width, alone.height, alone.strength, alone.upscale) == (144, 192, 0.4, None)
-
-
-def test_a_request_without_upscale_stores_no_upscaling(mini: Pipeline) -> None:
-    """Its file is the same as before upscaling existed."""
-    from sdxl.images import encode, to_pixels
-
-    (result,) = mini.generate([GenerationParams(PROMPT, steps=2, seed=1, cache_interval=1)])
-    assert result.image is not None
-    file = encode(to_pixels(result.image), "png", {**result.params.as_dict(), "model": "mini"})
-    stored = read_parameters(file)
-    assert not [name for name in stored if "upscale" in name] and b"Hires" not in file
-    assert set(result.timings) == {"encode_s", "denoise_s", "decode_s"}
 
 
 def test_the_second_leg_follows_the_first_one_s_parameters() -> None:

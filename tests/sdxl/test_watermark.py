@@ -18,6 +18,7 @@ from PIL import Image
 
 from eval.measuring.psnr import psnr_db
 from sdxl.mini.scenes import draw, sample_scene
+from sdxl.picture_files import file_of
 from sdxl.watermark import FOUND, TILE, Pixels, find, mark, pattern
 
 COLOURS = {"white": (255, 255, 255), "black": (0, 0, 0), "red": (255, 0, 0), "grey": (128,) * 3}
@@ -55,10 +56,9 @@ PICTURES: dict[str, Callable[[], Pixels]] = {
 }
 
 
-def through_jpeg(pixels: Pixels, quality: int = 75) -> Pixels:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "JPEG", quality=quality)
-    return np.asarray(Image.open(file).convert("RGB"))
+def through_jpeg(pixels: Pixels) -> Pixels:
+    file = file_of(Image.fromarray(pixels), "JPEG", quality=75)
+    return np.asarray(Image.open(io.BytesIO(file)).convert("RGB"))
 
 
 def scaled(pixels: Pixels, by: float) -> Pixels:

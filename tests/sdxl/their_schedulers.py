@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import diffusers
+import numpy as np
 import pytest
 import torch
+from PIL import Image
+from torch import Tensor
 
+from sdxl.checkpoint import MINI
 from sdxl.params import GenerationParams
 from sdxl.scheduler_names import SCHEDULERS
 from sdxl.schedulers.levels import aligned
 from sdxl.schedulers.solvers import TCD_ETA
 
+CONFIG = json.loads((MINI / "scheduler" / "scheduler_config.json").read_text())
 CLASSES = {
     "euler": "EulerDiscreteScheduler",
     "euler_a": "EulerAncestralDiscreteScheduler",
@@ -70,9 +77,20 @@ def each_at(sizes: Sequence[tuple[int, int]]) -> list[Any]:
 
 def pipe_of(kind: str, base: Any, **parts: Any) -> Any:
     """Return diffusers' pipeline of this kind with the networks of another, and other parts."""
-    pipe = getattr(diffusers, f"StableDiffusionXL{kind}Pipeline")(**{**base.components, **parts})
+    pipe = _class_of(kind)(**{**base.components, **parts})
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+def opened_pipe(kind: str, folder: Path) -> Any:
+    """Return diffusers' pipeline of this kind with the checkpoint in a folder."""
+    pipe = _class_of(kind).from_pretrained(str(folder), torch_dtype=torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def _class_of(kind: str) -> Any:
+    return getattr(diffusers, f"StableDiffusionXL{kind}Pipeline")
 
 
 def their_scheduler(name: str, config: Mapping[str, Any]) -> Any:
@@ -97,19 +115,34 @@ def _set_aligned(made: Any, set_timesteps: Any, steps: int, **rest: Any) -> None
     made.num_inference_steps = steps
 
 
-def eta_of(name: str) -> float:
-    """Return the eta for diffusers' pipelines, which would replace a scheduler's default by 0."""
-    return TCD_ETA if name == "tcd" else 0.0
-
-
-def asked_of(params: GenerationParams, output_type: str) -> dict[str, Any]:
-    """Return the arguments that all of diffusers' pipelines share."""
+@torch.inference_mode()
+def diffusers_image(
+    pipe: Any, params: GenerationParams, output_type: str = "pt", **more: Any
+) -> Tensor:
+    """Return the pipeline's picture in -1..1, or with the type "latent" its latents."""
     assert params.seed is not None
-    return {
-        "prompt": params.prompt,
-        "num_inference_steps": params.steps,
-        "guidance_scale": params.guidance,
-        "eta": eta_of(params.scheduler),
-        "generator": torch.Generator("cpu").manual_seed(params.seed),
-        "output_type": output_type,
-    }
+    pipe.scheduler = their_scheduler(params.scheduler, CONFIG)
+    found: Tensor = pipe(
+        prompt=params.prompt,
+        negative_prompt=params.negative_prompt,
+        width=params.width,
+        height=params.height,
+        num_inference_steps=params.steps,
+        guidance_scale=params.guidance,
+        # The pipelines would replace a scheduler's default by 0.
+        eta=TCD_ETA if params.scheduler == "tcd" else 0.0,
+        generator=torch.Generator("cpu").manual_seed(params.seed),
+        output_type=output_type,
+        **more,
+    ).images[0]
+    return found * 2 - 1 if output_type == "pt" else found
+
+
+@torch.inference_mode()
+def encoded(pipe: Any, image: Image.Image, hidden: Image.Image | None = None) -> Tensor:
+    """Return the mean of an image's latents, because the pipelines would sample them. `hidden`: a
+    mask, under which the image is grey."""
+    pixels = pipe.image_processor.preprocess(image)
+    if hidden is not None:
+        pixels = pixels * (torch.from_numpy(np.array(hidden) / 255) < 0.5)
+    return pipe.vae.encode(pixels).latent_dist.mean * pipe.vae.config.scaling_factor
