@@ -1,4 +1,4 @@
-"""Pipelines and tokenizers that several test modules share."""
+"""Folders and a pipeline that several test modules share."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ import pytest
 import engines
 from sdxl.checkpoint import MINI
 from sdxl.pipeline import Pipeline
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests neither read nor write the user's home."""
+    monkeypatch.setenv("SDXL_HOME", str(tmp_path / "home"))
 
 
 @pytest.fixture(scope="session")

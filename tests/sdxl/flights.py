@@ -12,23 +12,15 @@ import torch
 from torch import Tensor
 
 from sdxl import deepcache, schedulers
+from sdxl.checkpoint import find
 from sdxl.editing import MaskedPicture, SourceLatents
 from sdxl.engine import Engines
 from sdxl.inflight import Event, Failed, Finished, InFlight, Request
 from sdxl.policy import Group, Limits
-from sdxl.schedulers import SchedulerConfig
 from sdxl.specs import Architecture
 from tests.fakes import ARCH, FakeClock, FakeEngine, fake_conditioning, fake_engines
 
-CONFIG = SchedulerConfig.from_dict(
-    {
-        "beta_start": 0.00085,
-        "beta_end": 0.012,
-        "beta_schedule": "scaled_linear",
-        "timestep_spacing": "leading",
-        "steps_offset": 1,
-    }
-)
+CONFIG = find("mini").scheduler
 
 
 def request(

@@ -7,8 +7,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sdxl import schedulers
+from sdxl.controls import Window
 from sdxl.editing import begin
 from sdxl.engine import Engines, call
+from sdxl.image_prompts import ImageWindow
 from sdxl.inflight import Request
 from sdxl.noise import NoiseSource
 
@@ -63,14 +65,15 @@ def denoise(engines: Engines, request: Request, refiner: Engines | None = None) 
     return x[0]
 
 
+def covers(window: Window | ImageWindow, number: int, request: Request) -> bool:
+    steps = len(request.plan)
+    return window.begin <= number / steps and (number + 1) / steps <= window.end
+
+
 def images_of(request: Request, number: int, rows: int) -> dict[str, Tensor]:
     """The keys and values of the image prompts in a deep step, without padding."""
-    begin, end = number / len(request.plan), (number + 1) / len(request.plan)
-    shown = [
-        each.text
-        for each in request.conditioning.images
-        if each.window.begin <= begin and end <= each.window.end
-    ]
+    images = request.conditioning.images
+    shown = [each.text for each in images if covers(each.window, number, request)]
     if not shown:
         return {}
     most = max(text[0].shape[1] for text in shown)
@@ -90,8 +93,7 @@ def residuals_of(
     """The sum of the ControlNets' residuals in a deep step."""
     sums: dict[str, Tensor] = {}
     for each in request.controls:
-        begin, end = number / len(request.plan), (number + 1) / len(request.plan)
-        strength = 1.0 if each.window.begin <= begin and end <= each.window.end else 0.0
+        strength = float(covers(each.window, number, request))
         rows = len(inputs["sample"])
         prompt, deep = (each.net.engines[n] for n in ("control_prompt", "control_deep"))
         given = {t.name: getattr(request.conditioning, t.name, None) for t in prompt.spec.inputs}

@@ -141,7 +141,6 @@ class Caller:
     connections: int = 1
     n: int = 1
     steps: int = 20
-    interval: int = 2
     axes: Axes = SHAPE
     later: Leg | None = None
     weight: float = 1.0
@@ -178,7 +177,7 @@ class Caller:
             wanted = Flight(
                 -1,
                 self.axes,
-                plan(self.steps, self.interval),
+                plan(self.steps, 2),
                 priority=self.priority,
                 deadline_s=device.now + self.deadline_s,
                 client=self.name,

@@ -22,7 +22,6 @@ from sdxl.specs import CHUNK, ModelSpec, network_specs
 from tests import fakes
 
 ARCH = replace(fakes.ARCH, clip_l_width=16, clip_g_width=24, pooled_width=20, sample_size=16)
-TOLERANCE = 1e-5
 LONG = "the red ring on the star, " * 20
 
 
@@ -136,9 +135,7 @@ def request(prompt: str, negative: str | None = None, **changes: Any) -> Generat
 
 
 def assert_close(found: Tensor, needed: Tensor, what: str) -> None:
-    assert found.shape == needed.shape, f"{what}: {found.shape}, needed {needed.shape}"
-    difference = (found - needed).abs().max().item()
-    assert difference <= TOLERANCE, f"{what}: off by {difference:.2e}, allowed {TOLERANCE}"
+    torch.testing.assert_close(found, needed, rtol=0, atol=1e-5, msg=lambda m: f"{what}: {m}")
 
 
 @pytest.mark.parametrize("guidance", [1.0, 5.0])

@@ -14,6 +14,7 @@ from sdxl.checkpoint import find
 from sdxl.networks import halves
 from sdxl.networks.halves import fit_halves
 from sdxl.networks.vae import VaeDecoder, VaeEncoder
+from sdxl.single_file.configs import SDXL_1_0
 
 MOST = torch.finfo(torch.float16).max
 LOUD = 2.0**13
@@ -109,15 +110,7 @@ def test_values_that_would_overflow_are_computed(
 def test_sdxl_s_own_size_is_near_in_half_precision_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """This uses the architecture of SDXL's VAE with random weights."""
     torch.manual_seed(0)
-    blocks: dict[str, Any] = {
-        "down_block_types": ("DownEncoderBlock2D",) * 4,
-        "up_block_types": ("UpDecoderBlock2D",) * 4,
-        "block_out_channels": (128, 256, 512, 512),
-        "layers_per_block": 2,
-        "latent_channels": 4,
-        "scaling_factor": 0.13025,
-    }
-    vae = AutoencoderKL(**blocks).eval()
+    vae = AutoencoderKL(**SDXL_1_0["vae"]).eval()
     exact = both_ways(vae, side=SMALL)
     fit_halves(fitted := copy.deepcopy(vae))
     floats, in_halves = both_ways(fitted, side=SMALL), both_ways(fitted, torch.float16, SMALL)

@@ -91,15 +91,6 @@ def test_the_hub_is_asked_for_the_revision(
     snapshot.assert_called_once_with("org/name", revision=revision, allow_patterns=files)
 
 
-def error_of(kind: str) -> Exception:
-    """Make an error of the hub's client, without its HTTP answer."""
-    from huggingface_hub import errors
-
-    answer = Mock(headers={}, request=None)
-    error: Exception = getattr(errors, kind)(f"{kind}: 503 or the like", response=answer)
-    return error
-
-
 @pytest.mark.parametrize(
     ("kind", "is_fetched", "is_found"),
     [
@@ -114,8 +105,11 @@ def test_a_failing_hub_does_not_stop_a_model_that_was_fetched(
     kind: str, is_fetched: bool, is_found: bool, monkeypatch: pytest.MonkeyPatch, place: Path
 ) -> None:
     import huggingface_hub
+    from huggingface_hub import errors
 
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", Mock(side_effect=error_of(kind)))
+    answer = Mock(headers={}, request=None)
+    error = getattr(errors, kind)(f"{kind}: 503 or the like", response=answer)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", Mock(side_effect=error))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked"))
     monkeypatch.setattr(hub, "_fetched", lambda *_: place if is_fetched else None)
     if is_found:

@@ -1,5 +1,5 @@
-"""The in-flight loop on fake engines: images join, leave, pause and fail in any order, and each has
-one outcome, with the latents of the same request alone.
+"""The in-flight loop on fake engines: how images join, pause and fail, and what is promised. Each
+image's latents are those of the same request alone, in any order of events: test_any_order.py.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
 from sdxl.admission import Refused
-from sdxl.cost import Costs
 from sdxl.engine import PassedFence
 from sdxl.flight import Priority, State
 from sdxl.inflight import DeadlineExceeded, Event, Failed, Finished, InFlight
@@ -35,14 +35,6 @@ MIX = [
     request(10, steps=7, scheduler="dpmpp_2m", guided_steps=range(2, 5)),
     request(11, steps=6, interval=3, scheduler="euler_a", guided_steps=(0, 1, 4, 5)),
 ]
-
-
-def test_any_mix_gives_what_each_request_gives_alone() -> None:
-    flight = loop()
-    ids = [flight.submit(r) for r in MIX]
-    found = latents_of(flight.drain())
-    for id_, r in zip(ids, MIX, strict=True):
-        assert_same(found[id_], denoise(flight.engines, r))
 
 
 def test_a_newcomer_joins_on_a_deep_tick_and_shares_every_call() -> None:
@@ -127,22 +119,21 @@ def test_previews_are_the_expected_picture_so_far() -> None:
     assert flight.preview(id_) is None
 
 
-class Ticking:
-    """A clock that every engine call moves by its cost."""
+def ticking_loop(**limits: Any) -> InFlight:
+    """Return a loop whose clock moves only in calls: a deep one takes 1 s, a shallow one 0.1 s."""
+    flight, clock = loop(**limits), FakeClock()
+    flight.clock = clock
 
-    def __init__(self, flight: InFlight, deep_s: float, shallow_s: float) -> None:
-        self.clock = flight.clock
-        engine(flight, "unet_deep").on_call = partial(self._pass, deep_s)
-        engine(flight, "unet_shallow").on_call = partial(self._pass, shallow_s)
+    def take(seconds: float) -> None:
+        clock.now += seconds
 
-    def _pass(self, seconds: float) -> None:
-        assert isinstance(self.clock, FakeClock)
-        self.clock.now += seconds
+    engine(flight, "unet_deep").on_call = partial(take, 1.0)
+    engine(flight, "unet_shallow").on_call = partial(take, 0.1)
+    return flight
 
 
 def test_estimates_are_exact_when_costs_are_known() -> None:
-    flight = loop(rows=4)
-    Ticking(flight, 1.0, 0.1)
+    flight = ticking_loop(rows=4)
     for company in (1, 2):
         for seed in range(company):
             flight.submit(request(seed, steps=2))
@@ -157,8 +148,7 @@ def test_estimates_are_exact_when_costs_are_known() -> None:
 
 
 def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
-    flight = loop(rows=2)
-    Ticking(flight, 1.0, 0.1)
+    flight = ticking_loop(rows=2)
     flight.submit(request(0, steps=4))
     flight.drain()
     now = flight.clock()
@@ -171,9 +161,7 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
 
 
 def test_no_promise_given_is_broken_by_a_newcomer() -> None:
-    flight = loop()
-    flight.costs = Costs()
-    Ticking(flight, 1.0, 0.1)
+    flight = ticking_loop()
     for count in (1, 2):
         for seed in range(count):
             flight.submit(request(seed, steps=4))
@@ -249,8 +237,7 @@ def test_costs_are_the_seconds_of_the_device_in_usual_calls() -> None:
 
 @pytest.mark.parametrize("queue", [1, 4])
 def test_a_full_queue_says_when_all_that_wait_have_begun(queue: int) -> None:
-    flight = loop(rows=1, queue=queue)
-    Ticking(flight, 1.0, 0.1)
+    flight = ticking_loop(rows=1, queue=queue)
     flight.submit(request(0, steps=4))
     flight.drain()
     flight.submit(request(0, steps=4))

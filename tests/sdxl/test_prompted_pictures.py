@@ -56,9 +56,8 @@ FILES = {name: file_of(each) for name, each in PICTURES.items()}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: Any) -> Path:
-    made: Path = tmp_path_factory.mktemp("ip_adapters")
-    return write_adapters(made)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_adapters(tmp_path_factory.mktemp("ip_adapters"))
 
 
 @pytest.fixture(scope="module")
@@ -95,28 +94,26 @@ def theirs(
     return diffusers_image(pipe, params, ip_adapter_image=pictures, **more)
 
 
-SCALES = {
-    "style": {"up": {"block_0": [0.0, 0.7, 0.0]}},
-    "composition": {"down": {"block_2": [0.0, 2.0]}},
-}
+def their_scale(prompt: ImagePrompt) -> Any:
+    """Return the strength, or with a mode the strengths of the layers that attend."""
+    modes: dict[str, Any] = {
+        "style": {"up": {"block_0": [0.0, prompt.strength, 0.0]}},
+        "composition": {"down": {"block_2": [0.0, prompt.strength]}},
+    }
+    return modes.get(prompt.mode, prompt.strength)
 
 
 @pytest.mark.parametrize(
-    ("prompts", "pictures", "scale", "guidance"),
+    ("prompts", "guidance"),
     [
-        ([ONE], ["a"], 1.0, 1.0),
-        ([replace(ONE, strength=0.4)], ["a"], 0.4, 5.0),
-        ([replace(OTHER, strength=0.8)], ["b"], 0.8, 5.0),
-        ([ONE, replace(ONE, image="b")], [["a", "b"]], 1.0, 5.0),
-        (
-            [replace(OTHER, strength=0.5), replace(OTHER, image="a", strength=0.5)],
-            [["b", "a"]],
-            0.5,
-            1.0,
-        ),
-        ([replace(ONE, strength=0.5), replace(OTHER, strength=0.8)], ["a", "b"], [0.5, 0.8], 5.0),
-        ([replace(ONE, strength=0.7, mode="style")], ["a"], SCALES["style"], 5.0),
-        ([replace(OTHER, strength=2.0, mode="composition")], ["b"], SCALES["composition"], 1.0),
+        ([ONE], 1.0),
+        ([replace(ONE, strength=0.4)], 5.0),
+        ([replace(OTHER, strength=0.8)], 5.0),
+        ([ONE, replace(ONE, image="b")], 5.0),
+        ([replace(OTHER, strength=0.5), replace(OTHER, image="a", strength=0.5)], 1.0),
+        ([replace(ONE, strength=0.5), replace(OTHER, strength=0.8)], 5.0),
+        ([replace(ONE, strength=0.7, mode="style")], 5.0),
+        ([replace(OTHER, strength=2.0, mode="composition")], 1.0),
     ],
     ids=["plain", "weak", "plus", "two pictures", "two of plus", "two", "style", "composition"],
 )
@@ -125,15 +122,15 @@ def test_pictures_equal_diffusers(
     folder: Path,
     diffusers_mini: Any,
     prompts: list[ImagePrompt],
-    pictures: list[Any],
-    scale: Any,
     guidance: float,
 ) -> None:
     given = asked(*prompts, guidance=guidance)
     plain, result = model.generate([asked(guidance=guidance), given])
-    pipe = their_pipe(diffusers_mini, folder, list(dict.fromkeys(each.name for each in prompts)))
-    shown = [[PICTURES[n] for n in p] if isinstance(p, list) else PICTURES[p] for p in pictures]
-    assert_picture(result, theirs(pipe, given.params, shown, scale))
+    of_adapters = {each.name: [p for p in prompts if p.name == each.name] for each in prompts}
+    pipe = their_pipe(diffusers_mini, folder, [*of_adapters])
+    shown = [[PICTURES[each.image] for each in own] for own in of_adapters.values()]
+    scales = [their_scale(first) for first, *_ in of_adapters.values()]
+    assert_picture(result, theirs(pipe, given.params, shown, scales))
     assert plain.image is not None and result.image is not None
     assert psnr(result.image, plain.image) < 50, "the image prompt changes the picture"
 

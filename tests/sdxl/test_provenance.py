@@ -33,11 +33,6 @@ SMOOTH = np.linspace(40, 200, 128 * 128 * 3).reshape(128, 128, 3).astype(np.uint
 PARAMS = GenerationParams(prompt="a red circle", seed=7, width=64, height=64).as_dict()
 
 
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SDXL_HOME", str(tmp_path / "home"))
-
-
 def picture(format: str, provenance: Provenance, pixels: Pixels = PIXELS) -> bytes:
     if provenance.kind.startswith(C2PA):
         pytest.importorskip("c2pa")

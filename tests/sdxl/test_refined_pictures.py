@@ -20,7 +20,6 @@ from sdxl.picture_files import file_of
 from sdxl.pipeline import Pipeline, WithPictures
 from sdxl.refiner import Refiner
 from tests.conftest import assert_as_alone, assert_picture, images_of, psnr
-from tests.sdxl.flights import launched_groups
 from tests.sdxl.test_editing import drawing, edit
 from tests.sdxl.test_pipeline import PROMPT
 from tests.sdxl.their_schedulers import diffusers_image, encoded, opened_pipe, pipe_of
@@ -90,16 +89,6 @@ def test_each_model_begins_with_a_deep_step(model: Pipeline) -> None:
     assert [step.is_deep for step in plan[switch:]] == [True, False] * 3
     kept = model.plan(replace(params, deep_steps=(0, 3)))
     assert [number for number, step in enumerate(kept) if step.is_deep] == [0, 3, 5]
-
-
-def test_calls_of_the_two_models_never_mix(model: Pipeline) -> None:
-    asked = [refined(), refined(seed=8, steps=12), replace(refined(seed=9), refiner=None)]
-    with launched_groups() as groups:
-        assert all(r.error is None for r in model.generate(asked))
-    by_model = {is_refined: set[int]() for is_refined in (False, True)}
-    for group in groups:
-        by_model[group.call.is_refined].update(group.ids)
-    assert by_model == {False: {0, 1, 2}, True: {0, 1}}
 
 
 MIXED = [

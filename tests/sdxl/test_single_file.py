@@ -26,12 +26,6 @@ from tests.sdxl.single_files import (
 LABELS = [f"{UNET}label_emb.0.{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias")]
 
 
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SDXL_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
 def test_a_single_file_equals_the_folder_it_was_made_from(tmp_path: Path) -> None:
     found = find(str(write_single_file(MINI, tmp_path / "shapes.safetensors")))
     assert found.name == "shapes"

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import pytest
 import torch
-from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
-from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+from transformers import CLIPTextConfig
 
+from sdxl.checkpoint_checks import network_class
 from sdxl.networks.parts import networks_of
 from sdxl.single_file import configs
 from sdxl.specs import CUTS, SDXL_1_0, Cut, image_axes, network_specs
 
 
 def full_size_networks(cut: Cut) -> dict[str, torch.nn.Module]:
+    networks: dict[str, torch.nn.Module] = {}
     with torch.device("meta"):
-        parts = {
-            "text_encoder": CLIPTextModel(CLIPTextConfig(**configs.SDXL_1_0["text_encoder"])),
-            "text_encoder_2": CLIPTextModelWithProjection(
-                CLIPTextConfig(**configs.SDXL_1_0["text_encoder_2"])
-            ),
-            "unet": UNet2DConditionModel(**configs.SDXL_1_0["unet"]),
-            "vae": AutoencoderKL(**configs.SDXL_1_0["vae"]),
-        }
-        made = [networks_of(part, module, cut) for part, module in parts.items()]
-    return {name: network for networks in made for name, network in networks.items()}
+        for part, config in configs.SDXL_1_0.items():
+            kind, is_text = network_class(part), part.startswith("text_encoder")
+            module = kind(CLIPTextConfig(**config)) if is_text else kind(**config)
+            networks |= networks_of(part, module, cut)
+    return networks
 
 
 @pytest.mark.slow
