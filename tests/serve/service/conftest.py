@@ -97,16 +97,6 @@ def web(browser: Browser, running: Service, view: View) -> Iterator[Visit]:
 
 
 @pytest.fixture
-def listed(
-    browser: Browser, address: str, view: View, request: pytest.FixtureRequest
-) -> Iterator[Visit]:
-    """The page at the module's `address`, after it shows the list that the module names."""
-    with visit(browser, address, view) as found:
-        expect(found.page.get_by_label(request.module.LIST)).to_be_visible()
-        yield found
-
-
-@pytest.fixture
 def shots(tmp_path: Path) -> Path:
     """The folder for screenshots: the requested one, or a temporary folder."""
     return ROOT / SCREENSHOTS if SCREENSHOTS else tmp_path
