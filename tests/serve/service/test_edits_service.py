@@ -19,12 +19,12 @@ from PIL import Image
 
 from tests.sdxl.altered import write_inpainting
 from tests.sdxl.test_source import SVG, bomb, plain, saved
-from tests.serve.servers import GENERATE, error_of, leave_midway, measured
+from tests.serve.servers import GENERATE, error_of
+from tests.serve.service.test_chaos import MIB, held_mib
 from tests.serve.services import Service, service
 from tests.serve.test_api import picture
 from tests.serve.test_edits import EDIT, PROMPT, hole, pixels, png
 
-MIB = 1 << 20
 ROUNDS, GROUPS = 4, 4
 MOST_KEPT_MIB, SOON_S = 100, 10.0
 """memory that allocators of all processes keep of a gigabyte of requests. They take more at first;
@@ -88,13 +88,6 @@ def send_in_parts(http: httpx.Client, size: int) -> int:
         return http.post(EDIT, content=parts(), headers=headers).status_code
     except httpx.TransportError:
         return 0
-
-
-def held_mib(found: Service) -> float:
-    """Return the private memory: shared pages of Ray's object store count in every process."""
-    ours = [*found.named("ImageReplica"), *found.named("ImageIngress"), *found.named("ProxyActor")]
-    held = [process.memory_info() for process in ours]
-    return sum(each.rss - each.shared for each in held) / MIB
 
 
 @contextmanager
@@ -191,10 +184,3 @@ def test_a_checkpoint_made_for_inpainting_edits_and_paints_through_the_service(
         check_edits(http)
         answer = http.post(GENERATE, json={"prompt": PROMPT, "steps": 2})
     assert answer.status_code == 200 and picture(answer.json()["data"][0])
-
-
-def test_a_client_that_leaves_an_edit_frees_its_slot(http: httpx.Client) -> None:
-    files = {"image": png(), "mask": hole()}
-    fields = {"prompt": PROMPT, "steps": "100", "n": "4", "deadline_s": "100"}
-    leave_midway(http, EDIT, 4, data=fields, files=files)
-    assert not measured(http, "sdxl_images_running") + measured(http, "sdxl_images_queued")

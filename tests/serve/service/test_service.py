@@ -12,18 +12,23 @@ from typing import Any
 import httpx
 import pytest
 
+from eval.measuring.psnr import psnr_db
+from sdxl.images import to_pixels
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
 from serve.front import form_routes
 from tests.serve.monitoring import unanswered
 from tests.serve.servers import GENERATE, error_of, leave_midway, measured
+from tests.serve.service.browsers import pixels
 from tests.serve.services import ROOT, Service, free_port, is_alive
 from tests.serve.test_api import picture
 from tests.serve.test_connection import answer_to
+from tests.serve.test_edits import EDIT, hole, png
 from tests.serve.test_form_routes import EXAMPLES
 from tests.waiting import wait_until
 
 PROMPT = "a red circle on a blue background"
+LONG: dict[str, Any] = {"prompt": PROMPT, "n": 4, "steps": 100, "deadline_s": 100}
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -56,20 +61,11 @@ def test_a_cancelled_request_does_not_stop_the_examples_of_others(http: httpx.Cl
 
 
 def test_a_picture_is_the_pipeline_s(http: httpx.Client, mini: Pipeline) -> None:
-    import io
-
-    import numpy as np
-    from PIL import Image
-
-    from eval.measuring.psnr import psnr_db
-    from sdxl.images import to_pixels
-
     body = {"prompt": PROMPT, "seed": 9, "steps": 6, "cache_interval": 2}
     (data,) = http.post(GENERATE, json=body).json()["data"]
     (expected,) = mini.generate([GenerationParams(PROMPT, seed=9, steps=6, cache_interval=2)])
     assert expected.image is not None
-    found = np.asarray(Image.open(io.BytesIO(picture(data))))
-    psnr = psnr_db(found, to_pixels(expected.image))
+    psnr = psnr_db(pixels(picture(data)), to_pixels(expected.image))
     assert psnr >= 45, f"{psnr:.1f} dB from another backend's, needed 45"
 
 
@@ -125,9 +121,17 @@ def test_refusals_of_the_proxy_itself_have_our_envelope_and_cost_nothing(
     assert http.get("/healthz").status_code == 200 and is_alive(proxy)
 
 
-def test_a_client_that_leaves_frees_its_slot(http: httpx.Client) -> None:
-    body = {"prompt": PROMPT, "n": 4, "steps": 100, "deadline_s": 100}
-    leave_midway(http, GENERATE, 4, json=body)
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (GENERATE, {"json": LONG}),
+        (EDIT, {"data": LONG, "files": {"image": png(), "mask": hole()}}),
+    ],
+)
+def test_a_client_that_leaves_frees_its_slots(
+    http: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
+    leave_midway(http, path, LONG["n"], **body)
     assert not measured(http, "sdxl_images_running") + measured(http, "sdxl_images_queued")
 
 
