@@ -60,8 +60,8 @@ def test_ten_pictures_come_in_one_answer(http: httpx.Client) -> None:
     assert len(set(files)) == 10
 
 
-@pytest.mark.parametrize("format", ["png", "jpeg", "webp"])
-def test_every_format_comes_whole(http: httpx.Client, format: str) -> None:
+@pytest.mark.parametrize("format", ["jpeg", "webp"])
+def test_every_other_format_comes_whole(http: httpx.Client, format: str) -> None:
     asked = {"prompt": PROMPT, "output_format": format, "steps": 4}
     (data,) = http.post(GENERATE, json=asked).json()["data"]
     check(picture(data), format.upper())
@@ -141,7 +141,7 @@ def test_a_job_through_the_service_fills_a_folder(full_size: Service, tmp_path: 
         check(file.read_bytes())
 
 
-def test_render_makes_files_and_a_sheet(full_size: Service, tmp_path: Path) -> None:
+def test_render_makes_a_whole_file(full_size: Service, tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "sdxl.cli", "render", PROMPT, "--out", str(tmp_path / "out")]
     model = ("--model", str(full_size.log.parent / "sdxl-double"), "--backend", double.BACKEND)
     done = subprocess.run([*argv, *model], capture_output=True, text=True, cwd=ROOT)

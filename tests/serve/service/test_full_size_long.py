@@ -6,16 +6,17 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from eval.quality.task import QualityTask, embedded_task
+from eval.quality.accuracy_log import FILE, AccuracyLog
+from eval.quality.task import embedded_task
 from sdxl import cli
-from sdxl.params import GenerationParams
 from tests.serve import double
-from tests.serve.service.test_full_size import PROMPT, SIDE, batch, check, rows
+from tests.serve.service.test_full_size import SIDE, batch, check, rows
 from tests.serve.services import ROOT, Service
 from tests.waiting import wait_until
 
@@ -83,8 +84,6 @@ def test_an_accuracy_run_logs_pictures_that_are_read_again(
     full_size: Service, captions: Path, tmp_path: Path
 ) -> None:
     """64 pictures are 400 MB of hex; the benchmark's 5000 are 31 GB in the same form."""
-    from eval.quality.accuracy_log import FILE, AccuracyLog
-
     flags = ["--url", full_size.url, "--short", "--captions", str(captions), "--accuracy"]
     code = cli.main(
         ["bench", "mlperf", *flags, "--model", "sdxl", "--steps", "2", "--out", str(tmp_path)]
@@ -92,18 +91,9 @@ def test_an_accuracy_run_logs_pictures_that_are_read_again(
     assert code == 0
     log = tmp_path / "Offline" / "accuracy" / FILE
     assert log.stat().st_size > 64 * 2 * 3 * SIDE**2
-    found = AccuracyLog(log, task_of(64)).pictures([0, 63])
+    task = replace(embedded_task({}, 64), side=SIDE)
+    found = AccuracyLog(log, task).pictures([0, 63])
     assert [picture.shape for picture in found] == [(SIDE, SIDE, 3)] * 2
     # The benchmark begins every sample with the same noise, and the double's picture depends on it
     # alone.
     assert (found[0] == found[1]).all() and np.ptp(found[0]) > 200
-
-
-def task_of(count: int) -> QualityTask:
-    from dataclasses import replace
-
-    task = embedded_task({}, count)
-    requests = tuple(
-        GenerationParams(PROMPT, seed=i, steps=4, cache_interval=2) for i in range(count)
-    )
-    return replace(task, requests=requests, side=SIDE)

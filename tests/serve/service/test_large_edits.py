@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import time
 from concurrent.futures import ThreadPoolExecutor
-from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 from PIL import Image
 
-from tests.serve.servers import GENERATE
+from sdxl.picture_files import file_of
+from tests.serve.servers import GENERATE, file_of_keys
 from tests.serve.service.test_large_answers import Peaks
 from tests.serve.services import service
 
@@ -30,33 +28,22 @@ LIGHT = {"prompt": "a blue square", "steps": 4, "deadline_s": 3}
 LIGHT_REQUESTS = 50
 MOST_GROWN_MB = 700
 FLAGS = ("--llm", "none", "--max-deadline-s", "600")
-KEYS = ("large", "light")
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
-def flat(mode: str, colour: Any, hole: tuple[int, int, int, int] | None = None) -> bytes:
-    image, file = Image.new(mode, (SIDE, SIDE), colour), io.BytesIO()
-    if hole is not None:
-        image.paste(255, hole)
-    image.save(file, "PNG")
-    return file.getvalue()
-
-
 def test_two_large_edits_leave_room_and_keep_promises_to_other_clients(tmp_path: Path) -> None:
-    keys = tmp_path / "keys.txt"
-    keys.write_text("".join(f"{sha256(key.encode()).hexdigest()} {key}\n" for key in KEYS))
-    files = {
-        "image": ("image.png", flat("RGB", (200, 40, 40)), "image/png"),
-        "mask": ("mask.png", flat("L", 0, (1000, 1000, 4000, 4000)), "image/png"),
-    }
-    assert sum(len(data) for _, data, _ in files.values()) < 200_000
+    keys = file_of_keys(tmp_path, large="large", light="light")
+    mask = Image.new("L", (SIDE, SIDE))
+    mask.paste(255, (1000, 1000, 4000, 4000))
+    files = {"image": file_of(Image.new("RGB", (SIDE, SIDE), (200, 40, 40))), "mask": file_of(mask)}
+    assert sum(map(len, files.values())) < 200_000
 
     def edit(url: str) -> httpx.Response:
         with httpx.Client(base_url=url, timeout=600) as http:
             return http.post("/v1/images/edits", data=EDIT, files=files, headers=bearer("large"))
 
-    with service(tmp_path, *FLAGS, "--keys", str(keys)) as running:
+    with service(tmp_path, *FLAGS, "--keys", keys) as running:
         with (
             httpx.Client(base_url=running.url, headers=bearer("light"), timeout=60) as http,
             ThreadPoolExecutor(2) as threads,

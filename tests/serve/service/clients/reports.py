@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,22 +28,6 @@ def outcome(call: Call) -> Any:
     except Exception as error:
         kinds = [kind.__name__ for kind in type(error).__mro__]
         return {"error": kinds, "message": str(error)}
-
-
-def report_of(module: str, packages: Path, url: str, folder: Path) -> Report:
-    """Only `packages` is on the path. Without -S the project's packages would follow."""
-    command = [
-        sys.executable,
-        "-S",
-        "-m",
-        f"tests.serve.service.clients.{module}",
-        url,
-        str(folder),
-    ]
-    # Do not fetch a list of models.
-    quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "PYTHONPATH": str(packages)}
-    return last_line(command, ROOT, {**environment, **quiet})
 
 
 def last_line(command: list[str], folder: Path, environment: Mapping[str, str]) -> Report:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,16 @@ import openai
 import pytest
 
 from tests.serve.service.clients.conftest import RED
-from tests.serve.service.clients.reports import CALLS_S, ROOT, Report, report_of
+from tests.serve.service.clients.reports import CALLS_S, ROOT, Report, last_line
 from tests.serve.services import Service, end_with_tests, free_port
 from tests.serve.test_openai_client import client_of, image_of
 from tests.tools import install_python
+from tests.waiting import wait_until
 
 PACKAGE = "litellm[proxy]==1.106.2"
+PYTHON = [sys.executable, "-S"]
+"""Without -S the project's packages would be on the path too."""
+CALLS = "tests.serve.service.clients.litellm_calls"
 KEY = "sk-only-for-tests-0123456789abcdef"
 EXAMPLE = ROOT / "examples" / "litellm.yaml"
 PROMPT = "a green star"
@@ -35,9 +38,18 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return install_python(tmp_path_factory.mktemp("litellm"), PACKAGE)
 
 
+def environment_of(packages: Path, home: Path) -> dict[str, str]:
+    """Only `packages` is on the path, and no list of models is fetched."""
+    return {
+        "PATH": "/usr/bin:/bin", "HOME": str(home), "PYTHONPATH": str(packages),
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    }  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def report(running: Service, packages: Path, pictures: Path) -> Report:
-    return report_of("litellm_calls", packages, running.url, pictures)
+    command = [*PYTHON, "-m", CALLS, running.url, str(pictures)]
+    return last_line(command, ROOT, environment_of(packages, pictures))
 
 
 @pytest.fixture(scope="module")
@@ -46,37 +58,31 @@ def proxy(
 ) -> Iterator[openai.OpenAI]:
     """The unchanged example, except for the service's port."""
     folder, port = tmp_path_factory.mktemp("proxy"), free_port()
+    url, log = f"http://127.0.0.1:{port}", folder / "log"
     config = EXAMPLE.read_text().replace("http://127.0.0.1:8000", running.url)
     (folder / "litellm.yaml").write_text(config)
-    command = [sys.executable, "-S", str(packages / "bin" / "litellm"), "--config", "litellm.yaml"]
-    environment = {
-        "PATH": "/usr/bin:/bin", "HOME": str(folder), "PYTHONPATH": str(packages),
-        "LITELLM_MASTER_KEY": KEY, "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-    }  # fmt: skip
-    with (folder / "log").open("wb") as log:
+    command = [*PYTHON, str(packages / "bin" / "litellm"), "--config", "litellm.yaml"]
+    environment = {**environment_of(packages, folder), "LITELLM_MASTER_KEY": KEY}
+    with log.open("wb") as file:
         process = subprocess.Popen(
             [*command, "--host", "127.0.0.1", "--port", str(port)],
-            cwd=folder, env=environment, stdout=log, stderr=log, preexec_fn=end_with_tests,
+            cwd=folder, env=environment, stdout=file, stderr=file, preexec_fn=end_with_tests,
         )  # fmt: skip
     try:
-        wait_for(f"http://127.0.0.1:{port}/health/liveliness", process, folder / "log")
-        with client_of(f"http://127.0.0.1:{port}", KEY) as client:
+        wait_until(lambda: is_up(url) or process.poll() is not None, CALLS_S, 0.5, log.read_text)
+        assert process.poll() is None, log.read_text()
+        with client_of(url, KEY) as client:
             yield client
     finally:
         process.terminate()
         process.wait(60)
 
 
-def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    until = time.monotonic() + CALLS_S
-    while True:
-        assert process.poll() is None and time.monotonic() < until, log.read_text()[-4000:]
-        try:
-            if httpx.get(url, timeout=5).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.5)
+def is_up(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health/liveliness", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def test_it_makes_pictures(report: Report) -> None:
