@@ -17,7 +17,10 @@ let hear;
 
 export function startConnection(onModel) {
   hear = onModel;
-  byId("key").onclick = changeKey;
+  byId("key").onclick = () => {
+    forgetKey();
+    needKey();
+  };
   setInterval(look, LOOK_MS);
   return connect();
 }
@@ -60,11 +63,6 @@ async function wait() {
 async function look() {
   if (isWaiting || document.hidden || !model) return;
   await ready().catch(lose);
-}
-
-async function changeKey() {
-  forgetKey();
-  await needKey(() => {});
 }
 
 function show(text, state) {

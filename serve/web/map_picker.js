@@ -2,7 +2,7 @@
 // key in place of the picture.
 
 import { make, remover, sliderAndNumber } from "./elements.js";
-import { keepMap, mapOf, shownMap } from "./maps.js";
+import { keepMap, shownMap } from "./maps.js";
 
 const SHOWN = ["name", "image", "strength"];
 
@@ -14,7 +14,7 @@ export function makeMapPicker({ name, label, help, fields }, form, controlOf) {
   const choice = make("select", { id: `${name}-choice`, title: help });
   const file = make("input", { type: "file", accept: "image/*", hidden: true, onchange: useChosen });
   const add = make("button", { type: "button", class: "secondary" }, `Add ${shown.toLowerCase()}…`);
-  const entries = () => JSON.parse(value.value || "[]");
+  const entries = () => [...rows.children].map(({ entry }) => entry);
   let names = [];
   add.onclick = () => file.click();
 
@@ -29,27 +29,25 @@ export function makeMapPicker({ name, label, help, fields }, form, controlOf) {
   }
 
   function put(next) {
-    value.value = next.length ? JSON.stringify(next) : "";
+    value.value = textOf(next);
     value.dispatchEvent(new Event("input", { bubbles: true }));
   }
 
   function rowOf(entry, place) {
     const change = (field, text) => {
-      const next = entries();
-      if (text === "" || text === null || text === usual[field]) delete next[place][field];
-      else next[place][field] = text;
-      value.value = JSON.stringify(next);
-      value.dispatchEvent(new Event("input", { bubbles: true }));
-      showMap(next[place]);
+      if (text === "" || text === usual[field]) delete entry[field];
+      else entry[field] = text;
+      put(entries());
+      showMap();
     };
     const image = make("img", { alt: `The ${shown.toLowerCase()} of ${entry.name}` });
-    const showMap = async (next) => { image.src = await shownMap({ ...usual, ...next }); };
+    const showMap = async () => { image.src = await shownMap({ ...usual, ...entry }); };
     const { minimum: min, maximum: max } = strength;
     const common = { min, max, value: entry.strength ?? strength.default };
     const inputs = sliderAndNumber(common, `${strength.label} of ${entry.name}`, (text) =>
       change("strength", Number(text)));
     const remove = remover(entry.name, () => {
-      put(entries().filter((_, other) => other !== place));
+      put(entries().filter((other) => other !== entry));
       add.focus();
     });
     const details = make("details", {}, make("summary", {}, "Details"), make("div", { class: "pair" },
@@ -64,16 +62,14 @@ export function makeMapPicker({ name, label, help, fields }, form, controlOf) {
           change(each.name, each.choices || control.value === "" ? control.value : Number(control.value));
         return make("div", { class: "field" }, make("label", { for: id }, each.label), control);
       })));
-    showMap(entry);
+    showMap();
     const title = make("span", { class: "words", title: entry.name }, entry.name);
-    return make("li", {}, make("span", { class: "thumb" }, image), title, ...inputs, remove, details);
+    const thumb = make("span", { class: "thumb" }, image);
+    return Object.assign(make("li", {}, thumb, title, ...inputs, remove, details), { entry });
   }
 
-  let drawn;
   function show() {
-    const shape = JSON.stringify(entries().map(({ name: net, image }) => [net, image, mapOf(image) !== undefined]));
-    if (shape !== drawn) rows.replaceChildren(...entries().map(rowOf));
-    drawn = shape;
+    if (textOf(entries()) !== value.value) rows.replaceChildren(...JSON.parse(value.value || "[]").map(rowOf));
     if (names.join() !== [...choice.options].map((option) => option.value).join()) {
       choice.replaceChildren(...names.map((title) => make("option", { value: title }, title)));
     }
@@ -91,3 +87,5 @@ export function makeMapPicker({ name, label, help, fields }, form, controlOf) {
   form.addEventListener("input", show);
   return field;
 }
+
+const textOf = (entries) => (entries.length ? JSON.stringify(entries) : "");

@@ -14,8 +14,6 @@ export async function startMaps() {
   maps = { ...(await store.keptWork(WORK).catch(() => null)), ...maps };
 }
 
-export const mapOf = (key) => maps[key];
-
 export async function keepMap(file, key = `map-${Date.now()}-${Object.keys(maps).length}`) {
   try {
     (await createImageBitmap(file)).close();
