@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, JSHandle, Page, expect, sync_playwright
 
 from tests.tools import tool
 
@@ -32,10 +31,10 @@ document.addEventListener("load", ({ target }) => {
   if (target.src?.startsWith("data:")) previews.push(target.src);
 }, true);
 """
-DROPPED = """([name, file]) => {
+TRANSFER = """([name, file]) => {
   const bytes = Uint8Array.from(atob(file), (character) => character.charCodeAt(0));
   const transfer = new DataTransfer();
-  transfer.items.add(new File([bytes], name));
+  transfer.items.add(new File([bytes], name, { type: "image/png" }));
   return transfer;
 }"""
 
@@ -145,19 +144,21 @@ class Visit:
         found: dict[str, str] = self.page.evaluate(script)
         return found
 
-    def holds_pictures(self, name: str) -> list[dict[str, Any]]:
-        """Return the entries of this field, each with an empty `image`."""
-        return [dict(each, image="") for each in json.loads(self.holds()[name] or "[]")]
-
     def wait_for_pictures(self, count: int = 1) -> None:
         expect(self.page.locator("#stage button.frame img")).to_have_count(count)
 
     def drop(self, name: str, file: bytes, on: str = "#drop-settings") -> None:
-        transfer = self.page.evaluate_handle(
-            DROPPED, [name, base64.b64encode(file).decode("ascii")]
-        )
-        self.page.dispatch_event("body", "dragover", {"dataTransfer": transfer})
-        self.page.dispatch_event(on, "drop", {"dataTransfer": transfer})
+        transfer = {"dataTransfer": self._transfer(name, file)}
+        self.page.dispatch_event("body", "dragover", transfer)
+        self.page.dispatch_event(on, "drop", transfer)
+
+    def paste(self, file: bytes) -> None:
+        script = """(clipboardData) => document.body.dispatchEvent(
+          new ClipboardEvent("paste", { clipboardData, bubbles: true }))"""
+        self.page.evaluate(script, self._transfer("image.png", file))
+
+    def _transfer(self, name: str, file: bytes) -> JSHandle:
+        return self.page.evaluate_handle(TRANSFER, [name, base64.b64encode(file).decode("ascii")])
 
     def download(self) -> bytes:
         """Return the newest picture of the gallery, as downloaded from the viewer."""

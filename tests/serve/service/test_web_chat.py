@@ -15,8 +15,9 @@ def say(web: Visit, text: str) -> None:
     web.page.click("#send")
 
 
-def test_an_answer_comes_and_is_drawn(browser: Browser, view: View) -> None:
-    with listening(fake_speaker()) as url, visit(browser, url, view) as web:
+def test_an_answer_is_drawn_or_stopped_and_a_failure_is_shown(browser: Browser, view: View) -> None:
+    engine = FakeLlm()
+    with listening(fake_speaker(engine)) as url, visit(browser, url, view) as web:
         say(web, "circle")
         turns = web.page.locator("#turns li")
         expect(turns.nth(0)).to_contain_text("circle")
@@ -25,22 +26,17 @@ def test_an_answer_comes_and_is_drawn(browser: Browser, view: View) -> None:
         web.page.get_by_role("button", name="Draw this").click()
         expect(web.page.locator("#prompt")).to_have_value(SAID)
         web.wait_for_pictures()
+        engine.token_s = 2.0
         say(web, "and now")
         expect(turns).to_have_count(4)
-        web.page.click("#chat-clear")
-        expect(turns).to_have_count(0)
-
-
-def test_an_answer_can_be_stopped_and_a_failure_is_shown(browser: Browser, view: View) -> None:
-    engine = FakeLlm(token_s=2.0)
-    with listening(fake_speaker(engine)) as url, visit(browser, url, view) as web:
-        say(web, "circle")
         web.page.click("#chat-stop")
-        expect(web.page.locator("#turns li").nth(1)).to_contain_text("Stopped.")
+        expect(turns.nth(3)).to_contain_text("Stopped.")
         expect(web.page.locator("#send")).to_be_visible()
         engine.token_s, engine.fault = 0.0, RuntimeError("broken")
         say(web, "circle")
-        expect(web.page.locator("#turns li").nth(3)).to_contain_text("The language model failed.")
+        expect(turns.nth(5)).to_contain_text("The language model failed.")
+        web.page.click("#chat-clear")
+        expect(turns).to_have_count(0)
 
 
 def test_without_a_language_model_and_loras_there_is_no_chat_and_no_list(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 from typing import Any
 
@@ -14,12 +13,6 @@ from tests.sdxl.test_source import animated, saved
 from tests.serve.service.browsers import Visit
 
 PROMPT = "a yellow star on a blue background"
-PASTED = """([file]) => {
-  const bytes = Uint8Array.from(atob(file), (character) => character.charCodeAt(0));
-  const clipboardData = new DataTransfer();
-  clipboardData.items.add(new File([bytes], "image.png", { type: "image/png" }));
-  document.body.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true }));
-}"""
 SOURCE = "#drop-source"
 
 
@@ -51,20 +44,30 @@ def test_a_dropped_picture_is_made_anew_as_strongly_as_asked_and_seen_forming(we
     assert len(set(web.page.evaluate("previews"))) >= 2
 
 
-def test_a_result_is_edited_and_a_picture_from_words_comes_after_it(web: Visit) -> None:
-    web.generate(PROMPT, steps="4", seed="3")
+def test_a_result_is_upscaled_and_edited_before_a_picture_from_words(web: Visit) -> None:
+    pictures = web.page.locator("#thumbs li")
+    web.generate(PROMPT, steps="5", seed="3")
     web.wait_for_pictures()
     first = web.download()
+    web.page.locator("#thumbs button").click()
+    web.page.get_by_role("button", name="Upscale", exact=True).click()
+    expect(pictures).to_have_count(2)
+    second = web.download()
+    upscaled = read_parameters(second)
+    assert [upscaled[name] for name in ("prompt", "seed", "steps")] == [PROMPT, 3, 5]
+    assert (upscaled["width"], upscaled["height"]) == (256, 256)
+    assert (upscaled["strength"], upscaled["image_sha256"]) == (0.2, digest(first))
     web.page.get_by_role("button", name="Edit this").click()
+    expect(web.page.locator("#source-size")).to_have_text("256 × 256")
     expect(web.page.locator("#source-name")).to_have_text(PROMPT)
     expect(web.page.locator("#prompt")).to_be_focused()
-    web.generate("a red ring on a blue background", steps="4")
-    expect(web.page.locator("#thumbs li")).to_have_count(2)
-    assert made(web)["image_sha256"] == digest(first)
+    web.generate("a red ring on a blue background", upscale="", upscale_strength="")
+    expect(pictures).to_have_count(3)
+    assert made(web)["image_sha256"] == digest(second)
     web.page.click("#source-remove")
     expect(web.page.locator("#strength")).to_be_hidden()
     web.generate(PROMPT, steps="4")
-    expect(web.page.locator("#thumbs li")).to_have_count(3)
+    expect(pictures).to_have_count(4)
     assert "image_sha256" not in made(web)
 
 
@@ -86,19 +89,6 @@ def test_an_upscaled_picture_is_shown_in_its_larger_size_and_a_result_is_upscale
     stored = made(web)
     assert (stored["width"], stored["height"], stored["strength"]) == (256, 256, 0.4)
     assert web.violations() == []
-
-
-def test_one_press_upscales_a_picture_close_to_what_it_is(web: Visit) -> None:
-    web.generate(PROMPT, steps="5", seed="3")
-    web.wait_for_pictures()
-    first = made(web)
-    web.page.locator("#thumbs button").first.click()
-    web.page.get_by_role("button", name="Upscale", exact=True).click()
-    expect(web.page.locator("#thumbs li")).to_have_count(2)
-    second = made(web)
-    assert (second["width"], second["height"], second["strength"]) == (256, 256, 0.2)
-    assert [second[name] for name in ("prompt", "seed", "steps")] == [PROMPT, 3, 5]
-    assert "image_sha256" in second and "image_sha256" not in first
 
 
 def test_a_source_outlives_a_reload_and_comes_back_with_its_result_s_settings(web: Visit) -> None:
@@ -126,7 +116,7 @@ def test_a_source_outlives_a_reload_and_comes_back_with_its_result_s_settings(we
 def test_a_pasted_picture_is_the_source_and_other_files_are_refused(web: Visit) -> None:
     web.drop("words.txt", b"no picture", SOURCE)
     expect(web.page.get_by_role("alert")).to_contain_text("words.txt is not a picture")
-    web.page.evaluate(PASTED, [base64_of(photo(64, 64))])
+    web.paste(photo(64, 64))
     expect(web.page.locator("#source-name")).to_have_text("the pasted picture")
     expect(web.page.locator("#source-size")).to_have_text("64 × 64")
     # The browser can read an animation, and the service refuses it.
@@ -137,7 +127,3 @@ def test_a_pasted_picture_is_the_source_and_other_files_are_refused(web: Visit) 
     expect(web.page.get_by_role("alert")).to_contain_text("must be a single picture")
     expect(web.page.locator("#choose")).to_be_focused()
     assert web.violations() == []
-
-
-def base64_of(file: bytes) -> str:
-    return base64.b64encode(file).decode("ascii")

@@ -6,36 +6,19 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, expect
 
-from serve.front.keys import sha256
-from tests.serve.servers import listening
+from tests.serve.servers import file_of_keys, listening
 from tests.serve.service.browsers import View, Visit, visit
 from tests.serve.workers import fake_pipeline
 
 PROMPT = "a red circle on a blue background"
 
 
-def test_a_429_says_when_to_try_again(browser: Browser, view: View, tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text(f"{sha256('right')} ann 1\n")
-    with listening(keys=str(tmp_path / "keys")) as (url, _), visit(browser, url, view) as web:
+def test_with_keys_set_the_page_asks_for_one_and_a_429_says_when_to_try_again(
+    browser: Browser, view: View, tmp_path: Path
+) -> None:
+    keys = file_of_keys(tmp_path, right="ann 1")
+    with listening(keys=keys) as (url, _), visit(browser, url, view) as web:
         web.expected = ("401", "429")
-        give_key(web, "right")
-        web.generate(PROMPT, steps="2")
-        web.wait_for_pictures()
-        web.page.click("#generate")
-        expect(web.page.get_by_role("alert")).to_contain_text("The service is busy.")
-        expect(web.page.get_by_role("alert")).to_contain_text("1 images a minute")
-        again = web.page.get_by_role("button", name="Try again in")
-        expect(again).to_be_disabled()
-        first = again.inner_text()
-        expect(again).not_to_have_text(first)
-        expect(web.page.locator("#generate")).to_have_text("Generate")
-        assert web.violations() == []
-
-
-def test_with_keys_set_the_page_asks_for_one(browser: Browser, view: View, tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text(f"{sha256('right')} ann\n")
-    with listening(keys=str(tmp_path / "keys")) as (url, _), visit(browser, url, view) as web:
-        web.expected = ("401",)
         expect(web.page.locator("#key-dialog")).to_be_visible()
         assert web.violations() == []
         give_key(web, "wrong")
@@ -44,6 +27,16 @@ def test_with_keys_set_the_page_asks_for_one(browser: Browser, view: View, tmp_p
         expect(web.page.locator("#service")).to_have_text("sdxl-mini")
         web.generate(PROMPT, steps="2")
         web.wait_for_pictures()
+        web.page.click("#generate")
+        alert = web.page.get_by_role("alert")
+        expect(alert).to_contain_text("The service is busy.")
+        expect(alert).to_contain_text("1 images a minute")
+        again = web.page.get_by_role("button", name="Try again in")
+        expect(again).to_be_disabled()
+        first = again.inner_text()
+        expect(again).not_to_have_text(first)
+        expect(web.page.locator("#generate")).to_have_text("Generate")
+        assert web.violations() == []
         web.reload()
         expect(web.page.locator("#service")).to_have_text("sdxl-mini")
         expect(web.page.locator("#docs")).to_be_hidden()

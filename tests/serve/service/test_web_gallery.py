@@ -1,4 +1,4 @@
-"""The gallery of the web page: favourites, several pictures together, and blurred pictures."""
+"""The gallery of the web page: removal, favourites, several pictures together, and blurred ones."""
 
 from __future__ import annotations
 
@@ -85,6 +85,38 @@ def test_pictures_are_selected_downloaded_and_removed_together(three: Visit) -> 
     expect(page.locator("#thumbs .words")).to_have_text(["a green star"])
     page.get_by_role("button", name="Select", exact=True).click()
     assert three.download() not in files.values()
+
+
+def test_a_picture_gives_its_settings_and_its_removal_is_undone(web: Visit) -> None:
+    pictures, thumbs = web.page.locator("#thumbs li"), web.page.locator("#thumbs button")
+    web.generate("a red circle", steps="4", cache_interval="3")
+    web.wait_for_pictures()
+    web.generate("a green star", steps="5", cache_interval="1")
+    expect(pictures).to_have_count(2)
+    thumbs.last.click()
+    web.page.click("#viewer [data-do=use]")
+    held = web.holds()
+    assert (held["prompt"], held["steps"], held["cache_interval"]) == ("a red circle", "4", "3")
+    assert held["seed"].isdigit()
+    thumbs.first.click()
+    web.page.keyboard.press("ArrowRight")
+    expect(web.page.locator("#viewer-facts")).to_contain_text("a red circle")
+    viewer, remove = web.page.locator("#viewer"), web.page.locator("#viewer [data-do=remove]")
+    remove.click()
+    expect(viewer.get_by_role("button", name="Undo")).to_be_in_viewport(ratio=1)
+    assert web.violations() == []
+    web.page.keyboard.press("Escape")
+    undo = web.page.locator("#notices").get_by_role("button", name="Undo")
+    undo.click()
+    expect(pictures).to_have_count(2)
+    thumbs.first.click()
+    remove.click()
+    remove.click()
+    expect(viewer).to_be_hidden()
+    expect(pictures).to_have_count(0)
+    undo.click()
+    web.reload()
+    expect(pictures).to_have_count(1)
 
 
 def test_a_blurred_picture_says_why(browser: Browser, view: View) -> None:

@@ -151,38 +151,9 @@ def test_the_keyboard_alone_paints_a_mask(web: Visit) -> None:
     expect(web.page.locator("#mask")).to_contain_text("Change")
 
 
-def test_before_and_after_lie_in_one_place(web: Visit) -> None:
-    web.generate(PROMPT, steps="4", strength="1")
-    web.wait_for_pictures()
-    web.page.locator("#thumbs button").first.click()
-    web.page.get_by_role("button", name="Before and after").click()
-    slider = web.page.get_by_role("slider", name="Visible part of before")
-    expect(slider).to_be_focused()
-    assert web.violations() == []
-
-    def share_of_after() -> float:
-        """Return the share of the picture's columns that show the picture after the edit."""
-        before, after = (column_means(web, at) for at in ("100", "0"))
-        slider.fill("25")
-        now = column_means(web)
-        return float((abs(now - after).sum(1) < abs(now - before).sum(1)).mean())
-
-    assert 0.7 < share_of_after() < 0.8
-    web.page.keyboard.press("ArrowRight")
-    expect(slider).to_have_value("26")
-
-
-def column_means(web: Visit, at: str = "") -> NDArray[np.float64]:
-    if at:
-        web.page.get_by_role("slider", name="Visible part of before").fill(at)
-    shot = pixels(web.page.locator(".wipe").screenshot())
-    found: NDArray[np.float64] = shot[60:].mean(axis=0)
-    return found
-
-
 @pytest.mark.phone
-def test_a_picture_is_seen_at_its_own_size_and_larger(web: Visit) -> None:
-    web.generate(PROMPT, steps="4")
+def test_a_picture_is_seen_larger_and_in_one_place_with_its_source(web: Visit) -> None:
+    web.generate(PROMPT, steps="4", strength="1")
     web.wait_for_pictures()
     web.page.locator("#stage button.frame").click()
     width = "() => document.querySelector('#viewer-image').clientWidth"
@@ -196,6 +167,23 @@ def test_a_picture_is_seen_at_its_own_size_and_larger(web: Visit) -> None:
     expect(web.page.locator("#zoom-says")).to_have_text("800%")
     web.page.get_by_role("button", name="Fit").click()
     assert web.page.evaluate(width) == fitted
+
+    web.page.get_by_role("button", name="Before and after").click()
+    slider = web.page.get_by_role("slider", name="Visible part of before")
+    expect(slider).to_be_focused()
+    assert web.violations() == []
+
+    def columns(at: int) -> NDArray[np.float64]:
+        slider.fill(str(at))
+        shot = pixels(web.page.locator(".wipe").screenshot())
+        found: NDArray[np.float64] = shot[60:].mean(axis=0)
+        return found
+
+    before, after, now = (columns(at) for at in (100, 0, 25))
+    share_of_after = float((abs(now - after).sum(1) < abs(now - before).sum(1)).mean())
+    assert 0.7 < share_of_after < 0.8
+    web.page.keyboard.press("ArrowRight")
+    expect(slider).to_have_value("26")
 
 
 @pytest.mark.phone

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,11 @@ from eval.measuring.psnr import psnr_db
 from sdxl.images import encode, read_parameters
 from sdxl.params import GenerationParams
 from sdxl.picture_files import file_of
-from serve.worker.worker import Worker
-from tests.serve.servers import GENERATE, listening
+from tests.sdxl.test_infotext import A1111, COMFY
+from tests.serve.servers import GENERATE
 from tests.serve.service.browsers import EITHER_WIDTH, VIEWS, View, Visit, pixels, visit
 from tests.serve.service.conftest import SCREENSHOTS
 from tests.serve.services import Service
-from tests.serve.workers import fake_pipeline
-from tests.waiting import wait_until
 
 PROMPT = "a red circle on a blue background"
 SHOWN = (
@@ -37,24 +34,6 @@ SHOWN = (
     ("a green square on a white background", "8"),
     ("three orange circles on a blue background", "1"),
 )
-
-
-@pytest.fixture
-def slow(view: View, browser: Browser) -> Iterator[tuple[Visit, Worker]]:
-    """The page on a service with slow steps; a hundred of them take longer than a test."""
-    with listening(fake_pipeline(tick_s=0.1)) as (url, worker), visit(browser, url, view) as web:
-        yield web, worker
-
-
-def test_a_picture_forms_through_previews(web: Visit) -> None:
-    web.generate(PROMPT, steps="40", seed="9")
-    web.wait_for_pictures()
-    previews = {each.partition(",")[2] for each in web.page.evaluate("previews")}
-    assert len(previews) >= 2, f"{len(previews)} previews were seen, needed 2"
-    final = pixels(web.download())
-    for each in previews:
-        preview = pixels(base64.b64decode(each))
-        assert preview.shape == final.shape and not np.array_equal(preview, final)
 
 
 def test_n_pictures_have_seeds_in_a_row_and_a_click_reuses_one(web: Visit) -> None:
@@ -70,59 +49,34 @@ def test_n_pictures_have_seeds_in_a_row_and_a_click_reuses_one(web: Visit) -> No
     assert read_parameters(web.download())["seed"] in seeds
 
 
-def test_progress_is_shown_and_cancel_frees_the_slots(slow: tuple[Visit, Worker]) -> None:
-    web, worker = slow
-    web.generate(PROMPT, pictures=4, steps="100")
-    words = web.page.locator("#stage .words").first
-    expect(words).to_contain_text("of 100")
-    expect(words).to_contain_text("s left")
-    assert float(web.page.locator("#stage progress").first.get_attribute("value") or 0) > 0
-    expect(web.page.locator("#line")).to_contain_text("all done in")
-    assert not is_idle(worker)
-    if web.view.name == "phone":
-        web.page.click("#cancel")
-    else:
-        web.page.keyboard.press("Escape")
-    expect(web.page.locator("#line")).to_have_text("Cancelled.")
-    expect(web.page.locator("#stage .frame").first).to_be_hidden()
-    expect(web.page.locator("#generate")).to_have_text("Generate")
-    wait_until(lambda: is_idle(worker))
-    assert web.page.locator("#thumbs li").count() == 0
-
-
-def is_idle(worker: Worker) -> bool:
-    return worker.is_idle
-
-
-def test_a_reload_keeps_the_gallery_and_the_settings(web: Visit) -> None:
-    web.generate(PROMPT, steps="4", seed="6", guidance="3.5")
+def test_a_picture_forms_through_previews_and_a_reload_loses_nothing(web: Visit) -> None:
+    web.generate(PROMPT, steps="40", seed="6", guidance="3.5", scheduler="dpmpp_2m_karras")
+    expect(web.page.locator("#scheduler option:checked")).to_have_text("DPM++ 2M Karras")
     web.wait_for_pictures()
-    before = web.holds(), web.download()
+    file = web.download()
+    final = pixels(file)
+    previews = {each.partition(",")[2] for each in web.page.evaluate("previews")}
+    assert len(previews) >= 2, f"{len(previews)} previews were seen, needed 2"
+    for each in previews:
+        preview = pixels(base64.b64decode(each))
+        assert preview.shape == final.shape and not np.array_equal(preview, final)
+    web.page.click("#theme")
+    light = paper(web)
+    web.page.click("#theme")
+    dark, held = paper(web), web.holds()
     web.reload()
     expect(web.page.locator("#thumbs li")).to_have_count(1)
-    assert (web.holds(), web.download()) == before
+    assert (web.holds(), web.download()) == (held, file)
+    assert paper(web) == dark != light
     web.page.locator("#thumbs button").click()
     facts = web.page.locator("#viewer-facts").inner_text()
-    assert PROMPT in facts and "3.5" in facts
+    assert PROMPT in facts and "3.5" in facts and "DPM++ 2M Karras" in facts
 
 
-def test_a_picture_of_the_gallery_gives_its_settings_and_can_be_removed(web: Visit) -> None:
-    web.generate(PROMPT, steps="4", cache_interval="3")
-    web.wait_for_pictures()
-    web.generate("a green star", steps="5", cache_interval="1")
-    expect(web.page.locator("#thumbs li")).to_have_count(2)
-    web.page.locator("#thumbs button").last.click()
-    web.page.click("#viewer [data-do=use]")
-    held = web.holds()
-    assert (held["prompt"], held["steps"], held["cache_interval"]) == (PROMPT, "4", "3")
-    assert held["seed"].isdigit()
-    web.page.locator("#thumbs button").first.click()
-    web.page.keyboard.press("ArrowRight")
-    expect(web.page.locator("#viewer-facts")).to_contain_text(PROMPT)
-    web.page.click("#viewer [data-do=remove]")
-    expect(web.page.locator("#thumbs li")).to_have_count(1)
-    web.reload()
-    expect(web.page.locator("#thumbs li")).to_have_count(1)
+def paper(web: Visit) -> str:
+    """Return the page's background."""
+    found: str = web.page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+    return found
 
 
 def test_the_default_interval_follows_the_steps_until_one_is_chosen(web: Visit) -> None:
@@ -173,13 +127,21 @@ def test_a_dropped_picture_gives_its_settings_and_is_rendered_again(
     )
     upscaling = ("upscale", "upscaler", "upscale_strength", "upscale_steps")
     expected |= dict.fromkeys((*unsaid, *upscaling), "")
-    assert web.holds() == expected
+    assert web.holds() == expected, "with one model, none is chosen"
+    expect(web.page.get_by_label("Model", exact=True)).to_be_hidden()
     web.generate()
     web.wait_for_pictures()
     again = web.download()
     assert read_parameters(again) == read_parameters(file)
     psnr = psnr_db(pixels(again), pixels(file))
     assert psnr >= 45, f"{psnr:.1f} dB from the dropped picture, needed 45"
+
+
+def saying(name: str, text: str) -> bytes:
+    """Return a picture with this text in its file."""
+    info = PngInfo()
+    info.add_text(name, text)
+    return file_of(Image.new("RGB", (96, 96)), pnginfo=info)
 
 
 def test_what_a_dropped_file_says_of_itself_decides(web: Visit) -> None:
@@ -190,9 +152,7 @@ def test_what_a_dropped_file_says_of_itself_decides(web: Visit) -> None:
         web.page.click("#notices [aria-label=Dismiss]")
     # The scheduler is no name, and no selector of the page's program.
     params = {"prompt": "a", "seed": 1, "steps": 4, "width": 96, "height": 96}
-    text = PngInfo()
-    text.add_text("sdxl", json.dumps({**params, "scheduler": '"]\\'}))
-    web.drop("odd.png", file_of(Image.new("RGB", (96, 96)), pnginfo=text))
+    web.drop("odd.png", saying("sdxl", json.dumps({**params, "scheduler": '"]\\'})))
     notices = web.page.locator("#notices")
     expect(notices).to_contain_text("The settings are those of odd.png")
     assert web.holds()["scheduler"] == '"]\\'
@@ -201,6 +161,18 @@ def test_what_a_dropped_file_says_of_itself_decides(web: Visit) -> None:
     file = encode(np.zeros((128, 128, 3), np.uint8), "png", {**rendered, "model": "mini"})
     web.drop("rendered.png", file)
     expect(notices).to_contain_text("Generate makes the same picture.")
+    for program, text, left_out in (
+        ("webui", saying("parameters", A1111), "Left out"),
+        ("ComfyUI", saying("prompt", json.dumps(COMFY)), "Left out: node LoraLoader"),
+    ):
+        web.page.fill("#prompt", "what was here")
+        web.drop(f"{program}.png", text)
+        expect(notices).to_contain_text(f"The settings are those of {program}.png")
+        expect(notices).to_contain_text("Another program made it, so the picture will differ.")
+        expect(notices).to_contain_text(left_out)
+        held = web.holds()
+        assert held["prompt"] not in ("", "what was here") and held["steps"] in ("25", "30")
+        assert held["seed"].isdigit() and "x" in held["size"] and float(held["guidance"]) > 1
 
 
 def test_the_keyboard_alone_is_enough(browser: Browser, running: Service) -> None:
@@ -236,20 +208,6 @@ def test_the_page_says_it_is_ready_once_its_form_is_complete(
         web.page.reload()
         expect(web.page.locator("#service")).to_have_text("sdxl-mini")
         assert web.page.locator("[name=upscale]").count() == 1
-
-
-def test_a_chosen_theme_outlives_a_reload(browser: Browser, running: Service) -> None:
-    def paper(web: Visit) -> str:
-        found: str = web.page.evaluate("() => getComputedStyle(document.body).backgroundColor")
-        return found
-
-    with visit(browser, running.url, VIEWS[0]) as web:
-        light = paper(web)
-        for _ in range(2):
-            web.page.click("#theme")
-        dark = paper(web)
-        web.reload()
-        assert paper(web) == dark != light
 
 
 def test_the_documentation_needs_no_network(browser: Browser, running: Service) -> None:

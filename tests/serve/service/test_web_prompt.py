@@ -16,7 +16,6 @@ from serve.settings import ServeSettings
 from serve.worker.worker import Worker
 from tests.serve.servers import listening, listening_to
 from tests.serve.service.browsers import VIEWS, View, Visit, pixels, visit
-from tests.serve.services import Service
 from tests.waiting import wait_until
 
 PROMPT = "a red circle on a blue background"
@@ -117,47 +116,42 @@ def test_a_refusal_is_shown_beside_its_field_and_in_view_until_it_is_mended(page
 
 
 @pytest.mark.phone
-def test_the_empty_page_shows_what_the_embedded_model_makes_and_nothing_moves(web: Visit) -> None:
+def test_examples_move_nothing_and_are_made_again(web: Visit) -> None:
+    """The second example is made by keyboard alone."""
     shown = web.page.locator("#shown button")
     expect(shown).to_have_text(list(form_routes.EMBEDDED))
     expect(shown.locator("img")).to_have_count(len(form_routes.EMBEDDED))
     moved = web.page.evaluate(SHIFTS)
     total = sum(value for value, _ in moved)
     assert total <= MOST_SHIFT, f"moved {total:.3f}, allowed {MOST_SHIFT}: {moved}"
-    for i in range(len(form_routes.EMBEDDED)):
-        image = shown.nth(i).locator("img")
+    for image in shown.locator("img").all():
         expect(image).to_be_visible()
         assert image.evaluate("element => element.decode().then(() => element.naturalWidth)") == 128
     words = web.page.locator("#stage")
     expect(words).to_contain_text("toy model of six shapes; for real SDXL start with --model ")
-
-
-def test_an_example_gives_its_prompt_and_seed_and_is_made_again(
-    browser: Browser, running: Service
-) -> None:
-    """The test uses only the keyboard."""
-    with visit(browser, running.url, VIEWS[0]) as web:
-        example = web.page.locator("#shown button").nth(1)
-        picture = example.locator("img").evaluate(
+    picture = (
+        shown.nth(1)
+        .locator("img")
+        .evaluate(
             """(image) => {
-              const canvas = new OffscreenCanvas(image.naturalWidth, image.naturalHeight);
-              const context = canvas.getContext("2d");
-              context.drawImage(image, 0, 0);
-              return [...context.getImageData(0, 0, canvas.width, canvas.height).data];
-            }"""
+          const canvas = new OffscreenCanvas(image.naturalWidth, image.naturalHeight);
+          const context = canvas.getContext("2d");
+          context.drawImage(image, 0, 0);
+          return [...context.getImageData(0, 0, canvas.width, canvas.height).data];
+        }"""
         )
-        example.focus()
-        web.page.keyboard.press("Enter")
-        held = web.holds()
-        assert (held["prompt"], held["seed"]) == (form_routes.EMBEDDED[1], str(form_routes.SEED))
-        expect(web.page.locator("#generate")).to_be_focused()
-        web.page.keyboard.press("Enter")
-        web.wait_for_pictures()
-        expect(web.page.locator("#shown")).to_have_count(0)
-        made = pixels(web.download())
-        side = len(made)
-        expected = np.asarray(picture, np.float64).reshape(side, side, 4)[..., :3]
-        assert np.abs(made - expected).max() <= 2, "another picture than the one that was shown"
+    )
+    shown.nth(1).focus()
+    web.page.keyboard.press("Enter")
+    held = web.holds()
+    assert (held["prompt"], held["seed"]) == (form_routes.EMBEDDED[1], str(form_routes.SEED))
+    expect(web.page.locator("#generate")).to_be_focused()
+    web.page.keyboard.press("Enter")
+    web.wait_for_pictures()
+    expect(web.page.locator("#shown")).to_have_count(0)
+    made = pixels(web.download())
+    expected = np.asarray(picture, np.float64).reshape(128, 128, 4)[..., :3]
+    assert np.abs(made - expected).max() <= 2, "another picture than the one that was shown"
 
 
 def test_the_empty_page_of_another_model_shows_only_words(
@@ -210,7 +204,7 @@ def test_a_long_prompt_leaves_room_and_generate_stays_in_reach(web: Visit) -> No
         assert note and bar and note["y"] + note["height"] <= bar["y"], "the bar hides the gallery"
 
 
-def test_the_typed_prompt_is_shown_beside_the_expanded_one(web: Visit) -> None:
+def test_the_embedded_language_model_expands_prompts_and_is_named_for_it(web: Visit) -> None:
     web.page.check("[name=expand_prompt]")
     web.generate("a star", steps="4")
     web.wait_for_pictures()
@@ -218,9 +212,7 @@ def test_the_typed_prompt_is_shown_beside_the_expanded_one(web: Visit) -> None:
     facts = web.page.locator("#viewer-facts div")
     expect(facts.first).to_have_text(re.compile(r"^Typed\s*a star$"))
     expect(facts.nth(1)).to_contain_text("background")
-
-
-def test_the_embedded_language_model_is_named_for_what_it_does(web: Visit) -> None:
+    web.page.keyboard.press("Escape")
     web.page.get_by_role("tab", name="Prompt helper").click()
     expect(web.page.locator("#chat-title")).to_have_text("Prompt helper")
     web.page.locator("#chat-examples button").first.focus()
@@ -231,7 +223,7 @@ def test_the_embedded_language_model_is_named_for_what_it_does(web: Visit) -> No
     expect(web.page.locator("#turns .hint").last).to_contain_text("not “cat”.")
     assert web.violations() == []
     web.page.get_by_role("button", name="Draw this").first.click()
-    web.wait_for_pictures()
+    expect(web.page.locator("#thumbs li")).to_have_count(2)
 
 
 def test_noise_has_no_seams(browser: Browser) -> None:

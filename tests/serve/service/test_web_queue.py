@@ -8,8 +8,9 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.serve.servers import listening
-from tests.serve.service.browsers import VIEWS, Visit, visit
+from tests.serve.service.browsers import VIEWS, View, Visit, visit
 from tests.serve.workers import fake_pipeline
+from tests.waiting import wait_until
 
 PROMPT = "a red circle on a blue background"
 OTHER = "a green star on a black background"
@@ -43,20 +44,29 @@ def test_a_request_during_another_one_waits_and_can_be_removed(slow: Visit) -> N
     expect(slow.page.locator("#generate")).to_have_text("Generate")
 
 
-def test_cancel_all_leaves_an_empty_queue_and_a_tidy_stage(slow: Visit) -> None:
-    page = slow.page
-    expect(page.locator("#cancel-all")).to_be_hidden()
-    slow.generate(PROMPT, pictures=4, steps="100")
-    for prompt in ("a blue ring", "a white cross"):
-        slow.generate(prompt, steps="100")
-    expect(page.locator("#queue button")).to_have_count(2)
-    page.get_by_role("button", name="Cancel all").click()
-    expect(page.locator("#line")).to_have_text("Cancelled.")
-    expect(page.locator("#queue button")).to_have_count(0)
-    expect(page.locator("#generate")).to_have_text("Generate")
-    expect(page.locator("#stage .tile")).to_have_count(0)
-    expect(page.get_by_text("Say it, and watch it form")).to_be_visible()
-    expect(page.locator("#cancel-all")).to_be_hidden()
+def test_progress_is_shown_and_cancel_all_leaves_nothing(browser: Browser, view: View) -> None:
+    with listening(fake_pipeline(tick_s=0.1)) as (url, worker), visit(browser, url, view) as web:
+        page, line = web.page, web.page.locator("#line")
+        cancel_all = page.get_by_role("button", name="Cancel all")
+        expect(cancel_all).to_be_hidden()
+        web.generate(PROMPT, pictures=4, steps="100")
+        words = page.locator("#stage .words").first
+        expect(words).to_contain_text("of 100")
+        expect(words).to_contain_text("s left")
+        assert float(page.locator("#stage progress").first.get_attribute("value") or 0) > 0
+        expect(line).to_contain_text("all done in")
+        for prompt in ("a blue ring", "a white cross"):
+            web.generate(prompt, steps="100")
+        expect(page.locator("#queue button")).to_have_count(2)
+        cancel_all.click()
+        expect(line).to_have_text("Cancelled.")
+        expect(page.locator("#queue button")).to_have_count(0)
+        expect(page.locator("#generate")).to_have_text("Generate")
+        expect(page.locator("#stage .tile")).to_have_count(0)
+        expect(page.get_by_text("Say it, and watch it form")).to_be_visible()
+        expect(cancel_all).to_be_hidden()
+        wait_until(lambda: worker.is_idle)
+        assert page.locator("#thumbs li").count() == 0
 
 
 def test_a_reload_loses_no_order(slow: Visit) -> None:
@@ -70,29 +80,6 @@ def test_a_reload_loses_no_order(slow: Visit) -> None:
     slow.reload()
     expect(slow.page.locator("#thumbs li")).to_have_count(2)
     expect(slow.page.locator("#generate")).to_have_text("Generate")
-
-
-def test_a_removal_is_undone_in_the_viewer_and_after_it_is_left(web: Visit) -> None:
-    for seed in ("1", "2"):
-        web.generate(PROMPT, steps="4", seed=seed)
-        expect(web.page.locator("#thumbs li")).to_have_count(int(seed))
-    remove = web.page.locator("#viewer [data-do=remove]")
-    web.page.locator("#thumbs button").first.click()
-    remove.click()
-    undo = web.page.locator("#viewer").get_by_role("button", name="Undo")
-    expect(undo).to_be_in_viewport(ratio=1)
-    assert web.violations() == []
-    web.page.keyboard.press("Escape")
-    web.page.locator("#notices").get_by_role("button", name="Undo").click()
-    expect(web.page.locator("#thumbs li")).to_have_count(2)
-    web.page.locator("#thumbs button").first.click()
-    remove.click()
-    remove.click()
-    expect(web.page.locator("#viewer")).to_be_hidden()
-    expect(web.page.locator("#thumbs li")).to_have_count(0)
-    web.page.locator("#notices").get_by_role("button", name="Undo").click()
-    web.reload()
-    expect(web.page.locator("#thumbs li")).to_have_count(1)
 
 
 def opened_without(page: Page, url: str, path: str) -> Callable[[], None]:
