@@ -74,7 +74,8 @@ def test_what_is_picked_makes_the_picture_and_comes_back_with_it(web: Visit) -> 
     page.get_by_role("button", name="Remove few_steps").click()
 
     add_map(page, "edges")
-    page.get_by_label("Strength of edges", exact=True).fill("0.7")
+    strength = page.get_by_label("Strength of edges", exact=True)
+    strength.fill("0.7")
     shown = page.get_by_alt_text("The map of edges")
     before = shown.get_attribute("src")
     nets = page.locator("#controls-field")
@@ -124,7 +125,12 @@ def test_what_is_picked_makes_the_picture_and_comes_back_with_it(web: Visit) -> 
     expect(facts).to_contain_text("hollow:0.75, outlined:0.95")
     expect(facts).to_contain_text("edges 0.7")
     page.click("#viewer [data-do=use]")
-    expect(page.get_by_alt_text("The map of edges")).to_be_visible()
+    expect(shown).to_be_visible()
+    # The same map again, with another strength.
+    strength.fill("0.3")
+    page.locator("#thumbs button").first.click()
+    page.click("#viewer [data-do=use]")
+    expect(strength).to_have_value("0.7")
     expect(page.get_by_alt_text("The picture of reference")).to_be_visible()
     loras, (control,), (prompt,) = picked(web)
     assert loras == "hollow:0.75,outlined:0.95,few_steps:1:0.5"
