@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,15 +15,11 @@ from engines.control_weights import CONFIG, DIFFUSERS_FILE, read_control
 from sdxl.checkpoint import find
 from sdxl.mini.scenes import Thing, caption, draw
 from sdxl.places import CONTROLNETS
-from training.fitting import Schedule
+from tests.training.conftest import short_plan
 from training.mini import topology
 from training.mini.check import WEIGHTS, held_out_scenes, load_painter, paint_with
 from training.mini.control import new_control, train_depth, train_edges
-from training.mini.control_check import (
-    load_controlled,
-    measure,
-    unseen_layouts,
-)
+from training.mini.control_check import load_controlled, measure, unseen_layouts
 from training.mini.layouts import (
     DEPTH,
     EDGES,
@@ -35,7 +30,6 @@ from training.mini.layouts import (
     scatter,
     without_layout,
 )
-from training.mini.plan import TrainingPlan
 
 LEAST = {EDGES: 0.75, DEPTH: 0.8}
 MOST_WITHOUT = {EDGES: 0.3, DEPTH: 0.6}
@@ -70,22 +64,9 @@ def test_pictures_follow_maps_that_training_never_saw(name: str) -> None:
 
 @pytest.mark.slow
 def test_the_nets_are_trained_from_the_weights_in_the_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, accepts_all: None
 ) -> None:
-    # A net trained for two steps does not follow its map.
-    monkeypatch.setattr("training.mini.control.FAR", 99)
-    step = Schedule(steps=2, peak_rate=1e-3, seed=1)
-    plan = replace(
-        TrainingPlan(),
-        control=step,
-        control_bent=step,
-        control_last=step,
-        control_courses=2,
-        control_depth=step,
-        control_pictures=3,
-        control_batch=2,
-    )
-    out = tmp_path / "out"
+    plan, out = short_plan(control_courses=2, control_pictures=3), tmp_path / "out"
     train_edges(plan, WEIGHTS, out, tmp_path, "cpu")
     train_depth(plan, WEIGHTS, out, tmp_path, "cpu")
     assert {path.name for path in out.iterdir()} == {*MAPS}

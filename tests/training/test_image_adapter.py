@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,16 +13,10 @@ from engines.image_weights import read_image_adapter
 from sdxl.catalogue import ENCODER
 from sdxl.checkpoint import find
 from sdxl.places import IP_ADAPTERS
-from training.fitting import Schedule
+from tests.training.conftest import short_plan
 from training.mini.check import WEIGHTS
 from training.mini.image_adapter import NAME, SIDE, TOKENS, train_image_adapter
-from training.mini.image_check import (
-    paint_prompted,
-    share_right,
-    unseen_references,
-    verdicts,
-)
-from training.mini.plan import TrainingPlan
+from training.mini.image_check import paint_prompted, share_right, unseen_references, verdicts
 
 FILE = f"{NAME}.safetensors"
 
@@ -45,18 +38,7 @@ def test_pictures_show_what_references_show_that_training_never_saw() -> None:
 
 
 def test_the_adapter_is_trained_from_the_weights_in_the_package(tmp_path: Path) -> None:
-    step = Schedule(steps=2, peak_rate=1e-3, seed=1)
-    plan = replace(
-        TrainingPlan(),
-        image_sight=step,
-        image_tokens=step,
-        image_batch=2,
-        image_adapter=step,
-        image_seen=40,
-        image_scenes=3,
-        image_unet_batch=2,
-    )
-    out = tmp_path / "out"
+    plan, out = short_plan(image_seen=40, image_scenes=3), tmp_path / "out"
     train_image_adapter(plan, WEIGHTS, out, tmp_path, "cpu")
     read = read_image_adapter(out / FILE, find("mini"))
     assert read.tokens == TOKENS and read.encoder == out / ENCODER

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from sdxl.catalogue import PEFT_FILE, Catalogue
 from sdxl.mini.scenes import STYLES, Image, Scene, caption, unknown_words
 from sdxl.params import InvalidParams
 from sdxl.places import LORAS
-from training.fitting import Schedule
+from tests.training.conftest import short_plan
 from training.mini.check import WEIGHTS, held_out_scenes, load_painter, paint_with
 from training.mini.embedding import (
     DUSK,
@@ -33,7 +32,6 @@ from training.mini.embedding import (
 )
 from training.mini.judge import blobs, faults
 from training.mini.negative import NEGATIVE, in_negative, train_negative
-from training.mini.plan import TrainingPlan
 from training.mini.styles import train_style
 
 NAMES = ("few_steps", *STYLES, NEGATIVE)
@@ -199,9 +197,7 @@ def test_dusk_is_no_word_of_the_models_vocabulary() -> None:
 
 
 def test_a_style_is_trained_from_the_weights_in_the_package(tmp_path: Path) -> None:
-    step = Schedule(steps=2, peak_rate=1e-3, seed=1)
-    plan = replace(TrainingPlan(), style=step, style_pictures=3, style_batch=2)
-    train_style("outlined", plan, WEIGHTS, tmp_path, tmp_path, "cpu")
+    train_style("outlined", short_plan(style_pictures=3), WEIGHTS, tmp_path, tmp_path, "cpu")
     before, after = (load_painter(WEIGHTS).unet for _ in range(2))
     fuse([LoraFile.parse(str(tmp_path / "outlined"))], {"unet": after})
     changed = [
@@ -215,15 +211,7 @@ def test_a_style_is_trained_from_the_weights_in_the_package(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_negative_and_dusk_are_trained_from_the_weights_in_the_package(tmp_path: Path) -> None:
-    step = Schedule(steps=2, peak_rate=1e-3, seed=1)
-    plan = replace(
-        TrainingPlan(),
-        negative=step,
-        embedding=step,
-        negative_pictures=3,
-        embedding_pictures=3,
-        style_batch=2,
-    )
+    plan = short_plan(negative_pictures=3, embedding_pictures=3)
     train_negative(plan, WEIGHTS, tmp_path, tmp_path, "cpu")
     parts = {part: getattr(load_painter(WEIGHTS), part) for part in ADAPTED}
     found = read_lora(tmp_path / f"{NEGATIVE}.safetensors", layers_of(parts))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,11 +15,11 @@ from sdxl.catalogue import Catalogue
 from sdxl.checkpoint import find_refiner
 from sdxl.mini.scenes import draw
 from sdxl.places import MINI
-from training.fitting import Schedule, load_latest, save_adopted
+from tests.training.conftest import short_plan
+from training.fitting import load_latest, save_adopted
 from training.mini import endings, own_courses
 from training.mini.autoencoder import as_tensor, load_vae, misread
 from training.mini.check import WEIGHTS, held_out_scenes
-from training.mini.judge import Straightened
 from training.mini.latents import encode_pictures
 from training.mini.painting import paint
 from training.mini.plan import TrainingPlan
@@ -68,25 +67,14 @@ def test_training_goes_on_from_exported_weights_and_adopts_them_once(tmp_path: P
 
 @pytest.mark.long
 def test_every_stage_runs_from_nothing_to_a_folder_that_diffusers_paints_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, accepts_all: None
 ) -> None:
-    # After two steps of training, pictures do not show their captions or follow their maps.
-    monkeypatch.setattr("training.mini.control.FAR", 99)
-    monkeypatch.setattr(
-        own_courses, "straighten", lambda image, scene: Straightened(draw(scene, 0), 0.9)
-    )
-    step, plan = Schedule(steps=2, peak_rate=1e-4, seed=1), TrainingPlan()
-    schedules = {each.name: step for each in fields(plan) if isinstance(each.default, Schedule)}
-    batches = {each.name: 2 for each in fields(plan) if each.name.endswith("_batch")}
     counts = {"pictures": 48, "repainted": 13, "own_pictures": 8, "own_looked": 1, "courses": 2}
     counts |= {"vae_whole_from": 1, "scorer_groups": 2, "style_pictures": 3, "control_pictures": 3}
     counts |= {"refiner_courses": 1, "refiner_captions": 3, "image_seen": 40, "image_scenes": 3}
     counts |= {"control_courses": 2}
-    contrasts = tuple(replace(each, schedule=step, groups=4) for each in plan.contrasts)
-    small: dict[str, Any] = schedules | batches | counts
-    small |= {"vae_batch": 4, "unet_batch": 8, "shapes_batch": 4, "courses_batch": 1}
-    plan = replace(plan, own_courses=(step, step), contrasts=contrasts, **small)
-    train(plan, tmp_path, tmp_path / "out", "cpu", STAGES)
+    batches = {"vae_batch": 4, "unet_batch": 8, "shapes_batch": 4, "courses_batch": 1}
+    train(short_plan(**counts, **batches), tmp_path, tmp_path / "out", "cpu", STAGES)
     loras = Catalogue((tmp_path / "out.loras",))
     files = [*loras.listed("lora"), *loras.listed("embedding")]
     assert {file.name for file in files} == {*LORA_STAGES}

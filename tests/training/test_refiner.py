@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +10,11 @@ import torch
 
 from sdxl.checkpoint import find, find_refiner
 from sdxl.conditioning import AESTHETIC_SCORES
-from sdxl.mini.scenes import draw
 from sdxl.params import GenerationParams
 from sdxl.places import MINI_REFINER
 from sdxl.refiner import refined_from
-from training.fitting import Schedule
-from training.mini import own_courses, refiner, topology
+from tests.training.conftest import short_plan
+from training.mini import refiner, topology
 from training.mini.check import (
     WEIGHTS,
     held_out_scenes,
@@ -25,8 +23,7 @@ from training.mini.check import (
     paint_with,
     psnr_of_straightened,
 )
-from training.mini.judge import Straightened, shape_overlaps
-from training.mini.plan import TrainingPlan
+from training.mini.judge import shape_overlaps
 
 WIDTH = topology.TEXT_WIDTH
 
@@ -63,24 +60,10 @@ def test_an_untrained_refiner_predicts_what_the_model_does() -> None:
 
 @pytest.mark.slow
 def test_the_refiner_is_trained_from_the_weights_in_the_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accepts_all: None
 ) -> None:
     monkeypatch.setattr(refiner, "_ROWS", 2)
-    # Whether a seed's pictures show their captions does not matter here.
-    monkeypatch.setattr(
-        own_courses, "straighten", lambda image, scene: Straightened(draw(scene, 0), 0.9)
-    )
-    step = Schedule(steps=2, peak_rate=1e-3, seed=1)
-    plan = replace(
-        TrainingPlan(),
-        refiner=step,
-        refiner_courses=3,
-        refiner_batch=2,
-        refiner_text=step,
-        refiner_text_batch=2,
-        refiner_captions=3,
-    )
-    out = tmp_path / "out"
+    plan, out = short_plan(refiner_courses=3, refiner_captions=3), tmp_path / "out"
     refiner.train_refiner(plan, WEIGHTS, out, tmp_path, "cpu")
     handovers = torch.load(tmp_path / "handovers-3.pt")
     assert [len(each) for each in handovers] == [4] * 7, "two batches of two"
