@@ -9,10 +9,7 @@ from sdxl.params import InvalidParams
 
 BENCHMARKS = {
     "peers": ("speed.peers", "speed against diffusers and others, same weights and steps"),
-    "floor": (
-        "speed.floor",
-        "the arithmetic of a step, and engines beside the machine's limit",
-    ),
+    "floor": ("speed.floor", "the arithmetic of a step, and engines beside the machine's limit"),
     "mlperf": ("mlperf.command", "the official LoadGen: Offline, Server, SingleStream"),
     "load": ("service.load", "the service under load: latency, throughput, overload"),
     "fleet": ("fleet.command", "up to 10,000 GPUs, simulated: latency, refusals, cost, routing"),

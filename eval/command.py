@@ -49,13 +49,8 @@ def main(argv: Sequence[str]) -> int:
 
     task, checkpoint = read_task(options)
     source = read_source(options, task, checkpoint)
-    evaluation = Evaluation(
-        task,
-        source,
-        Path(options.out or Path("out") / "eval"),
-        read_exact(options, task),
-        Path(options.save) if options.save else None,
-    )
+    out, save = Path(options.out or "out/eval"), Path(options.save) if options.save else None
+    evaluation = Evaluation(task, source, out, read_exact(options, task), save)
     scores = run_with_progress(evaluation, options.bootstrap)
     report = {"task": task.as_dict(), "note": task.note, "source": source.describe()}
     report |= scores.as_dict()
@@ -127,10 +122,10 @@ def build_parser() -> Parser:
 
 
 def check(options: argparse.Namespace) -> None:
-    from engines.folders.export_folder import PRECISIONS
+    from engines import ASKED_PRECISIONS
 
-    if options.precision not in (None, *PRECISIONS, "bf16"):
-        raise InvalidParams.unknown("precision", options.precision, (*PRECISIONS, "bf16"))
+    if options.precision not in (None, *ASKED_PRECISIONS):
+        raise InvalidParams.unknown("precision", options.precision, ASKED_PRECISIONS)
     if options.count is not None and options.count < FEWEST:
         raise InvalidParams("count", options.count, f"must be at least {FEWEST}")
     if options.bootstrap < 1:
@@ -140,19 +135,11 @@ def check(options: argparse.Namespace) -> None:
         raise InvalidParams("source", " and ".join(given), "must name one source of pictures")
     if options.is_sweep:
         names = (*SOURCES, "precision", "engines", "against", "save", "is_json", *SWEPT)
-        refuse(
-            build_parser(),
-            options,
-            names,
-            "cannot be used with --sweep, which has its own settings",
-        )
+        needed = "cannot be used with --sweep, which has its own settings"
+        refuse(build_parser(), options, names, needed)
     elif given:
-        refuse(
-            build_parser(),
-            options,
-            LOADED,
-            f"cannot be used with {given[0]}, which loads no engines",
-        )
+        needed = f"cannot be used with {given[0]}, which loads no engines"
+        refuse(build_parser(), options, LOADED, needed)
     for name in ("grid", "tuned", "stores_presets"):
         if getattr(options, name) and not options.is_sweep:
             field = name.replace("stores", "store")

@@ -5,7 +5,6 @@ The files have random weights of the full size. LoRAs adapt every layer of the t
 
 from __future__ import annotations
 
-import io
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,13 +19,15 @@ from safetensors.torch import save_file
 from engines.bank_shelf import BankShelf, shapes_of
 from engines.low_rank import TRANSFORMERS
 from eval.gpu.bench import BATCH, Bench, Figures
-from eval.gpu.mixed import counted, synchronized_s
+from eval.gpu.mixed import counted
+from eval.measuring.timing import device_s
 from eval.speed.peers import prompts_for
 from eval.speed.variants import INTERVALS, generate, requests_of
 from sdxl.attachments import Lora
 from sdxl.catalogue import Catalogue
 from sdxl.checkpoint import find
 from sdxl.controls import CANNY, Control
+from sdxl.picture_files import file_of
 from sdxl.pipeline import Pipeline, WithPictures
 
 RANK = 32
@@ -59,12 +60,11 @@ def controls(bench: Bench) -> Figures:
     write_net(bench, folder / NET)
     pipeline.catalogue = Catalogue(control_folders=[folder])
     control = Control(NET, MAP, strength=0.5, preprocess=CANNY, resize="crop")
-    file = io.BytesIO()
-    Image.linear_gradient("L").convert("RGB").save(file, "PNG")
+    gradient = file_of(Image.linear_gradient("L").convert("RGB"))
 
     def add_control(request: WithPictures, _: int) -> WithPictures:
         params = replace(request.params, controls=(control,))
-        return WithPictures(params, maps={MAP: file.getvalue()})
+        return WithPictures(params, maps={MAP: gradient})
 
     yield from compare(bench, add_control)
 
@@ -79,9 +79,9 @@ def compare(bench: Bench, add: Addition) -> Figures:
             run_plain = partial(generate, pipeline, plain[:count])
             run_added = partial(generate, pipeline, added)
             with counted(pipeline.engines) as work:
-                first_s = synchronized_s(run_added)
-            synchronized_s(run_plain)
-            pairs = [(synchronized_s(run_plain), synchronized_s(run_added)) for _ in range(rounds)]
+                first_s = device_s(run_added)
+            device_s(run_plain)
+            pairs = [(device_s(run_plain), device_s(run_added)) for _ in range(rounds)]
             plain_s, added_s = (statistics.median(each) for each in zip(*pairs, strict=True))
             yield (
                 f"{count} pictures, interval {interval}",

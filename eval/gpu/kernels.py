@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eval.speed.estimated_time import GAPS, USUAL_ROWS
+from eval.speed.estimated_time import GAPS, SIDE, USUAL_ROWS
 from eval.speed.kernel_work import MEMORY, KernelWork, named_work_of
 from eval.speed.meta_networks import inputs_of, unets
 
@@ -49,11 +49,11 @@ def read_trace(trace: Path) -> list[TracedKernel]:
 
 
 def milliseconds(
-    trace: Path, precision: str, network: str, rows: int = USUAL_ROWS, side: int = 1024
+    trace: Path, precision: str, network: str, rows: int = USUAL_ROWS
 ) -> dict[str, float]:
     """Milliseconds of a tick of one network by group, with the gaps between kernels."""
     ran = read_trace(trace)
-    module, inputs = unets(precision)[network], inputs_of(network, rows, side)
+    module, inputs = unets(precision)[network], inputs_of(network, rows, SIDE)
     recorded = list(named_work_of(module, lambda: module(*inputs)))
     ours = [(name, work) for name, work in recorded if work.is_ours]
     names = {name for name, _ in ours}

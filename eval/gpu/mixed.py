@@ -11,7 +11,7 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ import torch
 
 from engines.cuda.recordings import Ticks
 from eval.gpu.bench import BATCH, Bench, Figures
-from eval.measuring.timing import quantile
+from eval.measuring.timing import device_s, quantile, synchronize
 from eval.speed.peers import prompts_for
 from eval.speed.variants import INTERVALS, PROMPTS, paint
 from sdxl import warmup
@@ -54,10 +54,10 @@ FREE = 12
 def start(bench: Bench) -> Figures:
     """Load and warm up as the service does."""
     precision = bench.served
-    yield "load_s", synchronized_s(lambda: bench.pipeline(precision))
+    yield "load_s", device_s(lambda: bench.pipeline(precision))
     pipeline = bench.pipeline(precision)
     with counted(pipeline.engines) as work:
-        seconds = synchronized_s(lambda: warm_loop(bench))
+        seconds = device_s(lambda: warm_loop(bench))
     loop = warm_loop(bench)
     yield "warm_up", {"seconds": seconds, **work, "failed": pipeline.engines.failed_captures()}
     yield "rows", {"usual": loop.limits.rows, "crowded": loop.limits.most_rows}
@@ -70,7 +70,7 @@ def one_size(bench: Bench) -> Figures:
     pipeline, prompts = bench.pipeline(bench.served), prompts_for(1 if bench.is_dry else BATCH)
     for interval in INTERVALS:
         run = partial(paint, pipeline, bench.setting, interval, prompts)
-        _, *seconds = (synchronized_s(run) for _ in range(2 if bench.is_dry else 4))
+        _, *seconds = (device_s(run) for _ in range(2 if bench.is_dry else 4))
         rate = len(prompts) / statistics.median(seconds)
         yield f"{len(prompts)} equal, interval {interval}", {"seconds": seconds, "images/s": rate}
 
@@ -118,7 +118,7 @@ def trace(bench: Bench, sizes: Sequence[Size]) -> dict[str, Any]:
     conditionings = pipeline.encode(params)
     finished_s: list[float] = []
     latents: list[torch.Tensor] = []
-    _synchronize()
+    synchronize()
     with counted(pipeline.engines) as work:
         began = time.perf_counter()
         for each, conditioning in zip(params, conditionings, strict=True):
@@ -131,10 +131,10 @@ def trace(bench: Bench, sizes: Sequence[Size]) -> dict[str, Any]:
             ticks_s.append(now - start_s)
             finished_s += [now - began] * len(events)
             latents += [event.latents for event in events if isinstance(event, Finished)]
-        _synchronize()
+        synchronize()
         seconds = time.perf_counter() - began
     with counted(pipeline.engines) as decoding:
-        decode_s = synchronized_s(lambda: [pipeline.pixels(each) for each in latents])
+        decode_s = device_s(lambda: [pipeline.pixels(each) for each in latents])
     whole = sum(bool(each.isfinite().all()) for each in latents)
     area = statistics.fmean((each.width or 0) * (each.height or 0) for each in params)
     return {
@@ -257,16 +257,3 @@ def requests(bench: Bench, pipeline: Pipeline, sizes: Sequence[Size]) -> list[Ge
             )
         )
     return [pipeline.resolve(each) for each in made]
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def synchronized_s(run: Callable[[], object]) -> float:
-    """Seconds until the device is done."""
-    start = time.perf_counter()
-    run()
-    _synchronize()
-    return time.perf_counter() - start

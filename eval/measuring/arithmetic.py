@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from onnx_export.random_weights import SDXL_1_0
 from onnx_export.recipes import RECIPES
 from sdxl.checkpoint import NETWORK_FOLDERS, find
+from sdxl.checkpoint_checks import network_class
 from sdxl.engine import torch_dtype
 from sdxl.networks.parts import networks_of
 from sdxl.specs import CHUNK, Architecture, ModelSpec, image_axes, network_specs
@@ -94,16 +95,11 @@ def meta_networks(configs: Configs) -> Iterator[tuple[str, nn.Module]]:
 
 
 def build_module(part: str, config: Mapping[str, Any]) -> nn.Module:
-    import transformers
-    from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
-    from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
-
-    if part in ("unet", "vae"):
-        kind = UNet2DConditionModel if part == "unet" else AutoencoderKL
-        module: nn.Module = kind.from_config(dict(config))
+    kind = network_class(part)
+    if part.startswith("text_encoder"):
+        module: nn.Module = kind(kind.config_class(**config))
     else:
-        name = "CLIPTextModelWithProjection" if part == "text_encoder_2" else "CLIPTextModel"
-        module = getattr(transformers, name)(transformers.CLIPTextConfig(**config))
+        module = kind.from_config(dict(config))
     return module.eval().requires_grad_(False)
 
 

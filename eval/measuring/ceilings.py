@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+
+from eval.measuring.timing import Run, device_s
 
 SIDES = {"cpu": (512, 1024, 2048), "cuda": (4096, 8192, 16384)}
 CONVOLVED = (8, 128, 32, 32)
@@ -39,7 +39,7 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
 def _matmul(side: int, device: torch.device, dtype: torch.dtype) -> float:
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     out = torch.empty(side, side, device=device, dtype=dtype)
-    return 2 * side**3 / fastest(lambda: torch.mm(a, b, out=out), device)
+    return 2 * side**3 / fastest(lambda: torch.mm(a, b, out=out))
 
 
 def _convolution(dtype: torch.dtype) -> float:
@@ -47,23 +47,16 @@ def _convolution(dtype: torch.dtype) -> float:
     x = torch.randn(CONVOLVED).to(dtype)
     weight = torch.randn(channels, channels, 3, 3).to(dtype)
     flops = 2 * rows * height * width * channels * weight[0].numel()
-    return flops / fastest(lambda: F.conv2d(x, weight, padding=1), torch.device("cpu"))
+    return flops / fastest(lambda: F.conv2d(x, weight, padding=1))
 
 
 def _copy(device: torch.device) -> float:
     count = COPIED_BYTES[device.type]
     source = torch.ones(count, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * count / fastest(lambda: target.copy_(source), device)
+    return 2 * count / fastest(lambda: target.copy_(source))
 
 
-def fastest(run: Callable[[], object], device: torch.device) -> float:
-    """Seconds of the fastest of several runs."""
-    times = []
-    for _ in range(ROUNDS + 1):
-        start = time.perf_counter()
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return min(times[1:])
+def fastest(run: Run) -> float:
+    """Seconds of the fastest of several runs, without the first."""
+    return min([device_s(run) for _ in range(ROUNDS + 1)][1:])

@@ -41,6 +41,21 @@ def wall_s(run: Run) -> float:
     return time.perf_counter() - start
 
 
+def device_s(run: Run) -> float:
+    """Wall-clock seconds until the GPU, if there is one, is done."""
+    start = time.perf_counter()
+    run()
+    synchronize()
+    return time.perf_counter() - start
+
+
+def synchronize() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 def cpu_s(run: Run) -> float:
     """CPU seconds of this process per thread. Other processes do not change them."""
     import torch

@@ -14,9 +14,9 @@ Send = Callable[[int, float], Coroutine[Any, Any, T]]
 """takes a request's number and its arrival on time.perf_counter"""
 
 
-async def open_loop(send: Send[T], rate: float, seconds: float, seed: int = 0) -> list[T]:
+async def open_loop(send: Send[T], rate: float, seconds: float) -> list[T]:
     """Send at Poisson arrivals, without waiting for answers. Returns the answers by arrival."""
-    rng, tasks = random.Random(seed), list[asyncio.Task[T]]()
+    rng, tasks = random.Random(0), list[asyncio.Task[T]]()
     began_s, due = time.perf_counter(), 0.0
     while (due := due + rng.expovariate(rate)) < seconds:
         due_s = began_s + due

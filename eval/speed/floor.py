@@ -120,7 +120,7 @@ def time_call(engines: Engines, name: str, shapes: Shapes, floor_s: float) -> di
         for t in engine.spec.inputs
     }
     outputs = {t.name: allocate(t, axes, engines.device) for t in engine.spec.outputs}
-    seconds = fastest(lambda: engine(inputs, outputs), engines.device)
+    seconds = fastest(lambda: engine(inputs, outputs))
     return {"seconds": seconds, "share": floor_s / seconds}
 
 

@@ -62,10 +62,10 @@ def control_net(precision: str = "fp16") -> Any:
 
 
 @cache
-def bank(model: str = FULL_SIZE) -> Bank:
+def bank() -> Bank:
     """The bank of the UNet's LoRAs."""
     with torch.device("meta"):
-        shapes = adapt("unet", half_unet(model))
+        shapes = adapt("unet", half_unet())
     return new_bank(bank_specs(shapes, "float16"), torch.device("meta"))
 
 

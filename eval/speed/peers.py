@@ -116,18 +116,14 @@ def prompts_for(batch: int) -> list[str]:
 
 
 def measure_turns(
-    runs: Mapping[str, Run],
-    batch: int,
-    options: argparse.Namespace,
-    until_s: float,
-    warmup: int = 2,
+    runs: Mapping[str, Run], batch: int, options: argparse.Namespace, until_s: float
 ) -> Report:
     """The figures of one batch size, with the ratios to peers and between intervals."""
     joules: dict[str, list[float]] = {}
     counter, is_cuda = open_meter(), torch.cuda.is_available()
     timed = cuda_s if is_cuda else wall_s
     metered = {n: _metered(run, joules.setdefault(n, []), counter) for n, run in runs.items()}
-    seconds = take_turns(metered, options.rounds, warmup=warmup, timed=timed, until_s=until_s)
+    seconds = take_turns(metered, options.rounds, warmup=2, timed=timed, until_s=until_s)
     report: Report = {
         "seconds": spreads(seconds, lambda s: s),
         "images/s": spreads(seconds, lambda s: batch / s),

@@ -17,11 +17,7 @@ from typing import Any
 import numpy as np
 import PIL.Image
 import torch
-from diffusers import (
-    AutoencoderKL,
-    StableDiffusionXLImg2ImgPipeline,
-    StableDiffusionXLPipeline,
-)
+from diffusers import AutoencoderKL, StableDiffusionXLImg2ImgPipeline, StableDiffusionXLPipeline
 
 import sdxl.mini
 from sdxl.canny import Pixels

@@ -22,14 +22,7 @@ from scipy.ndimage import binary_dilation
 from sdxl.canny import EIGHT_NEIGHBOURS, Pixels, canny
 from sdxl.mini.scenes import Image, caption
 from sdxl.places import CONTROLNETS
-from training.mini.check import (
-    GUIDANCE,
-    STEPS,
-    WEIGHTS,
-    held_out_scenes,
-    load_painter,
-    paint_with,
-)
+from training.mini.check import GUIDANCE, STEPS, held_out_scenes, load_painter, paint_with
 from training.mini.judge import Mask, mask_things
 from training.mini.layouts import (
     DEPTH,
@@ -55,10 +48,10 @@ def unseen_layouts(count: int, is_free: bool = False) -> list[SettledScene]:
     return [scatter(each, rng) for each in layouts] if is_free else layouts
 
 
-def load_controlled(folder: Path, weights: Path = WEIGHTS) -> Any:
+def load_controlled(folder: Path) -> Any:
     """Load the model and a ControlNet in plain diffusers."""
     net = ControlNetModel.from_pretrained(folder, torch_dtype=torch.float32)
-    parts = load_painter(weights).components
+    parts = load_painter().components
     pipe = StableDiffusionXLControlNetPipeline(**parts, controlnet=net, add_watermarker=False)
     pipe.set_progress_bar_config(disable=True)
     return pipe
@@ -79,10 +72,7 @@ def _overlap(first: Mask, second: Mask) -> float:
     return float((first & second).sum() / max((first | second).sum(), 1))
 
 
-COMPARE: dict[str, Callable[[Image, Pixels], float]] = {
-    EDGES: compare_edges,
-    DEPTH: compare_things,
-}
+COMPARE: dict[str, Callable[[Image, Pixels], float]] = {EDGES: compare_edges, DEPTH: compare_things}
 
 
 def measure(name: str, images: Sequence[Image], maps: Sequence[Pixels]) -> list[float]:

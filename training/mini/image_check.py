@@ -8,7 +8,6 @@ painted from the same noise without the adapter.
 from __future__ import annotations
 
 import argparse
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from sdxl.image_prompts import ImagePrompt
 from sdxl.images import to_pixels
 from sdxl.mini.scenes import SHAPES, Image, Scene, draw
 from sdxl.params import GenerationParams
+from sdxl.picture_files import file_of
 from sdxl.pipeline import Pipeline, WithPictures
 from sdxl.places import IP_ADAPTERS
 from training.mini.check import held_out_scenes
@@ -39,26 +39,19 @@ def unseen_references(count: int) -> tuple[list[Scene], list[Image]]:
     return scenes, [draw(scene, FIRST_SEED + i) for i, scene in enumerate(scenes)]
 
 
-def paint_prompted(
-    pipeline: Pipeline, pictures: Sequence[Image], strength: float = 1.0
-) -> list[Image]:
+def paint_prompted(pipeline: Pipeline, pictures: Sequence[Image], strength: float) -> list[Image]:
     """Paint one picture for each reference, from noise with the reference's number as seed."""
     requests = []
     for seed, picture in enumerate(pictures):
         prompts = (ImagePrompt(NAME, str(seed), strength),)
         params = GenerationParams("", seed=seed, cache_interval=1, image_prompts=prompts)
-        requests.append(WithPictures(params, maps={str(seed): png(picture)}))
+        reference = file_of(PIL.Image.fromarray(picture))
+        requests.append(WithPictures(params, maps={str(seed): reference}))
     images = []
     for result in pipeline.generate(requests):
         assert result.image is not None, result.error
         images.append(to_pixels(result.image))
     return images
-
-
-def png(picture: Image) -> bytes:
-    file = io.BytesIO()
-    PIL.Image.fromarray(picture).save(file, "PNG")
-    return file.getvalue()
 
 
 def verdict(image: Image, scene: Scene) -> tuple[bool, bool, bool]:

@@ -95,7 +95,7 @@ def distractors(scene: Scene, rng: np.random.Generator) -> list[Scene]:
     return chosen[:DISTRACTORS]
 
 
-def sample_group(rng: np.random.Generator, size: int, place_share: float = 0.0) -> list[Scene]:
+def sample_group(rng: np.random.Generator, size: int, place_share: float) -> list[Scene]:
     """Return a training scene and others that differ from it in one attribute, of any kind.
 
     If the scene states a place, `place_share` of the others differ in it. With a share of 1, the

@@ -27,11 +27,8 @@ class Painting:
         scheduler.set_timesteps(STEPS)
         self.sigmas: Tensor = scheduler.sigmas.float().to(device)
         self.timesteps: Tensor = scheduler.timesteps.float().to(device)
-        self._prompt, self._deep, self._shallow = (
-            PromptUNet(unet),
-            DeepUNet(unet),
-            ShallowUNet(unet),
-        )
+        self._prompt, self._deep = PromptUNet(unet), DeepUNet(unet)
+        self._shallow = ShallowUNet(unet)
 
     def read(self, context: Tensor, pooled: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
         """Return the UNet's conditions for encoded captions and then for as many empty captions.

@@ -14,15 +14,7 @@ from torch.nn import functional as F
 from transformers import CLIPTokenizer
 
 from sdxl.mini.clip import MiniClip, pixels_of
-from sdxl.mini.scenes import (
-    COLOURS,
-    PLACES,
-    RELATIONS,
-    SHAPES,
-    Scene,
-    caption,
-    draw,
-)
+from sdxl.mini.scenes import COLOURS, PLACES, RELATIONS, SHAPES, Scene, caption, draw
 from sdxl.single_file.configs import END
 from training.fitting import Schedule, fit, in_half
 from training.mini import topology
