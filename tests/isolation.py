@@ -1,5 +1,5 @@
 """Run a script with its own processes, network, /tmp and shared memory, so that the script may use
-default ports and kill by name. The root may be read-only.
+default ports and kill by name.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ def is_permitted() -> bool:
 
 
 def run_alone(
-    script: str, folder: Path, timeout_s: float, *, is_read_only: bool = False, user: int = 0
+    script: str, folder: Path, timeout_s: float, user: int = 0
 ) -> subprocess.CompletedProcess[str]:
+    """Run as root, or as a user without rights for whom the root folder is read-only."""
     if not is_permitted():
         pytest.skip("this needs the right to make namespaces, which root has")
     (folder / "script.sh").write_text(script)
@@ -36,10 +37,9 @@ def run_alone(
         f"mount --bind {folder} {HERE}",
         *empty_tmp(),
         "mount -t tmpfs -o mode=1777 tmpfs /dev/shm",
-        *(readable_python() if user else []),
-        *(["mount -o remount,bind,ro /"] if is_read_only else []),
+        *([*readable_python(), "mount -o remount,bind,ro /"] if user else []),
         f"cd {HERE}",
-        f"exec {as_user(user)} bash -eu -o pipefail script.sh",
+        f"exec setpriv --reuid {user} --regid {user} --clear-groups bash -eu -o pipefail script.sh",
     ]
     return subprocess.run(
         ["unshare", *NAMESPACES, "bash", "-c", " && ".join(steps)],
@@ -69,10 +69,6 @@ def readable_python() -> list[str]:
         f"mkdir -p {base}",
         f"mount --bind /media {base}",
     ]
-
-
-def as_user(user: int) -> str:
-    return f"setpriv --reuid {user} --regid {user} --clear-groups" if user else ""
 
 
 def environment() -> dict[str, str]:

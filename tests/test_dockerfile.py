@@ -170,7 +170,7 @@ wait $! && echo "ended well"
 @pytest.mark.long
 def test_it_serves_on_a_read_only_root_as_a_user_without_rights(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    done = run_alone(READ_ONLY, tmp_path, 400, is_read_only=True, user=10001)
+    done = run_alone(READ_ONLY, tmp_path, 400, user=10001)
     assert done.returncode == 0 and "ended well" in done.stdout, done.stdout + done.stderr[-3000:]
     assert "/v1/results/" in done.stdout
 
@@ -196,7 +196,7 @@ def test_it_exports_and_builds_where_nothing_but_its_volumes_can_be_written(tmp_
     write_foreign_model(tmp_path / "foreign")
     export, build = in_the_image()
     script = EXPORTS + f"{export} {QUICKLY}\n{build} {FOR_AN_L40S}\n"
-    done = run_alone(script, tmp_path, 2300, is_read_only=True, user=10001)
+    done = run_alone(script, tmp_path, 2300, user=10001)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert "int8 for L40S, tensorrt-rtx" in done.stdout, done.stdout
     (weights,) = (tmp_path / "home" / "onnx").glob("*/unet.safetensors")

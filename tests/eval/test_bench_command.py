@@ -1,4 +1,4 @@
-"""`sdxl bench` runs its benchmarks by name; wrong flags of bench and tune are one line."""
+"""`sdxl bench` runs its benchmarks by name; wrong flags of bench, eval and tune are one line."""
 
 from __future__ import annotations
 
@@ -29,10 +29,14 @@ def test_every_benchmark_exists_and_is_in_the_help(capsys: pytest.CaptureFixture
         ("bench mlperf --audit TEST05", "audit must be one of TEST01"),
         ("bench mlperf --url u --precision int8", f"precision {WITH_URL}that service has its own"),
         ("bench mlperf --url u --backend torch", f"backend {WITH_URL}that service has its own"),
+        ("bench mlperf --url u --engines d", f"engines {WITH_URL}that service has its own"),
+        ("bench mlperf --url u --unchecked", f"unchecked {WITH_URL}that service has its own"),
         ("bench mlperf --url u --deterministic", f"deterministic {WITH_URL}that service has its"),
         ("bench load --url u --secs 5", f"flags {WITH_URL}they are for the `sdxl serve`"),
         ("bench floor --rows 0", "rows must be at least 1"),
         ("bench gpu --sections all", "sections must be one of start"),
+        ("eval --images a --url b", "name one source of pictures, got '--images and --url'"),
+        ("tune --precision fp32 int8 --engines d", "engines needs one --precision, the folder's"),
         ("tune --steps 3", "steps must be at least 4"),
         ("tune --scheduler best", "scheduler must be one of"),
         ("tune --guided-until 0", "guided_until must be a share above 0"),

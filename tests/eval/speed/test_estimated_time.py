@@ -10,14 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from eval.speed.estimated_time import (
-    GAP_S,
-    GPUS,
-    RATES,
-    report,
-    seconds_by_group,
-    seconds_of,
-)
+from eval.speed.estimated_time import GAP_S, GPUS, RATES, report, seconds_by_group, seconds_of
 from eval.speed.kernel_work import KernelWork, work_of
 from eval.speed.meta_networks import PRECISIONS
 from sdxl.cli import main
