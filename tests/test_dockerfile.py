@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -14,8 +15,7 @@ import yaml
 
 from sdxl.cli import COMMANDS
 from serve.cli import read_settings
-from tests import dockerfile
-from tests.dockerfile import ROOT, arguments
+from tests.dockerfile import ROOT, arguments, stage
 from tests.isolation import run_alone
 from tests.serve.servers import listening
 from tests.serve.services import free_port
@@ -77,20 +77,21 @@ def test_the_project_supports_its_python() -> None:
 
 
 def test_it_runs_as_a_user_and_writes_to_a_volume() -> None:
-    steps = dockerfile.stage("service")
+    steps = stage("service")
     last = max(place for place, (name, _) in enumerate(steps) if name == "USER")
     assert int(steps[last][1]) > 0, f"it ends as {steps[last][1]}"
     assert all(name not in ("RUN", "FROM") for name, _ in steps[last:]), "installs as a user"
-    home = dockerfile.environment()["SDXL_HOME"]
-    (volumes,) = arguments("VOLUME")
-    environment = dockerfile.environment()
+    (text,) = (rest for name, rest in steps if name == "ENV")
+    environment = dict(pair.split("=", 1) for pair in text.split())
+    home, (volumes,) = environment["SDXL_HOME"], arguments("VOLUME")
     written = ("HF_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
     assert home in volumes and all(environment[name].startswith(home) for name in written)
 
 
 def test_it_serves_by_default() -> None:
-    program, command, *flags = dockerfile.default_command()
-    assert (program, command) == ("sdxl", "serve")
+    (program,), (rest,) = arguments("ENTRYPOINT"), arguments("CMD")
+    name, command, *flags = json.loads(program) + json.loads(rest)
+    assert (name, command) == ("sdxl", "serve")
     assert read_settings(flags).keys == "/run/secrets/sdxl_keys"
     compose = yaml.safe_load((ROOT / "serve/deploy/compose.yaml").read_text())
     command, *flags = compose["services"]["sdxl"]["command"]
@@ -110,13 +111,13 @@ def test_documents_run_existing_commands_in_it() -> None:
 
 def test_without_engines_triton_can_compile() -> None:
     """Triton compiles each kernel's launcher with a C compiler and Python's headers."""
-    (text,) = (rest for name, rest in dockerfile.stage("python") if name == "RUN")
+    (text,) = (rest for name, rest in stage("python") if name == "RUN")
     assert {"gcc", "libc6-dev", "python3.12-dev"} <= set(text.split())
 
 
 def test_only_the_language_models_interpreter_finds_its_images_libraries(tmp_path: Path) -> None:
     """Run the stage's commands, without those of pip and apt."""
-    (text,) = (rest for _, rest in dockerfile.stage("llm") if "/opt/trtllm/own" in rest)
+    (text,) = (rest for _, rest in stage("llm") if "/opt/trtllm/own" in rest)
     steps = [step for step in text.split(" && ") if "pip" not in step]
     own = tmp_path / "own/bin/python"
     own.parent.mkdir(parents=True)
@@ -134,12 +135,13 @@ def test_only_the_language_models_interpreter_finds_its_images_libraries(tmp_pat
     ).stdout
     assert output == "/of/nvidia -m a b c\n"
     assert ("ENV", "LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64") in (
-        dockerfile.stage("llm")
+        stage("llm")
     )
 
 
 def test_its_health_check_passes_for_a_ready_service() -> None:
-    program, *rest = dockerfile.health_check()
+    (text,) = arguments("HEALTHCHECK")
+    program, *rest = json.loads(text.partition("CMD ")[2])
     assert program == "python"
 
     def check(url: str) -> int:

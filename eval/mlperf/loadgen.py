@@ -6,6 +6,7 @@ seeds). `is_short` changes only durations and counts.
 
 from __future__ import annotations
 
+import array
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -100,8 +101,6 @@ class ScenarioRun:
 
 def complete(response: int, data: bytes = b"") -> None:
     """Answer one sample. LoadGen copies the bytes before this returns."""
-    import array
-
     buffer = array.array("B", data)
     address, count = buffer.buffer_info()
     lg.QuerySamplesComplete([lg.QuerySampleResponse(response, address, count)])

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
 from sdxl.checkpoint import quiet_loading
@@ -104,8 +105,6 @@ def mini_scorer() -> ClipScorer:
 
 def clip_inputs(pictures: Sequence[Pixels], side: int) -> Tensor:
     """Square pictures, resized bicubically in 8 bits by Pillow, then normalised."""
-    from PIL import Image
-
     resized = [
         np.asarray(Image.fromarray(p).resize((side, side), Image.Resampling.BICUBIC))
         for p in pictures

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torchmetrics.functional.image import structural_similarity_index_measure
 
@@ -30,6 +31,7 @@ from eval.quality.task import Judges, QualityTask
 from sdxl.files import prepare_folder, write_atomic, write_json
 from sdxl.images import Pixels
 from sdxl.params import InvalidParams
+from sdxl.picture_files import file_of
 
 CHUNK = 32
 """the fewest pictures in a chunk: several full batches, so that chunks cost no speed"""
@@ -194,10 +196,6 @@ def _mean(values: Tensor, rows: Tensor | slice = slice(None)) -> float:
 
 
 def save(folder: Path, indices: Sequence[int], pictures: Sequence[Pixels]) -> None:
-    from PIL import Image
-
-    from sdxl.picture_files import file_of
-
     for index, picture in zip(indices, pictures, strict=True):
         write_atomic(picture_file(folder, index), file_of(Image.fromarray(picture)))
 

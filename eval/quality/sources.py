@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import numpy as np
+from PIL import Image
 
 from eval.quality.task import QualityTask
 from eval.service.client import PICTURE_S, http_client
@@ -86,21 +87,13 @@ class Folder:
         return {"folder": str(self.folder.resolve()), "stamp": stamp_of(self.files)}
 
     def pictures(self, indices: Sequence[int]) -> list[Pixels]:
-        from PIL import Image
-
-        pictures = []
-        for index in indices:
-            with Image.open(self.files[index]) as image:
-                pictures.append(np.array(image.convert("RGB")))
-        return pictures
+        return [read_picture(self.files[index]) for index in indices]
 
     def _check(self, file: Path, side: int) -> None:
-        from PIL import Image, UnidentifiedImageError
-
         try:
             with Image.open(file) as image:
                 size = image.size
-        except (OSError, UnidentifiedImageError) as error:
+        except OSError as error:
             raise InvalidParams("images", str(file), f"must be an image ({error})") from error
         if size != (side, side):
             shown = f"{file} of {size[0]}×{size[1]}"
@@ -158,13 +151,11 @@ def request_picture(http: Any, request: GenerationParams) -> Pixels:
     if answer.status_code != 200:
         message = " ".join(answer.text.split())[:200]
         raise NoPicture(f"{http.base_url} answered {answer.status_code}: {message}")
-    return decode_picture(answer.json()["data"][0]["b64_json"])
+    return read_picture(io.BytesIO(base64.b64decode(answer.json()["data"][0]["b64_json"])))
 
 
-def decode_picture(text: str) -> Pixels:
-    from PIL import Image
-
-    with Image.open(io.BytesIO(base64.b64decode(text))) as image:
+def read_picture(file: Path | BinaryIO) -> Pixels:
+    with Image.open(file) as image:
         return np.array(image.convert("RGB"))
 
 

@@ -22,7 +22,7 @@ import torch
 from engines import ASKED_PRECISIONS
 from engines.choice import UNAVAILABLE
 from engines.folders.export_folder import PRECISIONS, ExportFolder
-from engines.pytorch.torch_engine import EIGHT_BIT
+from engines.pytorch.torch_engine import EIGHT_BIT, load_torch
 from eval.measuring.timing import cpu_s, wall_s
 from eval.quality.evaluation import Evaluation, run_with_progress
 from eval.quality.inputs import load_pipeline, read_task
@@ -181,8 +181,6 @@ def load_engines(
 ) -> Engines:
     """On a GPU the service's engines of the precision; else ONNX Runtime on an export made here."""
     if torch.cuda.is_available():
-        from engines.pytorch.torch_engine import load_torch
-
         if precision not in EIGHT_BIT:
             return load_torch(checkpoint, precision=precision, cut=cut)
         return load_pipeline(options, precision).engines

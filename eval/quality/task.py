@@ -22,6 +22,7 @@ from eval.quality.inception import load_inception
 from sdxl.checkpoint import MINI, Checkpoint
 from sdxl.digests import sha256_of
 from sdxl.images import Pixels
+from sdxl.mini.scenes import draw, sample_scene
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.prompt import BODY
 
@@ -100,8 +101,6 @@ def mini_judges(pictures: int | None = None) -> Judges:
 
 def drawn_scenes(count: int) -> Iterator[list[Pixels]]:
     """Drawn scenes of the captions' distribution."""
-    from sdxl.mini.scenes import draw, sample_scene
-
     rng = np.random.default_rng(REFERENCE_SEED)
     scenes = (sample_scene(rng, held_out=True) for _ in range(count))
     drawn = (draw(scene, int(rng.integers(2**31))) for scene in scenes)

@@ -36,6 +36,7 @@ from eval.speed.variants import (
     load_one,
     variant_name,
 )
+from onnx_export.random_weights import write_checkpoint
 from sdxl import memory
 from sdxl.arguments import Parser, add_option, number, whole
 from sdxl.files import prepare_folder, write_atomic, write_json
@@ -80,8 +81,6 @@ def build_parser() -> Parser:
 
 
 def full_size() -> str:
-    from onnx_export.random_weights import write_checkpoint
-
     if not FULL_SIZE.exists():
         prepare_folder(FULL_SIZE.parent)
         write_checkpoint(FULL_SIZE)

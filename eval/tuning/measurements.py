@@ -84,13 +84,11 @@ class PlanTrials:
     images: PromptedImages
     sampling: SamplingSpec
     path: Path
-    errors: dict[tuple[int, ...], float] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.errors = {}
-        if self.path.exists():
-            stored = json.loads(self.path.read_text(encoding="utf-8"))
-            self.errors = {tuple(each["deep_steps"]): each["error"] for each in stored}
+    @cached_property
+    def errors(self) -> dict[tuple[int, ...], float]:
+        stored = json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else []
+        return {tuple(each["deep_steps"]): each["error"] for each in stored}
 
     def run(self, plan: CachePlan) -> float:
         if plan.deep_steps not in self.errors:
@@ -113,13 +111,10 @@ class ErrorProbe:
     shallow: Engine
     guidance: Sequence[float]
     """of each image in the call"""
-    ages: int
-    kept: deque[dict[str, Tensor]] = field(init=False)
+    kept: deque[dict[str, Tensor]]
+    """the features of the last steps"""
     errors: list[list[float]] = field(default_factory=list)
     """the mean squared difference of the noise of every step, by the age of the features"""
-
-    def __post_init__(self) -> None:
-        self.kept = deque(maxlen=self.ages)
 
     @property
     def spec(self) -> ModelSpec:
@@ -180,9 +175,8 @@ def _probed(
     pipeline: Pipeline, sampling: SamplingSpec, group: Sequence[GenerationParams], oldest: int
 ) -> list[list[float]]:
     engines = pipeline.engines
-    probe = ErrorProbe(
-        engines["unet_deep"], engines["unet_shallow"], [r.guidance for r in group], oldest
-    )
+    guidance, kept = [request.guidance for request in group], deque[Any](maxlen=oldest)
+    probe = ErrorProbe(engines["unet_deep"], engines["unet_shallow"], guidance, kept)
     # Switch off recordings and calls ahead: a replayed recording would skip the probe.
     watched = replace(
         engines,
