@@ -42,16 +42,16 @@ class Trial:
         return None if is_kept else f"not kept: {text!r}"
 
 
-def trials(count: int, seed: int = 21) -> Iterator[Trial]:
-    rng = np.random.default_rng(seed)
+def trials(count: int) -> Iterator[Trial]:
+    rng = np.random.default_rng(21)
     for _ in range(count):
         wanted = wanted_of(full_scene(rng, held_out=True), rng)
         yield Trial((Message("user", phrase(wanted, rng)),), wanted=wanted)
 
 
-def changes(count: int, seed: int = 22) -> Iterator[Trial]:
+def changes(count: int) -> Iterator[Trial]:
     """Yield chats whose second turn asks to change the first turn's scene."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(22)
     while count:
         scene = full_scene(rng, held_out=True)
         if changed := change(scene, rng):

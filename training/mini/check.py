@@ -22,8 +22,9 @@ from diffusers import AutoencoderKL, StableDiffusionXLImg2ImgPipeline, StableDif
 import sdxl.mini
 from sdxl.canny import Pixels
 from sdxl.mini.clip import Scorer, pixels_of
-from sdxl.mini.scenes import SIDE, Image, Scene, caption, draw, sample_scene
+from sdxl.mini.scenes import Image, Scene, caption, draw, sample_scene
 from sdxl.params import REFINER_SWITCH_AT, GenerationParams
+from serve.render.contact_sheet import contact_sheet
 from training.mini.judge import faults, shape_overlaps, specks, straighten
 from training.mini.lora import add_lora
 from training.mini.neighbours import distractors
@@ -32,7 +33,7 @@ from training.mini.painting import to_images
 WEIGHTS = Path(sdxl.mini.__file__).parent / "weights"
 GOOD_SHAPE = 0.95
 STEPS, GUIDANCE = 20, GenerationParams().guidance
-_SEED, _BATCH, _COLUMNS = 2024, 20, 20
+_SEED, _BATCH = 2024, 20
 
 
 @dataclass(frozen=True)
@@ -166,13 +167,6 @@ def report(title: str, verdicts: list[PictureVerdict]) -> None:
         print(f"{title:9} {kind:6} n={len(group):3}  {shares}  {dict(wrong) or ''}")
 
 
-def contact_sheet(images: list[Image]) -> PIL.Image.Image:
-    blank = np.zeros((SIDE, SIDE, 3), dtype=np.uint8)
-    padded = [*images, *[blank] * (-len(images) % _COLUMNS)]
-    rows = [np.concatenate(padded[i : i + _COLUMNS], 1) for i in range(0, len(padded), _COLUMNS)]
-    return PIL.Image.fromarray(np.concatenate(rows))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m training.mini.check")
     parser.add_argument("--weights", type=Path, default=WEIGHTS)
@@ -203,7 +197,8 @@ def main() -> None:
             if v.fault or not v.is_first:
                 print(i, caption(v.scene), "" if v.is_first else "[not first]", v.fault, sep=" | ")
     if args.sheet:
-        contact_sheet(images).save(args.sheet)
+        pairs = list(zip(images, map(caption, scenes), strict=True))
+        PIL.Image.fromarray(contact_sheet(pairs)).save(args.sheet)
 
 
 if __name__ == "__main__":

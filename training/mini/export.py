@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from sdxl.files import grant_usual
+from sdxl.files import grant_usual, write_json
 from sdxl.mini.clip import MiniClip
 from sdxl.mini.scenes import SIDE
 from sdxl.single_file.configs import END
@@ -53,17 +53,13 @@ _PREPROCESSING = {
 }
 
 
-def write_json(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
 def _write_scheduler(folder: Path) -> None:
     """Write the scheduler with the entries for other solvers that SDXL's file has. Without them,
     diffusers' DDIM would clip latents like pixels."""
     new_scheduler().save_pretrained(folder)
     path = folder / "scheduler_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
-    write_json(path, {**config, "clip_sample": False, "set_alpha_to_one": False})
+    write_json(path, {**config, "clip_sample": False, "set_alpha_to_one": False}, indent=2)
 
 
 def export(
@@ -84,9 +80,9 @@ def export(
     write_tokenizer(fresh / "tokenizer_2", "!")
     write_tokenizer(fresh / "clip", END)
     _write_scheduler(fresh / "scheduler")
-    write_json(fresh / "model_index.json", _INDEX)
-    write_json(fresh / "clip" / "vision" / "preprocessor_config.json", _PREPROCESSING)
-    write_json(fresh / "preview.json", preview)
+    write_json(fresh / "model_index.json", _INDEX, indent=2)
+    write_json(fresh / "clip/vision/preprocessor_config.json", _PREPROCESSING, indent=2)
+    write_json(fresh / "preview.json", preview, indent=2)
     for weights in fresh.rglob("*.safetensors"):
         grant_usual(weights)
     swap(fresh, out)

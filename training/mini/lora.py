@@ -6,7 +6,6 @@ Only these are trained.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from sdxl.catalogue import DIFFUSERS_FILE, PEFT_CONFIG, PEFT_FILE, PEFT_PREFIX
-from sdxl.files import grant_usual
+from sdxl.files import grant_usual, write_json
 from sdxl.places import LORAS
 from sdxl.single_file.recognition import SAFETENSORS
 
@@ -93,7 +92,7 @@ def write_in_peft_layout(network: nn.Module, folder: Path, rank: int) -> None:
         "inference_mode": True,
     }
     _write({f"{PEFT_PREFIX}{n}": t for n, t in tensors.items()}, folder, PEFT_FILE)
-    (folder / PEFT_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / PEFT_CONFIG, config, indent=2)
 
 
 def write_in_kohya_layout(parts: Mapping[str, nn.Module], path: Path, rank: int) -> None:
