@@ -58,10 +58,12 @@ class Crowded(Answering):
             self.under_way -= 1
 
 
-def run_loadgen(folder: Path, client: Any, limits: str) -> tuple[Any, Streams]:
-    system = Streams(client, 128)
+def run_loadgen(
+    folder: Path, client: Any, limits: str, scenario: str = "Server", at_once: int = 128
+) -> tuple[Any, Streams]:
+    system, count = Streams(client, at_once), len(client.prompts)
     benchmark = LIMITS[limits].benchmark
-    run = ScenarioRun("Server", folder, 8, target_qps=300.0, is_short=True, benchmark=benchmark)
+    run = ScenarioRun(scenario, folder, count, target_qps=300, is_short=True, benchmark=benchmark)
     try:
         return run.start(system.issue), system
     finally:
@@ -94,12 +96,7 @@ def test_offline_samples_wait_for_room(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(under_loadgen, "RETRY_S", 0.001)
     client: Any = Crowded(0.001, 0.0005)
     client.prompts = [PROMPTS[0]] * 200
-    system = Streams(client, 30)
-    run = ScenarioRun("Offline", tmp_path, 200, is_short=True, benchmark=LIMITS["server"].benchmark)
-    try:
-        summary = run.start(system.issue)
-    finally:
-        system.close()
+    summary, system = run_loadgen(tmp_path, client, "server", "Offline", at_once=30)
     assert summary.is_valid and not system.failed, (system.failed, summary.lines)
     assert Crowded.room < client.most <= 30
 
