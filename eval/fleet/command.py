@@ -65,7 +65,7 @@ class FleetBench:
             clusters, each, max(math.ceil(each * self.pace.rate / FRONT_RATE), FEWEST_FRONTS)
         )
 
-    def traffic(self, replicas: int, level: Level = steady) -> Traffic:
+    def traffic(self, replicas: int, level: Level) -> Traffic:
         return Traffic(self.load * replicas * self.pace.rate, level, self.kinds)
 
     def fronts(self, replicas: int, policy: str = OURS, files: Any = LOADING_S) -> Fronts:

@@ -165,18 +165,12 @@ class Inception(nn.Module):
 
 
 def load_inception(path: Path) -> Inception:
-    """From `pt_inception-2015-12-05-….pth`, or the same as safetensors."""
+    """From `pt_inception-2015-12-05-….pth`."""
     needed = "must be the weights of pt_inception-2015-12-05"
+    network = Inception()
     try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            weights = load_file(path)
-        else:
-            # Tensors only: a pickle could run code.
-            weights = torch.load(path, map_location="cpu", weights_only=True)
-        network = Inception()
-        network.load_state_dict(weights)
+        # Tensors only: a pickle could run code.
+        network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     except UNREADABLE as error:
         line = " ".join(str(error).split())[:200] or type(error).__name__
         raise InvalidParams("inception", str(path), f"{needed} ({line})") from error

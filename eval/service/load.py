@@ -10,7 +10,6 @@ loop's rate. Latencies count from the arrival. `late` counts pictures after thei
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 import time
 from collections import Counter
@@ -129,8 +128,7 @@ def main(argv: Sequence[str]) -> int:
     add = partial(add_option, parser)
     add("--url", None, "of a running service; without it, one is started here")
     add("--seconds", 30.0, "duration of each run")
-    text = "loads, as shares of the capacity, as JSON"
-    add("--shares", list(SHARES), text, nargs=None, type=json.loads)
+    add("--shares", SHARES, "loads, as shares of the capacity")
     options, flags = parser.parse_known_args(argv)
     if options.url and flags:
         needed = "cannot be used with --url: they are for the `sdxl serve` that this command starts"

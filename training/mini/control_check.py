@@ -32,7 +32,6 @@ from training.mini.layouts import (
     LOW,
     MAPS,
     SettledScene,
-    scatter,
     settle_layout,
     without_layout,
 )
@@ -41,11 +40,8 @@ FIRST_SEED = 10_000  # the first layout's seed; training uses random seeds
 _COLUMNS = 12
 
 
-def unseen_layouts(count: int, is_free: bool = False) -> list[SettledScene]:
-    scenes = held_out_scenes(count)
-    layouts = [settle_layout(scene, FIRST_SEED + i) for i, scene in enumerate(scenes)]
-    rng = np.random.default_rng(FIRST_SEED)
-    return [scatter(each, rng) for each in layouts] if is_free else layouts
+def unseen_layouts(count: int) -> list[SettledScene]:
+    return [settle_layout(scene, FIRST_SEED + i) for i, scene in enumerate(held_out_scenes(count))]
 
 
 def load_controlled(folder: Path) -> Any:
@@ -104,12 +100,11 @@ def main() -> None:
     parser.add_argument("--strength", type=float, default=1.0)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--guidance", type=float, default=GUIDANCE)
-    parser.add_argument("--free", action="store_true", help="things of any size anywhere")
     parser.add_argument(
         "--sheet", type=Path, help="write columns: map, picture with it, without it (PNG)"
     )
     args = parser.parse_args()
-    layouts = unseen_layouts(args.count, args.free)
+    layouts = unseen_layouts(args.count)
     texts = [caption(without_layout(layout.scene)) for layout in layouts]
     rows: list[PIL.Image.Image] = []
     for name in args.names:

@@ -7,7 +7,6 @@ and every step reads their output. diffusers loads the folder in fp16 or fp32.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from engines.folders.publishing import publish
 from sdxl.files import grant_usual, write_json
 from sdxl.mini.clip import MiniClip
 from sdxl.mini.scenes import SIDE
@@ -85,7 +85,7 @@ def export(
     write_json(fresh / "preview.json", preview, indent=2)
     for weights in fresh.rglob("*.safetensors"):
         grant_usual(weights)
-    swap(fresh, out)
+    publish(fresh, out)
 
 
 def name_as_sdxl(folder: Path) -> None:
@@ -97,12 +97,3 @@ def name_as_sdxl(folder: Path) -> None:
         for name, t in load_file(path).items()
     }
     save_file(tensors, path, metadata={"format": "pt"})
-
-
-def swap(fresh: Path, out: Path) -> None:
-    old = out.with_name(out.name + ".old")
-    shutil.rmtree(old, ignore_errors=True)
-    if out.exists():
-        os.replace(out, old)
-    os.replace(fresh, out)
-    shutil.rmtree(old, ignore_errors=True)

@@ -38,10 +38,8 @@ def tokenizers(work: Path) -> tuple[CLIPTokenizer, CLIPTokenizer]:
     """Write both tokenizers, like the export, and load them."""
     write_tokenizer(work / "tokenizer", END)
     write_tokenizer(work / "tokenizer_2", "!")
-    return (
-        CLIPTokenizer.from_pretrained(work / "tokenizer"),
-        CLIPTokenizer.from_pretrained(work / "tokenizer_2"),
-    )
+    first, second = (CLIPTokenizer.from_pretrained(work / f"tokenizer{n}") for n in ("", "_2"))
+    return first, second
 
 
 def tokenize(tokenizer: CLIPTokenizer, texts: list[str]) -> Tensor:

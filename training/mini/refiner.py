@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from engines.folders.publishing import publish
 from sdxl.conditioning import AESTHETIC_SCORES
 from sdxl.files import grant_usual, write_json
 from sdxl.mini.scenes import Scene, caption, sample_scene
@@ -31,7 +32,7 @@ from training.mini.autoencoder import as_tensor, miss, miss_of_shapes
 from training.mini.check import load_painter
 from training.mini.conditioning import encode_captions
 from training.mini.endings import odds_of_rows, with_noise_anew
-from training.mini.export import name_as_sdxl, swap
+from training.mini.export import name_as_sdxl
 from training.mini.latents import tokenize
 from training.mini.neighbours import is_hard
 from training.mini.own_courses import OwnCourses, paint_straightened
@@ -199,4 +200,4 @@ def write_refiner(unet: Any, encoder: Any, weights: Path, out: Path) -> None:
         grant_usual(path)
     index = json.loads((weights / "model_index.json").read_text(encoding="utf-8"))
     write_json(fresh / "model_index.json", index | REFINER_INDEX, indent=2)
-    swap(fresh, out)
+    publish(fresh, out)

@@ -11,15 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import CLIPTokenizer
 
 from sdxl.mini.clip import MiniClip, pixels_of
 from sdxl.mini.scenes import COLOURS, PLACES, RELATIONS, SHAPES, Scene, caption, draw
-from sdxl.single_file.configs import END
 from training.fitting import Schedule, fit, in_half
 from training.mini import topology
+from training.mini.latents import tokenizers
 from training.mini.neighbours import sample_group
-from training.mini.vocabulary import write_tokenizer
 
 _GROUP, _PLACE_SHARE = 4, 0.3
 _SHARPNESS = 10.0  # multiplies answers, because unit vectors have small elements
@@ -108,8 +106,7 @@ def train_scorer(schedule: Schedule, groups: int, work: Path, device: str) -> No
     torch.manual_seed(0)
     student = Student().to(device)
     model = student.clip
-    write_tokenizer(work / "tokenizer", END)
-    tokenizer = CLIPTokenizer.from_pretrained(work / "tokenizer")
+    tokenizer, _ = tokenizers(work)
 
     def loss_of(rng: np.random.Generator, step: int) -> Tensor:
         scenes = [s for _ in range(groups) for s in sample_group(rng, _GROUP, _PLACE_SHARE)]
