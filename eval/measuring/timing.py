@@ -65,25 +65,8 @@ def cpu_s(run: Run) -> float:
     return (time.process_time() - start) / torch.get_num_threads()
 
 
-def cuda_s(run: Run) -> float:
-    """Seconds by the GPU's clock, until the enqueued work is done."""
-    import torch
-
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    run()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1000
-
-
 def take_turns(
-    variants: Mapping[str, Run],
-    rounds: int,
-    warmup: int = 1,
-    *,
-    timed: Timed = wall_s,
-    until_s: float = float("inf"),
+    variants: Mapping[str, Run], rounds: int, warmup: int = 2, until_s: float = math.inf
 ) -> dict[str, list[float]]:
     """Seconds of every round by variant. Each round runs every variant once, in rotated order.
     After the first round, none begins past `until_s` on time.perf_counter."""
@@ -96,7 +79,7 @@ def take_turns(
         if round_ and time.perf_counter() > until_s:
             break
         for name in names[round_ % len(names) :] + names[: round_ % len(names)]:
-            seconds[name].append(timed(variants[name]))
+            seconds[name].append(device_s(variants[name]))
     return seconds
 
 

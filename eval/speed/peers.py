@@ -22,7 +22,7 @@ import torch
 
 from eval.measuring.energy import open_meter
 from eval.measuring.system_description import describe_system
-from eval.measuring.timing import Run, Spread, cuda_s, ratio, take_turns, wall_s
+from eval.measuring.timing import Run, Spread, ratio, take_turns
 from eval.speed import variants
 from eval.speed.variants import (
     COMPILED,
@@ -119,10 +119,9 @@ def measure_turns(
 ) -> Report:
     """The figures of one batch size, with the ratios to peers and between intervals."""
     joules: dict[str, list[float]] = {}
-    counter, is_cuda = open_meter(), torch.cuda.is_available()
-    timed = cuda_s if is_cuda else wall_s
+    counter = open_meter()
     metered = {n: _metered(run, joules.setdefault(n, []), counter) for n, run in runs.items()}
-    seconds = take_turns(metered, options.rounds, warmup=2, timed=timed, until_s=until_s)
+    seconds = take_turns(metered, options.rounds, until_s=until_s)
     report: Report = {
         "seconds": spreads(seconds, lambda s: s),
         "images/s": spreads(seconds, lambda s: batch / s),
