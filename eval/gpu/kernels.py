@@ -58,10 +58,9 @@ def milliseconds(
     ours = [(name, work) for name, work in recorded if work.is_ours]
     names = {name for name, _ in ours}
     by_group: dict[str, float] = defaultdict(float)
-    ticks = count_ticks(len(ours), [each for each in ran if each.name in names])
-    for each, (name, work) in zip(
-        (each for each in ran if each.name in names), ours * ticks, strict=True
-    ):
+    started = [each for each in ran if each.name in names]
+    ticks = count_ticks(len(ours), started)
+    for each, (name, work) in zip(started, ours * ticks, strict=True):
         if each.name != name:
             raise TraceMismatch(f"{each.name} ran where {name} was recorded")
         by_group[work.group] += each.took_us

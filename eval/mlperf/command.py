@@ -167,9 +167,8 @@ def audit(options: argparse.Namespace, requests: list[GenerationParams], root: P
     names = ("performance", *(("accuracy",) if options.audit == "TEST01" else ()))
     for name in names:
         if not is_usable(folder / name):
-            plain = argparse.Namespace(**{**vars(options), "audit": None})
-            plain.is_accuracy = name == "accuracy"
-            measure(plain, requests, folder / name)
+            changed = {"audit": None, "is_accuracy": name == "accuracy"}
+            measure(argparse.Namespace(**vars(options) | changed), requests, folder / name)
     measure(options, requests, folder / options.audit, [folder / name for name in names])
     if options.audit == "TEST01":
         verdict = compliance.test01(folder / "accuracy", folder / "performance", folder / "TEST01")

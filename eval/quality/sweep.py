@@ -73,11 +73,10 @@ def run_sweep(options: argparse.Namespace) -> int:
             chosen = choose_presets(tried)
             measured = {"task": task.name, "pictures": len(task.captions)}
             is_beside = options.stores_presets
-            for file in store_presets(
-                chosen, measured, checkpoint, root, is_beside_model=is_beside
-            ):
-                described = (f"{name} {preset.describe()}" for name, preset in chosen.items())
-                print(f"{file}: {', '.join(described)}")
+            files = store_presets(chosen, measured, checkpoint, root, is_beside_model=is_beside)
+            described = ", ".join(f"{name} {each.describe()}" for name, each in chosen.items())
+            for file in files:
+                print(f"{file}: {described}")
     print(table(tried))
     return 0
 
@@ -86,14 +85,12 @@ def read_settings(grid: str | None, tuned: str | None = None) -> list[QualitySet
     """The exact model first, then every other setting once."""
     grids = USUAL if grid is None else read_grids(Path(grid))
     settings = [EXACT]
-    for each in grids:
-        for values in itertools.product(*each.values()):
-            try:
+    try:
+        for each in grids:
+            for values in itertools.product(*each.values()):
                 settings.append(QualitySetting(**dict(zip(each, values, strict=True))))
-            except TypeError as error:
-                raise InvalidParams(
-                    "grid", str(grid), f"must have known settings ({error})"
-                ) from error
+    except TypeError as error:
+        raise InvalidParams("grid", grid, f"must have known settings ({error})") from error
     settings += read_tuned_plans(Path(tuned)) if tuned else []
     for setting in settings:
         check_setting(setting)

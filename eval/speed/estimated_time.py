@@ -187,17 +187,16 @@ def works_of_a_net(precision: str, rows: int) -> tuple[KernelWork, ...]:
 
 def additions(gpu: EstimatedGpu, precision: str, rows: int) -> dict[str, float]:
     """The time of a picture with LoRAs or a ControlNet, divided by a plain picture's."""
-    deep, shallow = (call_s(works_of(name, precision, rows), gpu) for name in UNETS)
-    decoding = (rows // 2) * (call_s(works_of_a_picture(precision), gpu) + OTHER_S)
-    ratios = {}
+    deep_s, shallow_s = (call_s(works_of(name, precision, rows), gpu) for name in UNETS)
+    decoding_s = (rows // 2) * (call_s(works_of_a_picture(precision), gpu) + OTHER_S)
+    loras_s = call_s(works_with_loras(precision, rows), gpu) - deep_s
+    net_s = call_s(works_of_a_net(precision, rows), gpu)
+    steps, ratios = GenerationParams().steps, {}
     for interval in (1, 2):
-        steps = GenerationParams().steps
         count = ceil(steps / interval)
-        plain = count * deep + (steps - count) * shallow + decoding
-        adapted_s = call_s(works_with_loras(precision, rows), gpu) - deep
-        net_s = call_s(works_of_a_net(precision, rows), gpu)
-        for name, added in (("LoRAs", adapted_s), ("a ControlNet", net_s)):
-            ratios[f"{precision}, {name}, interval {interval}"] = 1 + count * added / plain
+        plain_s = count * deep_s + (steps - count) * shallow_s + decoding_s
+        for name, added_s in (("LoRAs", loras_s), ("a ControlNet", net_s)):
+            ratios[f"{precision}, {name}, interval {interval}"] = 1 + count * added_s / plain_s
     return ratios
 
 
@@ -212,14 +211,9 @@ def images_per_second(
     gpu: EstimatedGpu, precision: str, rows: int, deep: int, shallow: int
 ) -> float:
     """The rate of guided pictures with these steps, with `rows` rows always in flight."""
-    calls = dict(zip(UNETS, (deep, shallow), strict=True))
-    ticks = sum(
-        count * call_s(works_of(name, precision, rows), gpu)
-        for name, count in calls.items()
-        if count
-    )
-    decoding = call_s(works_of_a_picture(precision), gpu)
-    return 1 / (ticks / (rows // 2) + decoding + OTHER_S)
+    deep_s, shallow_s = (call_s(works_of(name, precision, rows), gpu) for name in UNETS)
+    decoding_s = call_s(works_of_a_picture(precision), gpu)
+    return 1 / ((deep * deep_s + shallow * shallow_s) / (rows // 2) + decoding_s + OTHER_S)
 
 
 def report(

@@ -130,15 +130,11 @@ class Tuning:
             tuple(self.checked), self._budgets_s, frechet, self.task.name, self.task.note
         )
         write_report(result, self.folder)
-        self._store(result)
+        if (chosen := result.presets) is not None:
+            measured = {"task": result.task, "pictures": result.pictures, "by": "sdxl tune"}
+            is_beside = self.options.stores_presets
+            store_presets(chosen, measured, self.checkpoint, self.folder, is_beside_model=is_beside)
         return result
-
-    def _store(self, result: TuningResult) -> None:
-        if (chosen := result.presets) is None:
-            return
-        measured = {"task": result.task, "pictures": result.pictures, "by": "sdxl tune"}
-        is_beside = self.options.stores_presets
-        store_presets(chosen, measured, self.checkpoint, self.folder, is_beside_model=is_beside)
 
     @cached_property
     def _check(self) -> PlanCheck:

@@ -117,12 +117,12 @@ def test_the_newest_unet_is_the_mean_of_the_last_rounds_until_the_endings(tmp_pa
 def test_fresh_noise_changes_half_of_the_latents_and_keeps_their_noise_level() -> None:
     wanted = torch.rand(400, 4, 16, 16)
     met = wanted + 0.25 * torch.randn_like(wanted)
-    anew = endings.with_noise_anew(met, wanted, torch.tensor(0.25))
-    is_new = (anew != met).flatten(1).any(1)
+    fresh = endings.with_fresh_noise(met, wanted, torch.tensor(0.25))
+    is_new = (fresh != met).flatten(1).any(1)
     assert 0.4 < is_new.float().mean() < 0.6
-    assert 0.24 < (anew - wanted).std() < 0.26
+    assert 0.24 < (fresh - wanted).std() < 0.26
     kept = torch.corrcoef(
-        torch.stack([(anew - wanted)[is_new].ravel(), (met - wanted)[is_new].ravel()])
+        torch.stack([(fresh - wanted)[is_new].ravel(), (met - wanted)[is_new].ravel()])
     )
     assert 0.7 < kept[0, 1] < 0.95
 

@@ -32,7 +32,7 @@ from training.mini.unet_training import Lesson
 IN_LATENTS, SEEN = 0.15, 0.25  # weights of the latents' loss and the picture's
 OF_SHAPES = 0.3  # weight of the loss of `shapes`, every tenth step
 SMALL, OFTEN = 0.06, 2.5  # pictures with a smaller share of ink are drawn this much more often
-MOST_ANEW = math.pi / 4  # angle
+MOST_FRESH = math.pi / 4  # angle
 
 
 def train_endings(plan: TrainingPlan, work: Path, device: str) -> None:
@@ -51,7 +51,7 @@ def train_endings(plan: TrainingPlan, work: Path, device: str) -> None:
                 return OF_SHAPES * lesson.guided_loss(lesson.any_rows(rng, batch))
             rows = torch.from_numpy(rng.choice(len(odds), batch, p=odds))
             stored = courses.latents[rows, last].float()
-            latents = with_noise_anew(stored, courses.wanted[rows].float(), sigma)
+            latents = with_fresh_noise(stored, courses.wanted[rows].float(), sigma)
             in_latents, in_pixels = own_lesson.misses(latents, rows, last, batch)
             return IN_LATENTS * in_latents + SEEN * in_pixels
 
@@ -74,10 +74,10 @@ def _is_small(pictures: Tensor) -> np.ndarray:
     return torch.cat(shares).numpy() < SMALL
 
 
-def with_noise_anew(latents: Tensor, wanted: Tensor, sigma: Tensor) -> Tensor:
+def with_fresh_noise(latents: Tensor, wanted: Tensor, sigma: Tensor) -> Tensor:
     """Replace a part of the noise in half of the latents by fresh noise. Without it, the network
     soon memorises the courses."""
-    angle = MOST_ANEW * torch.rand(len(latents), 1, 1, 1)
+    angle = MOST_FRESH * torch.rand(len(latents), 1, 1, 1)
     angle = torch.where(torch.rand_like(angle) < 0.5, angle, 0)
     old_noise = (latents - wanted) * angle.cos()
     return wanted + old_noise + sigma * angle.sin() * torch.randn_like(latents)

@@ -31,7 +31,7 @@ from training.mini import topology
 from training.mini.autoencoder import as_tensor, miss, miss_of_shapes
 from training.mini.check import load_painter
 from training.mini.conditioning import encode_captions
-from training.mini.endings import odds_of_rows, with_noise_anew
+from training.mini.endings import odds_of_rows, with_fresh_noise
 from training.mini.export import name_as_sdxl
 from training.mini.latents import tokenize
 from training.mini.neighbours import is_hard
@@ -63,7 +63,7 @@ def train_refiner(plan: TrainingPlan, weights: Path, out: Path, work: Path, devi
     def loss_of(rng: np.random.Generator, step: int) -> Tensor:
         rows = torch.from_numpy(rng.choice(len(odds), batch, p=odds))
         stored, wanted = handovers.latents[rows, 0].float(), handovers.wanted[rows].float()
-        latents = with_noise_anew(stored, wanted, sigma).to(device)
+        latents = with_fresh_noise(stored, wanted, sigma).to(device)
         interval = 1 if step % EXACT_EVERY == 0 else INTERVAL
         with in_half(device):
             conditions = painting.read(context[rows], pooled[rows], time_ids(batch).to(device))

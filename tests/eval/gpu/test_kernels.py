@@ -13,12 +13,7 @@ from eval.speed import meta_networks
 from eval.speed.estimated_time import GAPS
 from eval.speed.kernel_work import KernelWork, named_work_of
 
-KERNEL_OF = {
-    "product": "nvjet_hsh",
-    "convolution": "xmma_fprop",
-    "attention": "sdpa",
-    "memory": "add",
-}
+KERNEL_OF = {"product": "nvjet", "convolution": "fprop", "attention": "sdpa", "memory": "add"}
 TICKS = 2
 
 
@@ -29,8 +24,9 @@ def recorded() -> list[tuple[str, KernelWork]]:
     return list(named_work_of(module, lambda: module(*inputs)))
 
 
-def write(path: Path, names: list[str]) -> Path:
+def write(folder: Path, names: list[str]) -> Path:
     """Write a trace with kernels of 3 µs and gaps of 1 µs."""
+    path = folder / "trace.json.gz"
     events = [
         {"cat": "kernel", "name": name, "ts": 4.0 * i, "dur": 3.0} for i, name in enumerate(names)
     ]
@@ -43,7 +39,7 @@ def test_each_kernel_counts_in_its_group(
     recorded: list[tuple[str, KernelWork]], tmp_path: Path
 ) -> None:
     names = [name or KERNEL_OF[work.unit] for name, work in recorded]
-    trace = write(tmp_path / "trace.json.gz", names * TICKS)
+    trace = write(tmp_path, names * TICKS)
     by_group = milliseconds(trace, "int8", "unet_shallow")
     for group in {work.group for _, work in recorded}:
         count = sum(work.group == group for _, work in recorded)
@@ -56,7 +52,7 @@ def test_other_kernels_than_recorded_are_refused(
     recorded: list[tuple[str, KernelWork]], tmp_path: Path
 ) -> None:
     ours = [name for name, work in recorded if work.is_ours]
-    trace = write(tmp_path / "trace.json.gz", ours[1:])
+    trace = write(tmp_path, ours[1:])
     with pytest.raises(TraceMismatch, match=f"{len(ours) - 1} kernels where {len(ours)} a tick"):
         milliseconds(trace, "int8", "unet_shallow")
     assert set(LIBRARY) | {"memory"} == set(KERNEL_OF)

@@ -37,18 +37,6 @@ def test_no_round_begins_after_the_time_limit() -> None:
     assert len(seconds["a"]) == 1, "the first round always runs"
 
 
-def report() -> dict[str, object]:
-    runs = dict.fromkeys([EAGER, CACHED, ONE, TWO], nothing)
-    return {
-        "system": describe_system(),
-        "model": "mini",
-        "steps": 20,
-        "passed_over": {"tensorrt:int8": "needs a GPU"},
-        "peak_bytes": {EAGER: 2**30},
-        "batches": {4: measure_turns(runs, 4, OPTIONS, float("inf"))},
-    }
-
-
 def test_figures_follow_from_the_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     fixed = {EAGER: [4.0], CACHED: [2.0], ONE: [2.0], TWO: [1.0]}
     monkeypatch.setattr(peers, "take_turns", lambda *_, **__: fixed)
@@ -60,7 +48,16 @@ def test_figures_follow_from_the_seconds(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_report_has_json_and_a_table(tmp_path: Path) -> None:
-    write_report(report(), tmp_path)
+    runs = dict.fromkeys([EAGER, CACHED, ONE, TWO], nothing)
+    report = {
+        "system": describe_system(),
+        "model": "mini",
+        "steps": 20,
+        "passed_over": {"tensorrt:int8": "needs a GPU"},
+        "peak_bytes": {EAGER: 2**30},
+        "batches": {4: measure_turns(runs, 4, OPTIONS, float("inf"))},
+    }
+    write_report(report, tmp_path)
     stored = json.loads((tmp_path / "peers.json").read_text())
     assert stored["batches"]["4"]["images/s"][EAGER]["median"] > 0
     text = (tmp_path / "peers.txt").read_text()
