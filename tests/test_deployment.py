@@ -6,8 +6,20 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import CLIPConfig, CLIPModel
 
+from engines.folders.targets import GIB_PER_IMAGE, TARGETS
+from eval.quality.captions import scene_captions
+from eval.quality.inception import Inception
+from eval.quality.protocol import INCEPTION_WIDTH
+from sdxl.checkpoint import MINI
+from sdxl.files import grant_usual
+from sdxl.presets import FILE
+from serve.cli import read_settings
 from tests.documents import ROOT, calls_of_sdxl, commands, shell_commands
 from tests.isolation import run_alone
 
@@ -17,16 +29,12 @@ STAND_IN = "--width 128 --height 128 --steps 4 --count 8"
 
 
 def test_the_page_names_only_settings_that_exist() -> None:
-    from serve.cli import read_settings
-
     for command, *flags in calls_of_sdxl([*commands(DOCUMENT), *shell_commands(DOCUMENT)]):
         if command == "serve":
             assert read_settings(flags).model == "models/sdxl"
 
 
 def test_the_gpus_that_it_lists_are_those_that_engines_are_built_for() -> None:
-    from engines.folders.targets import GIB_PER_IMAGE, TARGETS
-
     rows = re.findall(r"^\| (\w+) \| (\d+) \| (\d+) \| (\w+) \|$", DOCUMENT.read_text(), re.M)
     assert rows == [
         (each.name, str(each.memory_gib), str(each.max_batch), each.precision)
@@ -40,12 +48,6 @@ def test_the_gpus_that_it_lists_are_those_that_engines_are_built_for() -> None:
 
 def write_foreign_model(folder: Path, factor: float = 1.001) -> None:
     """Write the embedded model by another name, with other weights and without presets."""
-    from safetensors.torch import load_file, save_file
-
-    from sdxl.checkpoint import MINI
-    from sdxl.files import grant_usual
-    from sdxl.presets import FILE
-
     shutil.copytree(MINI, folder)
     (folder / FILE).unlink()
     weights = folder / "unet" / "diffusion_pytorch_model.safetensors"
@@ -56,15 +58,6 @@ def write_foreign_model(folder: Path, factor: float = 1.001) -> None:
 
 def write_benchmark_files(folder: Path) -> None:
     """Write files with the names of `sdxl eval fetch` and random content."""
-    import numpy as np
-    import torch
-    from transformers import CLIPConfig, CLIPModel
-
-    from eval.quality.captions import scene_captions
-    from eval.quality.inception import Inception
-    from eval.quality.protocol import INCEPTION_WIDTH
-    from sdxl.checkpoint import MINI
-
     folder.mkdir()
     lines = ["caption", *scene_captions(8)]
     (folder / "captions_source.tsv").write_text("\n".join(lines) + "\n")

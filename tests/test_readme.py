@@ -14,6 +14,7 @@ from engines import build_command
 from engines.trt.flavours import FLAVOURS, TENSORRT_RTX, check_buildable
 from tests.documents import ROOT, blocks, calls_of_sdxl, commands
 from tests.isolation import run_alone
+from tests.sdxl.single_files import write_single_file, write_vae_alone
 from tests.test_deployment import write_foreign_model
 
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "start.md")
@@ -65,8 +66,6 @@ def test_a_build_for_a_gpu_that_is_not_here_names_it() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_every_command_works_in_an_empty_folder_with_a_foreign_checkpoint(tmp_path: Path) -> None:
-    from tests.sdxl.single_files import write_single_file, write_vae_alone
-
     model = tmp_path / "model"
     write_foreign_model(model)
     write_single_file(model, tmp_path / "juggernautXL.safetensors")

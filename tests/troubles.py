@@ -14,13 +14,23 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from engines import choice
+from engines.choice import EngineRequest, choose_engines
+from engines.folders.places import export_place
+from engines.folders.targets import TARGETS
+from engines.pytorch import torch_engine
+from engines.trt import build
 from sdxl import cli
 from sdxl.checkpoint import MINI, Checkpoint
+from sdxl.images import BrokenImage, to_pixels
 from tests.documents import ROOT
+from tests.engines.fake_builds import FakeWorker, order_of, proven
+from tests.engines.tiny_export import DIGEST, write_export
+from tests.fakes import fake_engines
+from tests.sdxl.single_files import write_single_file
 
 TOOLS = ("bash", "cat", "cksum", "cut", "grep", "sed", "test", "tr", "echo")
 """Programs that `make setup` calls before it finds Python."""
-DIGEST = "d" * 64
 
 
 @dataclass
@@ -79,8 +89,6 @@ def on_no_gpu(trouble: Trouble) -> str:
 
 
 def without_vae(trouble: Trouble) -> str:
-    from tests.sdxl.single_files import write_single_file
-
     file = write_single_file(MINI, trouble.folder / "a.safetensors", without=["vae"])
     return trouble.render("--model", str(file))
 
@@ -94,9 +102,6 @@ def from_no_hub(trouble: Trouble) -> str:
 
 
 def with_gpu(trouble: Trouble, name: str | None) -> None:
-    from engines import choice
-    from engines.folders.targets import TARGETS
-
     trouble.patch.setattr(choice, "local_target", lambda: name and TARGETS[name])
 
 
@@ -104,9 +109,6 @@ def refusal_of_engines(
     trouble: Trouble, backend: str, folder: Path | None = None, precision: str | None = None
 ) -> str:
     """Return why no engines were found for a model of this digest."""
-    from engines import choice
-    from engines.choice import EngineRequest, choose_engines
-
     trouble.patch.setattr(choice, "model_digest", lambda checkpoint: DIGEST)
     checkpoint = Checkpoint("tiny", trouble.folder / "none")
     request = EngineRequest("some/model", checkpoint, precision=precision, folder=str(folder or ""))
@@ -121,47 +123,31 @@ def without_plans(trouble: Trouble) -> str:
 
 
 def with_plans_of_another_gpu(trouble: Trouble) -> str:
-    from engines.trt import build
-    from tests.engines.fake_builds import FakeWorker, order_of, proven
-    from tests.engines.tiny_export import write_export
-
     trouble.patch.setattr(build, "run_worker", FakeWorker())
-    export = write_export(trouble.folder / "export", digest=DIGEST)
+    export = write_export(trouble.folder / "export")
     build.build(order_of(export, trouble.folder / "plans"), prove=proven)
     with_gpu(trouble, "h100")
     return refusal_of_engines(trouble, "tensorrt-rtx", trouble.folder / "plans")
 
 
 def with_engines_of_another_model(trouble: Trouble) -> str:
-    from tests.engines.tiny_export import write_export
-
     write_export(trouble.folder / "export", digest="e" * 64)
     return refusal_of_engines(trouble, "onnxruntime", trouble.folder / "export")
 
 
 def without_check(trouble: Trouble) -> str:
-    from tests.engines.tiny_export import write_export
-
-    export = write_export(trouble.folder / "export", digest=DIGEST)
+    export = write_export(trouble.folder / "export")
     replace(export, parity={"findings": [], "note": "no check"}).write()
     return refusal_of_engines(trouble, "onnxruntime", trouble.folder / "export")
 
 
 def without_check_in_torch(trouble: Trouble) -> str:
-    from engines.folders.places import export_place
-    from tests.engines.tiny_export import write_export
-
-    export = write_export(export_place("tiny", DIGEST, "int8"), digest=DIGEST)
+    export = write_export(export_place("tiny", DIGEST, "int8"))
     replace(export, precision="int8").write()
     return refusal_of_engines(trouble, "torch", precision="int8")
 
 
 def on_torch_instead(trouble: Trouble) -> str:
-    from engines import choice
-    from engines.choice import EngineRequest, choose_engines
-    from engines.pytorch import torch_engine
-    from tests.fakes import fake_engines
-
     trouble.patch.setattr(choice, "model_digest", lambda checkpoint: DIGEST)
     trouble.patch.setattr(torch_engine, "load_torch", lambda *args, **options: fake_engines())
     with_gpu(trouble, "l40s")
@@ -170,8 +156,6 @@ def on_torch_instead(trouble: Trouble) -> str:
 
 
 def with_overflow(_: Trouble) -> str:
-    from sdxl.images import BrokenImage, to_pixels
-
     with pytest.raises(BrokenImage) as caught:
         to_pixels(torch.full((3, 8, 8), torch.nan, dtype=torch.float16))
     return str(caught.value)

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import pytest
 
 import engines
+from serve.cli import read_settings
 
 FLAGS = ("--engines", "styled", "--unchecked")
 REQUESTED = {"folder": "styled", "takes_unchecked": True}
@@ -51,8 +52,6 @@ def test_the_flags_choose_the_engines(command: str) -> None:
 
 
 def test_a_service_started_for_loadgen_gets_the_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    from serve.cli import read_settings
-
     def local_service(flags: Sequence[str]) -> NoReturn:
         raise Loaded(flags)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import AutoModelForCausalLM
 
 from sdxl.mini.scenes import Scene, caption
 from serve.llm.decoding import Decoding, Generation
@@ -86,8 +87,6 @@ def faults(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from transformers import AutoModelForCausalLM
-
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--model", default=str(MINI))

@@ -17,7 +17,7 @@ from transformers import (
 from eval.quality.clip_scorer import ClipScorer, clip_inputs, vit_b_32
 from eval.quality.task import Judges
 from sdxl.mini.clip import WEIGHTS, Scorer
-from sdxl.mini.scenes import SIDE, draw
+from sdxl.mini.scenes import SIDE, draw, sample_scene
 from sdxl.params import InvalidParams
 from tests.eval.conftest import Noise
 
@@ -67,8 +67,6 @@ def test_clips_preprocessing_is_the_published_one() -> None:
 
 
 def test_the_distance_is_zero_to_itself_and_largest_to_another_scene(judges: Judges) -> None:
-    from sdxl.mini.scenes import sample_scene
-
     rng = np.random.default_rng(0)
     scene, other = sample_scene(rng), sample_scene(rng)
     picture = draw(scene, 0)
