@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eval.quality.inputs import EXACT, LOADED, add_benchmark_files, refuse
+from eval.quality.inputs import EXACT, FEWEST, LOADED, add_benchmark_files, refuse
 from sdxl.arguments import MODEL, Parser, add_generation_flags, add_option, whole
 from sdxl.params import InvalidParams
 
@@ -27,8 +27,6 @@ COMMON_FLAGS = (
 SOURCES = ("images", "url", "accuracy_log")
 SWEPT = ("steps", "scheduler", "cache_interval", "deep_steps", "guidance_interval")
 """flags of a picture that each setting of a sweep replaces"""
-FEWEST = 2
-"""the fewest pictures for a covariance"""
 LABELS = {"psnr": "PSNR, dB", "ssim": "SSIM", "distance": "feature distance"}
 
 

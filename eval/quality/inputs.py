@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from sdxl.pipeline import Pipeline
 
 EXACT = "exact"
+FEWEST = 2
+"""the fewest pictures for a covariance"""
 LOADED = ("backend", "precision", "engines", "takes_unchecked")
 """flags of engines that a command loads"""
 BENCHMARK_FILES = {
@@ -44,12 +46,12 @@ def refuse(parser: Parser, options: argparse.Namespace, names: Sequence[str], ne
 
 
 def read_task(options: argparse.Namespace) -> tuple[QualityTask, Checkpoint]:
-    from eval.quality.task import benchmark_task, embedded_task, is_embedded
-    from sdxl.checkpoint import find
+    from eval.quality.task import benchmark_task, embedded_task
+    from sdxl.checkpoint import MINI, find
 
     checkpoint, given = find(options.model), given_params(options)
     files = {name: getattr(options, name) for name in BENCHMARK_FILES}
-    if is_embedded(checkpoint) and not any(files.values()):
+    if checkpoint.folder == MINI and not any(files.values()):
         return embedded_task(given, options.count), checkpoint
     import torch
 

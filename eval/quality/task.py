@@ -19,7 +19,7 @@ from eval.quality.captions import digest_captions, escape_brackets, read_caption
 from eval.quality.clip_scorer import ClipScorer, mini_scorer, vit_b_32
 from eval.quality.frechet import Gaussian, read_statistics
 from eval.quality.inception import load_inception
-from sdxl.checkpoint import MINI, Checkpoint
+from sdxl.checkpoint import Checkpoint
 from sdxl.digests import sha256_of
 from sdxl.images import Pixels
 from sdxl.mini.scenes import draw, sample_scene
@@ -155,10 +155,6 @@ def benchmark_task(
         protocol.CLIP_GATE if is_closed else None,
         protocol.FID_GATE if is_closed else None,
     )
-
-
-def is_embedded(checkpoint: Checkpoint) -> bool:
-    return checkpoint.folder == MINI
 
 
 def _existing(files: dict[str, str | None]) -> dict[str, Path]:

@@ -13,14 +13,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 
-from eval.quality.inputs import add_benchmark_files
+from eval.quality.inputs import FEWEST, add_benchmark_files
 from sdxl.arguments import MODEL, Parser, add_option, number
 from sdxl.params import PARAMETERS, InvalidParams
 from sdxl.presets import MEASURED
 
 BUDGETS = (0.35, 0.5, 0.75)
-FEWEST = 2
-"""the fewest pictures for a covariance"""
 FEWEST_STEPS = 4
 
 

@@ -19,18 +19,18 @@ import PIL.Image
 import torch
 from diffusers import AutoencoderKL, StableDiffusionXLImg2ImgPipeline, StableDiffusionXLPipeline
 
-import sdxl.mini
 from sdxl.canny import Pixels
 from sdxl.mini.clip import Scorer, pixels_of
 from sdxl.mini.scenes import Image, Scene, caption, draw, sample_scene
 from sdxl.params import REFINER_SWITCH_AT, GenerationParams
+from sdxl.places import MINI
 from serve.render.contact_sheet import contact_sheet
 from training.mini.judge import faults, shape_overlaps, specks, straighten
 from training.mini.lora import add_lora
 from training.mini.neighbours import distractors
 from training.mini.painting import to_images
 
-WEIGHTS = Path(sdxl.mini.__file__).parent / "weights"
+WEIGHTS = MINI
 GOOD_SHAPE = 0.95
 STEPS, GUIDANCE = 20, GenerationParams().guidance
 _SEED, _BATCH = 2024, 20
