@@ -15,6 +15,7 @@ from sdxl.catalogue import Catalogue
 from sdxl.checkpoint import find_refiner
 from sdxl.mini.scenes import draw
 from sdxl.places import MINI
+from tests.tools import ROOT
 from tests.training.conftest import short_plan
 from training.fitting import load_latest, save_adopted
 from training.mini import endings, own_courses
@@ -25,8 +26,6 @@ from training.mini.painting import paint
 from training.mini.plan import TrainingPlan
 from training.mini.train import CONTROL_STAGES, LORA_STAGES, STAGES, adopt, train
 from training.mini.unet_training import UNetWithText
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_the_wheel_contains_every_file_of_the_model_and_its_extras() -> None:

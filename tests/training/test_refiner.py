@@ -90,7 +90,7 @@ def test_the_length_of_a_context_s_error_is_that_of_its_keys_and_values() -> Non
     assert torch.allclose(found, expected, rtol=1e-3)
 
 
-def test_its_first_step_is_that_of_the_usual_switch() -> None:
+def test_training_begins_at_the_step_where_requests_switch_to_the_refiner() -> None:
     asked = GenerationParams("a ring", steps=20, refiner="mini")
     assert refined_from(asked, find("mini").scheduler) == refiner.FIRST
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from eval.measuring.arithmetic import (
@@ -15,8 +13,8 @@ from eval.measuring.arithmetic import (
     work_of,
 )
 from eval.measuring.ceilings import Ceilings
+from tests.tools import ROOT
 
-ROOT = Path(__file__).parents[3]
 TERA = 1e12
 CACHED = 2 * 128 * 128 * (9 + 1) * 960 * 320 / 1e12
 """a row's first convolution and shortcut of the last up block, which the deep step caches"""

@@ -26,6 +26,7 @@ from eval.tuning.plans import CachePlan, SamplingSpec
 from sdxl.checkpoint import find
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.presets import Preset
+from tests.tools import ROOT
 
 
 def tried(setting: QualitySetting, speed: float, fid: float, clip: float) -> Tried:
@@ -36,7 +37,7 @@ def tried(setting: QualitySetting, speed: float, fid: float, clip: float) -> Tri
 
 
 SPREAD = torch.linspace(0.9, 1.1, 41, dtype=torch.float64)
-TUNING = Path(__file__).parents[3] / "docs" / "tuning.json"
+TUNING = ROOT / "docs" / "tuning.json"
 EXAMPLES = [
     tried(EXACT, 1.0, 10.0, 30.0),
     tried(QualitySetting(cache_interval=2), 2.0, 10.1, 30.0),
@@ -222,8 +223,8 @@ def plain(steps: int, interval: int, speed: float, fid: float, clip: float = 30.
 
 def published() -> list[Tried]:
     """Return the plain settings of docs/quality.md, the exact model first."""
-    page = Path(__file__).parents[3] / "docs" / "quality.md"
-    rows = (row.groupdict() for row in ROW.finditer(page.read_text()))
+    page = (ROOT / "docs" / "quality.md").read_text()
+    rows = (row.groupdict() for row in ROW.finditer(page))
     return [
         plain(int(r["steps"]), int(r["interval"]), *(float(r[k]) for k in ("speed", "fid", "clip")))
         for r in rows
