@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,6 @@ from sdxl.engine import Engines
 from sdxl.networks.parts import networks_of
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
-from sdxl.specs import ModelSpec, variants_of, with_loras
 from tests.engines.tiny_export import DIGEST, write_export
 from tests.fakes import fake_engines
 
@@ -51,13 +50,6 @@ def tiny(tmp_path: Path) -> ExportFolder:
 def export() -> ExportFolder:
     """The embedded model's graphs."""
     return open_mini()
-
-
-@pytest.fixture(scope="module")
-def specs(export: ExportFolder) -> Mapping[str, ModelSpec]:
-    """The specs of the embedded model's networks, with every variant for requests."""
-    own = export.specs | with_loras(export.specs)
-    return own | variants_of(own, export.arch)
 
 
 @pytest.fixture

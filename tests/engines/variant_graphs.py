@@ -1,4 +1,4 @@
-"""Inputs of the embedded model's graphs of variants, and comparisons with PyTorch's networks."""
+"""The UNet's networks with LoRAs, residuals or image prompts, on ONNX Runtime and in PyTorch."""
 
 from __future__ import annotations
 
@@ -8,15 +8,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engines.low_rank import Bank, adapt, bank_specs
+from engines.control_graphs import variant_graph
+from engines.folders.export_folder import ExportFolder
+from engines.low_rank import Bank, adapt, bank_of, bank_specs
+from engines.onnxruntime_engine import OnnxRuntimeEngine, open_session
+from engines.pytorch.torch_engine import TorchEngine
+from sdxl.checkpoint import find
 from sdxl.engine import torch_dtype
-from sdxl.specs import TensorSpec, level_axes
+from sdxl.networks.parts import networks_of
+from sdxl.specs import (
+    ModelSpec,
+    TensorSpec,
+    image_axes,
+    level_axes,
+    network_specs,
+    plain_name,
+    variants_of,
+    with_loras,
+)
 from tests.engines.distances import check_near
 
 MOST = 1e-5
-AXES = {"rows": 2, "tokens": 77, "pages": 2, "bank": 3, "images": 3, "image_tokens": 16}
-AXES |= level_axes(17, 23)
+SIDES = (17, 23)
 """Odd sides are rounded up at each level."""
+AXES = {
+    "rows": 2,
+    "tokens": 77,
+    "pages": 2,
+    "bank": 3,
+    "images": 3,
+    "image_tokens": 16,
+    "pictures": 2,
+    "hints": 2,
+    **image_axes(find("mini").arch, *SIDES),
+    **level_axes(*SIDES),
+}
 
 
 def drawn(*tensors: TensorSpec) -> dict[str, Tensor]:
@@ -42,6 +68,31 @@ def drawn_bank(unet: Any) -> Bank:
     return bank
 
 
+def with_variants(export: ExportFolder, dtype: str = "") -> dict[str, ModelSpec]:
+    """The specs of an export's networks, with every variant for requests."""
+    specs = network_specs(export.arch, dtype, export.cut) if dtype else export.specs
+    specs = specs | with_loras(specs)
+    return specs | variants_of(specs, export.arch)
+
+
+def both_engines(
+    export: ExportFolder, name: str, unet: Any
+) -> tuple[OnnxRuntimeEngine, TorchEngine]:
+    """Return a variant of an export's network on ONNX Runtime, and the UNet's in float32."""
+    plain = plain_name(name)
+    bank = drawn_bank(unet) if "+lo" in name else {}
+    network = networks_of("unet", unet, export.cut)[plain]
+    graph, spec = variant_graph(export.graph_bytes(plain), with_variants(export)[name])
+    return (
+        OnnxRuntimeEngine(spec, open_session(export, plain, graph), bank=bank),
+        TorchEngine(
+            with_variants(export, "float32")[name],
+            network,
+            bank_of(name, network, bank) if bank else None,
+        ),
+    )
+
+
 def computed(engine: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Call an engine with inputs in its types; return its outputs in float32."""
     outputs = {
@@ -56,3 +107,19 @@ def check_equal(
 ) -> None:
     for name, tensor in expected.items():
         check_near(found[name].float(), tensor, most, name)
+
+
+def check_residuals(export: ExportFolder, name: str, unet: Any, most: float = MOST) -> None:
+    """Check that a network adds residuals as in PyTorch, and that a row without a ControlNet has
+    the bits of the plain graph."""
+    found, reference = both_engines(export, f"{name}+control", unet)
+    given = drawn(*found.spec.inputs)
+    expected = computed(reference, given)
+    check_equal(computed(found, given), expected, most)
+    plain = OnnxRuntimeEngine(export.specs[name], open_session(export, name))
+    without = computed(plain, given)
+    for output, tensor in without.items():
+        assert (expected[output] - tensor).norm() > 0.1 * tensor.norm(), output
+    zeros = {key: 0 * each for key, each in given.items() if key.startswith("residual_")}
+    for output, tensor in computed(found, given | zeros).items():
+        assert torch.equal(tensor, without[output]), output
