@@ -54,7 +54,7 @@ class Recording:
         self,
         enqueue: Callable[[int], None],
         device: RecordingDevice,
-        may_capture: Callable[[], bool],
+        may_capture: Callable[[], bool] = lambda: True,
     ) -> bool:
         """Run, capture or replay the work that `enqueue` puts on a stream. Return whether it took
         the usual time: a first run with preparations or a capture takes longer."""
@@ -102,7 +102,7 @@ class Ticks:
             self.recordings.popitem(last=False)
             self.counts["evicted"] += 1
         was_recorded = recording.replay is not None
-        is_usual = recording.run(lambda _: work(), self.device, lambda: True)
+        is_usual = recording.run(lambda _: work(), self.device)
         self._networks.add(network)
         is_recorded = recording.replay is not None
         kind = "replayed" if was_recorded else "captured" if is_recorded else "unrecorded"
@@ -129,7 +129,7 @@ class RecordedEngine:
         own_inputs, own_outputs, recording = self._lane(inputs, outputs)
         for name, tensor in own_inputs.items():
             tensor.copy_(inputs[name])
-        recording.run(lambda _: self.engine(own_inputs, own_outputs), self.device, lambda: True)
+        recording.run(lambda _: self.engine(own_inputs, own_outputs), self.device)
         for name, tensor in own_outputs.items():
             outputs[name].copy_(tensor)
 

@@ -27,7 +27,6 @@ _HANDLES = itertools.count(100)
 class FakeStream:
     device_index: int
     cuda_stream: int = field(default_factory=lambda: next(_HANDLES))
-    waits_for: list[FakeEvent] = field(default_factory=list)
 
     @property
     def device(self) -> torch.device:
@@ -35,9 +34,6 @@ class FakeStream:
 
     def synchronize(self) -> None:
         pass
-
-    def wait_event(self, event: FakeEvent) -> None:
-        self.waits_for.append(event)
 
 
 @dataclass(eq=False)
@@ -71,13 +67,14 @@ class FakeCuda:
     _local: threading.local = field(default_factory=threading.local)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-        for name in ("Stream", "stream", "Event", "CUDAGraph", "graph_pool_handle"):
-            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
-        for name in ("current_stream", "default_stream", "synchronize"):
+        for name in (
+            *("Stream", "stream", "Event", "CUDAGraph", "graph_pool_handle"),
+            *("current_stream", "default_stream", "synchronize"),
+        ):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
         for name in ("endAllocateToPool", "releasePool"):
-            setter = monkeypatch.setattr
-            setter(torch._C, f"_cuda_{name}", getattr(self, name), raising=False)
+            method = getattr(self, name)
+            monkeypatch.setattr(torch._C, f"_cuda_{name}", method, raising=False)
         return self
 
     def Stream(self, device: torch.device) -> FakeStream:
@@ -98,8 +95,9 @@ class FakeCuda:
 
     def current_stream(self, device: torch.device) -> FakeStream:
         current: FakeStream | None = getattr(self._local, "stream", None)
-        has_chosen = current is not None and current.device_index == (device.index or 0)
-        return current if has_chosen and current else self.default_stream(device)
+        if current is None or current.device_index != (device.index or 0):
+            return self.default_stream(device)
+        return current
 
     @contextmanager
     def stream(self, stream: FakeStream) -> Iterator[None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 
 import pytest
@@ -113,15 +112,6 @@ def test_a_chosen_stream_is_kept(cuda: FakeCuda) -> None:
     device, own = CudaDevice(SECOND), cuda.Stream(SECOND)
     with cuda.stream(own), device.on_stream():
         assert cuda.current_stream(SECOND) is own
-
-
-def test_a_stream_is_chosen_for_one_thread_only(cuda: FakeCuda) -> None:
-    device, seen = CudaDevice(SECOND), list[FakeStream]()
-    with device.on_stream():
-        other = threading.Thread(target=lambda: seen.append(cuda.current_stream(SECOND)))
-        other.start()
-        other.join()
-    assert seen == [cuda.default_stream(SECOND)]
 
 
 def test_the_named_gpu_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

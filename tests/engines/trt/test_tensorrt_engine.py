@@ -26,11 +26,6 @@ class Bench:
     library: TensorRTDouble
     engine: TensorRTEngine
 
-    @classmethod
-    def of(cls, name: str, *, captures: bool, scratch: Scratch | None = None) -> Bench:
-        library = TensorRTDouble()
-        return cls(library, engine_on(library, name, scratch, captures=captures))
-
     def tensors(self, rows: int, side: int = 8, tokens: int = 77) -> Tensors:
         return new_tensors(self.engine.spec, rows, side, tokens)
 
@@ -45,17 +40,12 @@ class Bench:
         for name, found in outputs.items():
             assert torch.equal(found, expected[name]), name
 
-    def counts(self) -> tuple[int, int, int]:
-        """The numbers of captured graphs, of replays, and of execution contexts."""
-        device = self.library.device
-        return device.captures, device.replays, len(self.library.contexts)
-
 
 Tensors = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 
 def engine_on(
-    library: TensorRTDouble, name: str, scratch: Scratch | None = None, *, captures: bool
+    library: TensorRTDouble, name: str, scratch: Scratch | None = None, *, captures: bool = True
 ) -> TensorRTEngine:
     spec = SPECS[name]
     ranges = profiles(spec, ARCH, MAX_BATCH)
@@ -71,6 +61,12 @@ def engine_on(
     )
 
 
+@pytest.fixture
+def bench() -> Bench:
+    library = TensorRTDouble()
+    return Bench(library, engine_on(library, "unet_deep"))
+
+
 def new_tensors(spec: ModelSpec, rows: int, side: int, tokens: int) -> Tensors:
     axes = {"rows": rows, "latent_h": side, "latent_w": side, "tokens": tokens}
     inputs, outputs = (
@@ -81,18 +77,17 @@ def new_tensors(spec: ModelSpec, rows: int, side: int, tokens: int) -> Tensors:
     return inputs, outputs
 
 
-def test_every_set_of_tensors_has_a_context_and_a_graph_of_its_own() -> None:
-    bench = Bench.of("unet_deep", captures=True)
+def test_every_set_of_tensors_has_a_context_and_a_graph_of_its_own(bench: Bench) -> None:
     sets = [bench.tensors(rows) for rows in (2, 2, 4, 8)]
     for _ in range(4):
         for tensors in sets:
             tensors[0]["sample"].normal_()
             bench.run(tensors)
-    assert bench.counts() == (4, 12, 4)
+    device = bench.library.device
+    assert (device.captures, device.replays, len(bench.library.contexts)) == (4, 12, 4)
 
 
-def test_in_the_steady_state_nothing_waits_and_nothing_is_allocated() -> None:
-    bench = Bench.of("unet_deep", captures=True)
+def test_in_the_steady_state_nothing_waits_and_nothing_is_allocated(bench: Bench) -> None:
     tensors = bench.tensors(rows=8)
     for _ in range(2):
         bench.run(tensors)
@@ -104,7 +99,8 @@ def test_in_the_steady_state_nothing_waits_and_nothing_is_allocated() -> None:
 
 
 def test_an_engine_of_passing_tensors_captures_nothing() -> None:
-    bench = Bench.of("unet_shallow", captures=False)
+    library = TensorRTDouble()
+    bench = Bench(library, engine_on(library, "unet_shallow", captures=False))
     for _ in range(3):
         bench.run(bench.tensors(rows=2))
     assert bench.library.device.captures == 0
@@ -115,8 +111,7 @@ def test_deep_and_shallow_take_turns_in_one_block_of_memory() -> None:
     library = TensorRTDouble()
     scratch = Scratch(library.device)
     deep, shallow = (
-        Bench(library, engine_on(library, name, scratch, captures=True))
-        for name in ("unet_deep", "unet_shallow")
+        Bench(library, engine_on(library, name, scratch)) for name in ("unet_deep", "unet_shallow")
     )
     tensors = deep.tensors(rows=4), shallow.tensors(rows=4)
     for _ in range(3):
@@ -125,8 +120,7 @@ def test_deep_and_shallow_take_turns_in_one_block_of_memory() -> None:
     assert len(library.device.blocks) == 1
 
 
-def test_a_larger_shape_grows_the_memory_and_captures_anew_what_used_the_old() -> None:
-    bench = Bench.of("unet_deep", captures=True)
+def test_a_larger_shape_grows_the_memory_and_captures_anew_what_used_the_old(bench: Bench) -> None:
     small, large = bench.tensors(rows=2), bench.tensors(rows=8, side=16)
     for tensors in (small, small, large, large, small, small):
         bench.run(tensors)
@@ -136,8 +130,7 @@ def test_a_larger_shape_grows_the_memory_and_captures_anew_what_used_the_old() -
     assert device.captures == 3, "small, large, and small again on the new block"
 
 
-def test_a_network_that_cannot_be_captured_runs_all_the_same() -> None:
-    bench = Bench.of("unet_deep", captures=True)
+def test_a_network_that_cannot_be_captured_runs_uncaptured(bench: Bench) -> None:
     bench.library.is_capturable = False
     tensors = bench.tensors(rows=2)
     for _ in range(3):
@@ -145,8 +138,7 @@ def test_a_network_that_cannot_be_captured_runs_all_the_same() -> None:
     assert bench.library.device.captures == 0
 
 
-def test_contexts_are_bounded() -> None:
-    bench = Bench.of("unet_deep", captures=True)
+def test_contexts_are_bounded(bench: Bench) -> None:
     sets = [bench.tensors(rows=1) for _ in range(MAX_LANES + 3)]
     for tensors in sets:
         bench.run(tensors)
@@ -157,8 +149,9 @@ def test_contexts_are_bounded() -> None:
     ("rows", "side", "tokens", "profile"),
     [(2, 8, 77, 0), (4, 8, 77, 1), (8, 8, 77, 3), (1, 8, 77, 4), (2, 16, 77, 4), (2, 8, 154, 4)],
 )
-def test_the_exact_profile_is_preferred(rows: int, side: int, tokens: int, profile: int) -> None:
-    bench = Bench.of("unet_deep", captures=True)
+def test_the_exact_profile_is_preferred(
+    bench: Bench, rows: int, side: int, tokens: int, profile: int
+) -> None:
     bench.run(bench.tensors(rows, side, tokens))
     assert bench.library.contexts[0]._profile == profile
 
@@ -168,33 +161,29 @@ def test_the_exact_profile_is_preferred(rows: int, side: int, tokens: int, profi
     [(16, 8, 77, "sample"), (2, 32, 77, "sample"), (2, 2, 77, "sample"), (2, 8, 308, "keys_0")],
 )
 def test_a_shape_outside_every_profile_is_refused_before_anything_runs(
-    rows: int, side: int, tokens: int, named: str
+    bench: Bench, rows: int, side: int, tokens: int, named: str
 ) -> None:
-    bench = Bench.of("unet_deep", captures=True)
     inputs, outputs = bench.tensors(rows, side, tokens)
     with pytest.raises(ShapeError, match=f"unet_deep: input '{named}' has shape .* built for"):
         bench.engine(inputs, outputs)
     assert not bench.library.contexts
 
 
-def test_an_output_of_another_shape_is_refused() -> None:
-    bench = Bench.of("unet_deep", captures=True)
+def test_an_output_of_another_shape_is_refused(bench: Bench) -> None:
     inputs, outputs = bench.tensors(rows=2)
     outputs["cache_past"] = torch.empty(2, 2, 8, 7)
     with pytest.raises(ShapeError, match="unet_deep: output 'cache_past' has shape .*, expected"):
         bench.engine(inputs, outputs)
 
 
-def test_a_tensor_with_gaps_is_refused() -> None:
-    bench = Bench.of("unet_deep", captures=True)
+def test_a_tensor_with_gaps_is_refused(bench: Bench) -> None:
     inputs, outputs = bench.tensors(rows=2)
     inputs["sample"] = inputs["sample"].to(memory_format=torch.channels_last)
     with pytest.raises(ShapeError, match="'sample' has strides .* expected a contiguous"):
         bench.engine(inputs, outputs)
 
 
-def test_a_refusal_of_tensorrt_is_an_error() -> None:
-    bench = Bench.of("unet_deep", captures=True)
+def test_a_refusal_of_tensorrt_is_an_error(bench: Bench) -> None:
     bench.library.refuses = True
     with pytest.raises(TensorRTError, match="unet_deep: TensorRT refused stream"):
         bench.engine(*bench.tensors(rows=2))
