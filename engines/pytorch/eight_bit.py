@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from engines.folders.export_folder import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
 from engines.low_rank import addition, factors_of, is_adapting, name_layer, names_of, plus_loras
-from engines.pytorch.launches import LARGEST, capability_of, has_kernels, triton_module
+from engines.pytorch.launches import LARGEST, Rounding, capability_of, has_kernels, triton_module
 from sdxl.networks.vae import SIDES, summed
 
 log = logging.getLogger(__name__)
@@ -87,18 +87,16 @@ class EightBit(nn.Module):
         """Round x, a map or tokens, or x + `added`, to steps of the 8-bit number."""
         if has_kernels(x):
             x = _channels_last(x)
-            return triton_module("kernels").affine(x, added=added, **self.rounding)
+            return triton_module("kernels").affine(x, added=added, rounding=self.rounding)
         total = x.float() if added is None else x.float() + added.float()
         steps = self.steps[:, None, None] if x.dim() == 4 else self.steps
         return self.rounded(total * steps)
 
     @property
-    def rounding(self) -> dict[str, Any]:
-        """Arguments for a kernel, so that it rounds its result for this layer."""
-        rounding = {"steps": self.steps, "number": self.number, "flags": self.flags}
-        if self.weight.dim() == 2:
-            return rounding
-        return {**rounding, "is_bordered": triton_module("product").fits_tma(self.weight)}
+    def rounding(self) -> Rounding:
+        """How a kernel rounds its result for this layer."""
+        is_bordered = self.weight.dim() > 2 and triton_module("product").fits_tma(self.weight)
+        return Rounding(self.steps, self.number, self.flags, is_bordered)
 
     def rounded(self, steps: Tensor) -> Tensor:
         largest = LARGEST[self.number]
@@ -351,7 +349,7 @@ def attend_in_e4m3(pair: Any, to_v: Any, stored: Tensor, heads: int, reader: Any
     query, key = pair.products(stored, E4M3, 2)
     value = to_v.transposed(stored, E4M3)
     if has_kernels(stored):
-        return triton_module("attention").attention(query, key, value, heads, **reader.rounding)
+        return triton_module("attention").attention(query, key, value, heads, reader.rounding)
     return reader.rounded(_attend(query.float(), key.float(), value.float(), heads) * reader.steps)
 
 

@@ -28,7 +28,7 @@ from engines.pytorch.eight_bit import (
     quartered,
 )
 from engines.pytorch.joined_layers import alike, joined
-from engines.pytorch.launches import has_kernels, triton_module
+from engines.pytorch.launches import UNROUNDED, has_kernels, triton_module
 from engines.pytorch.slot_convolution import SlotConvolution
 from engines.pytorch.slots import sides_of
 from sdxl.networks.attention import Text, attend, has_images, keys_and_values, plus_images
@@ -62,7 +62,7 @@ class NormAct(nn.Module):
         eight_bit = into if isinstance(into, EightBit) else None
         if has_kernels(x):
             is_slotted = isinstance(into, SlotConvolution) and sides_of(x) is not None
-            rounding: Any = into.rounding if into and (eight_bit or is_slotted) else {}
+            rounding: Any = into.rounding if into and (eight_bit or is_slotted) else UNROUNDED
             return triton_module("kernels").norm_act(
                 x.contiguous(memory_format=torch.channels_last),
                 self.weight,
@@ -72,7 +72,7 @@ class NormAct(nn.Module):
                 has_silu=self.has_silu,
                 shift=shift,
                 sums=sums,
-                **rounding,
+                rounding=rounding,
             )
         value = x if shift is None else x + shift[:, :, None, None]
         value = F.group_norm(value, self.groups, self.weight, self.bias, self.eps)
@@ -128,9 +128,9 @@ class AddNorm(nn.Module):
         """Return the sum, and its norm rounded for `into`."""
         eight_bit = into if isinstance(into, EightBit) else None
         if has_kernels(x):
-            rounding = eight_bit.rounding if eight_bit else {}
+            rounding = eight_bit.rounding if eight_bit else UNROUNDED
             add_norm = triton_module("kernels").add_norm
-            return add_norm(x, added, self.weight, self.bias, self.eps, **rounding)
+            return add_norm(x, added, self.weight, self.bias, self.eps, rounding)
         x = x if added is None else x + added
         value = F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
         return x, eight_bit.stored(value) if eight_bit else value
@@ -252,7 +252,7 @@ class Attention(nn.Module):
         projected = self._projected(normed, x, text)
         if self.layer is not None and not has_images() and self._rounds(projected[0]):
             text_attention = triton_module("attention").text_attention
-            mixed = text_attention(*projected, self.heads, **self.to_out.rounding)
+            mixed = text_attention(*projected, self.heads, self.to_out.rounding)
             return added_to(x, self.to_out, mixed)
         with sdpa_kernel(self.order, set_priority=True) if self.order else nullcontext():
             mixed = attend(*projected, self.heads)
@@ -314,7 +314,7 @@ class FeedForward(nn.Module):
     def _gated(self, hidden: Tensor) -> Tensor:
         into = self.fall if isinstance(self.fall, EightBit) else None
         if has_kernels(hidden):
-            return triton_module("kernels").gated(hidden, **(into.rounding if into else {}))
+            return triton_module("kernels").gated(hidden, into.rounding if into else UNROUNDED)
         value, gate = hidden.chunk(2, dim=-1)
         product = value * F.gelu(gate)
         return into.stored(product) if into else product

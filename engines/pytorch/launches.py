@@ -28,6 +28,22 @@ FUSION = {"enable_fp_fusion": True}
 
 
 @dataclass(frozen=True)
+class Rounding:
+    """How a kernel rounds its result for the layer that reads it. Without `number` it does not."""
+
+    steps: Tensor | None = None
+    """An input times these, of its channel, is in steps of the 8-bit number."""
+    number: torch.dtype | None = None
+    flags: Tensor | None = None
+    """one for each row; becomes NaN if a value for int8, which has no NaN, is NaN"""
+    is_bordered: bool = False
+    """The result is the bordered map that triton_tma_product.py reads."""
+
+
+UNROUNDED = Rounding()
+
+
+@dataclass(frozen=True)
 class Launch:
     """A kernel, its arguments in the order of its parameters, and constants by parameter name. An
     argument that is None is left out: the kernel is compiled without it."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engines.pytorch.launches import triton_module
+from engines.pytorch.launches import Rounding, triton_module
 from engines.pytorch.slots import bordered_slot_of, sides_of
 
 
@@ -35,9 +35,9 @@ class SlotConvolution(nn.Module):
         return self.product(x, x.dtype)
 
     @property
-    def rounding(self) -> dict[str, Any]:
-        """Arguments for a norm, so that its result has this layer's layout."""
-        return {"is_bordered": True} if self._runs_by_descriptors else {}
+    def rounding(self) -> Rounding:
+        """The layout of a norm's result that this layer reads."""
+        return Rounding(is_bordered=self._runs_by_descriptors)
 
     def product(self, x: Tensor, dtype: torch.dtype, residual: Tensor | None = None) -> Tensor:
         """Convolve. In slots, x may already be bordered."""
@@ -48,7 +48,7 @@ class SlotConvolution(nn.Module):
             convolve = triton_module("slot_convolution").slot_convolution
             return convolve(x, self.taps, self.bias, self.conv.stride[0])
         if bordered_slot_of(x) is None:
-            x = triton_module("kernels").affine(x, is_bordered=True)
+            x = triton_module("kernels").affine(x, rounding=self.rounding)
         product = triton_module("product").product
         return product(x, self.taps, self.scale, self.float_bias, dtype, residual)
 

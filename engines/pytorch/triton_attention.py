@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from engines.pytorch.launches import LARGEST, launch
+from engines.pytorch.launches import LARGEST, Rounding, launch
 from engines.pytorch.slots import sides_of
 from engines.pytorch.triton_shared import (
     IS_INTERPRETED,
@@ -128,26 +128,16 @@ def fits_attention(x: Tensor, heads: int) -> bool:
     return has_tma(x.device) and x.shape[-1] % ALIGNED == 0 and head in (64, 128)
 
 
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    heads: int,
-    *,
-    steps: Tensor,
-    number: torch.dtype,
-    flags: Tensor,
-) -> Tensor:
-    """Attend. Query and key are [rows, tokens, channels] and may be parts of wider lines. Value is
-    [channels, rows, tokens]; its rows are multiples of 16 bytes apart. The result is rounded to
-    `number` with `steps` for each unit."""
+def attention(query: Tensor, key: Tensor, value: Tensor, heads: int, rounding: Rounding) -> Tensor:
+    """Attend and round. Query and key are [rows, tokens, channels] and may be parts of wider lines.
+    Value is [channels, rows, tokens]; its rows are multiples of 16 bytes apart."""
     rows, tokens, channels = query.shape
     head = channels // heads
-    out = torch.empty((rows, tokens, channels), dtype=number, device=query.device)
+    out = torch.empty((rows, tokens, channels), dtype=rounding.number, device=query.device)
     blocks = ((query, [1, M, head]), (key, [1, N, head]), (value.transpose(0, 1), [1, head, N]))
     factors = [TensorDescriptor.from_tensor(*each) for each in blocks]
-    tensors = (steps, *factors, flags, sides_of(query), out)
-    sizes = (tokens, channels, math.log2(math.e) / math.sqrt(head), LARGEST[number])
+    tensors = (rounding.steps, *factors, rounding.flags, sides_of(query), out)
+    sizes = (tokens, channels, math.log2(math.e) / math.sqrt(head), LARGEST[out.dtype])
     launch(
         _attention,
         (triton.cdiv(tokens, M), heads, rows),
@@ -243,22 +233,14 @@ def fits_text_attention(query: Tensor, heads: int) -> bool:
 
 
 def text_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    heads: int,
-    *,
-    steps: Tensor,
-    number: torch.dtype,
-    flags: Tensor,
+    query: Tensor, key: Tensor, value: Tensor, heads: int, rounding: Rounding
 ) -> Tensor:
-    """Attend. All tensors are [rows, tokens, channels]. The result is rounded to `number` with
-    `steps` for each unit."""
+    """Attend and round. All tensors are [rows, tokens, channels]."""
     rows, tokens, channels = query.shape
     keys, head = key.shape[1], channels // heads
-    out = torch.empty_like(query, dtype=number)
-    tensors = (query, key.contiguous(), value.contiguous(), steps, flags, out)
-    sizes = (tokens, keys, channels, math.log2(math.e) / math.sqrt(head), LARGEST[number])
+    out = torch.empty_like(query, dtype=rounding.number)
+    tensors = (query, key.contiguous(), value.contiguous(), rounding.steps, rounding.flags, out)
+    sizes = (tokens, keys, channels, math.log2(math.e) / math.sqrt(head), LARGEST[out.dtype])
     launch(
         _text_attention,
         (triton.cdiv(tokens, TEXT_M), heads, rows),

@@ -9,14 +9,12 @@ TRITON_INTERPRET=1, set before the import, they run on a CPU.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from engines.pytorch.launches import LARGEST, launch
+from engines.pytorch.launches import LARGEST, UNROUNDED, Rounding, launch
 from engines.pytorch.slots import sides_of
 from engines.pytorch.triton_group_norm import folded, summed
 from engines.pytorch.triton_shared import (
@@ -176,19 +174,14 @@ def norm_act(
     has_silu: bool,
     shift: Tensor | None = None,
     sums: Tensor | None = None,
-    steps: Tensor | None = None,
-    number: torch.dtype | None = None,
-    flags: Tensor | None = None,
-    is_bordered: bool = False,
+    rounding: Rounding = UNROUNDED,
 ) -> Tensor:
     """Norm x + `shift`, x [rows, channels, h, w], channels last, and `shift` [rows, channels].
-    `sums` are the result of `summed`, if known. `flags`, one for each row, mark NaN, which int8
-    lacks."""
+    `sums` are the result of `summed`, if known."""
     sums = summed(x)[1] if sums is None else sums
     pixels, sides = x.shape[2] * x.shape[3], sides_of(x)
     factor, offset = folded(sums, weight, bias, shift, pixels, groups, eps, sides)
-    rounding: Any = {"steps": steps, "number": number, "flags": flags, "is_bordered": is_bordered}
-    return affine(x, factor, offset, has_silu=has_silu, **rounding)
+    return affine(x, factor, offset, has_silu=has_silu, rounding=rounding)
 
 
 def affine(
@@ -198,24 +191,20 @@ def affine(
     *,
     added: Tensor | None = None,
     has_silu: bool = False,
-    steps: Tensor | None = None,
-    number: torch.dtype | None = None,
-    flags: Tensor | None = None,
-    is_bordered: bool = False,
+    rounding: Rounding = UNROUNDED,
 ) -> Tensor:
-    """Compute (x + added) * factor + offset by row and channel, apply SiLU, and round to `number`
-    with `steps` for each unit. x is a channels-last map or tokens. With `is_bordered`, write the
-    bordered map that triton_tma_product.py reads."""
+    """Compute (x + added) * factor + offset by row and channel, apply SiLU, and round. x is a
+    channels-last map or tokens."""
     rows = x.shape[0]
     channels = x.shape[1] if x.dim() == 4 else x.shape[-1]
     places = pixels = x.numel() // (rows * channels)
     sides = sides_of(x) if x.dim() == 4 else None
-    if is_bordered:
-        out = empty_bordered(x, number or x.dtype)
+    if rounding.is_bordered:
+        out = empty_bordered(x, rounding.number or x.dtype)
         places = bordered_places(x)
     else:
-        out = torch.empty_like(x, dtype=number or x.dtype)
-    tensors = (x, added, factor, offset, steps, flags, sides, out)
+        out = torch.empty_like(x, dtype=rounding.number)
+    tensors = (x, added, factor, offset, rounding.steps, rounding.flags, sides, out)
     sizes = (x.shape[-1], pixels, places, channels, LARGEST.get(out.dtype, 0.0))
     launch(
         _affine,
@@ -223,7 +212,7 @@ def affine(
         *tensors,
         *sizes,
         HAS_SILU=has_silu,
-        IS_BORDERED=is_bordered,
+        IS_BORDERED=rounding.is_bordered,
         PIXELS=PIXELS,
         CHANNELS=CHANNELS,
         num_warps=WARPS,
@@ -237,17 +226,14 @@ def add_norm(
     weight: Tensor,
     bias: Tensor,
     eps: float,
-    *,
-    steps: Tensor | None = None,
-    number: torch.dtype | None = None,
-    flags: Tensor | None = None,
+    rounding: Rounding = UNROUNDED,
 ) -> tuple[Tensor, Tensor]:
     """Add `added` to tokens [rows, tokens, channels]; return the sum and its layer norm."""
     channels = x.shape[-1]
     first = 1 << (channels.bit_length() - 1)
     total = x if added is None else torch.empty_like(x)
-    out = torch.empty_like(x, dtype=number or x.dtype)
-    tensors = (x, added, weight, bias, steps, flags, total, out)
+    out = torch.empty_like(x, dtype=rounding.number)
+    tensors = (x, added, weight, bias, rounding.steps, rounding.flags, total, out)
     sizes = (x.shape[1], channels, eps, LARGEST.get(out.dtype, 0.0))
     launch(
         _add_norm,
@@ -261,18 +247,12 @@ def add_norm(
     return total, out
 
 
-def gated(
-    x: Tensor,
-    *,
-    steps: Tensor | None = None,
-    number: torch.dtype | None = None,
-    flags: Tensor | None = None,
-) -> Tensor:
+def gated(x: Tensor, rounding: Rounding = UNROUNDED) -> Tensor:
     """Multiply the first half of the last dimension by the GELU of the second."""
     channels = x.shape[-1] // 2
-    out = x.new_empty((*x.shape[:-1], channels), dtype=number or x.dtype)
+    out = x.new_empty((*x.shape[:-1], channels), dtype=rounding.number)
     count, size = out.numel() // channels, min(1024, triton.next_power_of_2(channels))
-    tensors = (x, steps, flags, out)
+    tensors = (x, rounding.steps, rounding.flags, out)
     sizes = (count // x.shape[0], channels, LARGEST.get(out.dtype, 0.0))
     launch(_gated, (count, triton.cdiv(channels, size)), *tensors, *sizes, CHANNELS=size)
     return out

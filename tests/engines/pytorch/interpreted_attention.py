@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engines.pytorch.launches import Rounding
 from engines.pytorch.triton_attention import attention, text_attention
 from engines.pytorch.triton_product import transposed_product
 from engines.pytorch.triton_tma_product import ALIGNED
@@ -30,6 +31,10 @@ from tests.engines.pytorch.kernel_checks import (
 )
 
 
+def in_int8(channels: int, steps: float) -> Any:
+    return Rounding(torch.full((channels,), steps), torch.int8, torch.zeros(ROWS))
+
+
 @check
 def attentions() -> Iterator[str]:
     """In floats, exact but for the rounding of the result; with lines longer than the part that is
@@ -39,12 +44,12 @@ def attentions() -> Iterator[str]:
         query, key = torch.randn(ROWS, tokens, 2 * channels).chunk(2, dim=-1)
         value, steps = torch.randn(channels, ROWS, tokens), torch.rand(channels) * 200 + 100
         expected = attended(query, key, value, 2)
-        run = partial(attention, query, key, value, 2, steps=steps)
-        yield from rounding_wrong(run, expected * steps, (head, tokens), set())
+        run = partial(attention, query, key, value, 2)
+        yield from rounding_wrong(run, steps, expected * steps, (head, tokens), set())
 
 
 @check
-def attention_to_what_is_no_number() -> Iterator[str]:
+def attention_to_nan_and_infinity() -> Iterator[str]:
     """A NaN among the keys or values of a row's head shows in the whole head; a NaN in a query
     shows in its token. Other rows stay whole, although their tokens follow in memory."""
     channels, tokens, heads = 128, 44, 2
@@ -52,15 +57,14 @@ def attention_to_what_is_no_number() -> Iterator[str]:
         query, key = torch.randn(2, ROWS, tokens, channels)
         value = torch.randn(channels, ROWS, tokens)
         (query[1], key[1], value[:, 1].T)[which][40, 70] = bad
-        expected, flags = attended(query, key, value, heads), torch.zeros(ROWS)
-        settings: Any = {"steps": torch.full((channels,), 100.0), "flags": flags}
-        found = attention(query, key, value, heads, number=torch.int8, **settings)
+        expected, rounding = attended(query, key, value, heads), in_int8(channels, 100.0)
+        found = attention(query, key, value, heads, rounding)
         wanted = rounded(expected * 100, torch.int8)
         yield from differing(found, wanted, (which, bad))
         broken = broken_rows(expected)
         if not broken <= {1}:
             yield f"{which}, {bad}: the reference breaks the rows {broken}"
-        yield from flags_wrong(flags, broken, torch.int8, (which, bad))
+        yield from flags_wrong(rounding.flags, broken, torch.int8, (which, bad))
 
 
 @check
@@ -69,8 +73,7 @@ def attentions_in_e4m3() -> Iterator[str]:
     channels, tokens = 128, 112
     query, key = (torch.randn(2, ROWS, tokens, channels) * 2).to(torch.float8_e4m3fn)
     value = torch.randn(channels, ROWS, tokens).to(torch.float8_e4m3fn)
-    settings: Any = {"steps": torch.full((channels,), 50.0), "flags": torch.zeros(ROWS)}
-    found = attention(query, key, value, 2, number=torch.int8, **settings)
+    found = attention(query, key, value, 2, in_int8(channels, 50.0))
     yield from wrong_by(found.float() / 50, attended(query, key, value, 2), 0.04, "E4M3")
 
 
@@ -93,11 +96,11 @@ def attentions_of_any_number_of_tokens() -> Iterator[str]:
         padded.copy_(values)[:, 1] = NAN
         # A mean of more values is smaller.
         steps = 10 * tokens**0.5
-        settings: Any = {"steps": torch.full((channels,), steps), "flags": torch.zeros(rows)}
-        found = attention(query, key, padded, 1, number=torch.int8, **settings)
+        rounding = in_int8(channels, steps)
+        found = attention(query, key, padded, 1, rounding)
         expected = attended(query, key, values, 1)
         yield from wrong_by(found[0].float() / steps, expected[0], 0.04, tokens)
-        yield from flags_wrong(settings["flags"], {1}, torch.int8, tokens)
+        yield from flags_wrong(rounding.flags, {1}, torch.int8, tokens)
 
 
 def attended_text(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
@@ -114,20 +117,18 @@ def attentions_to_a_prompt() -> Iterator[str]:
             torch.randn(2, ROWS, keys, channels),
         )
         expected = attended_text(query, key, value, 2)
-        run = partial(text_attention, query, key, value, 2, steps=steps)
-        yield from rounding_wrong(run, expected * steps, (head, keys, tokens), set())
-        settings: Any = {"steps": torch.full((channels,), 50.0), "flags": torch.zeros(ROWS)}
-        found = text_attention(
-            query.half(), key.half(), value.half(), 2, number=torch.int8, **settings
-        )
-        wanted = attended_text(query.half(), key.half(), value.half(), 2)
+        run = partial(text_attention, query, key, value, 2)
+        yield from rounding_wrong(run, steps, expected * steps, (head, keys, tokens), set())
+        halves = query.half(), key.half(), value.half()
+        found = text_attention(*halves, 2, in_int8(channels, 50.0))
+        wanted = attended_text(*halves, 2)
         most = float((found.double() - (wanted * 50).clamp(-127, 127)).abs().max())
         if most > 0.6:
             yield f"{head, keys, tokens}, halves: a value is off by {most:.2f} steps, at most 0.6"
 
 
 @check
-def attentions_to_a_prompt_that_is_no_number() -> Iterator[str]:
+def attentions_to_a_prompt_with_nan_and_infinity() -> Iterator[str]:
     """A NaN shows in its row and in no other, whatever is next to it in memory."""
     channels, heads = 32, 2
     for which, bad, keys in itertools.product(range(3), (NAN, INFINITY, -INFINITY), (20, 45)):
@@ -136,10 +137,9 @@ def attentions_to_a_prompt_that_is_no_number() -> Iterator[str]:
             torch.randn(2, ROWS, keys, channels),
         )
         (query, key, value)[which][1, keys - 1 if which else 39, 18] = bad
-        expected, flags = attended_text(query, key, value, heads), torch.zeros(ROWS)
-        settings: Any = {"steps": torch.full((channels,), 100.0), "flags": flags}
-        found = text_attention(query, key, value, heads, number=torch.int8, **settings)
+        expected, rounding = attended_text(query, key, value, heads), in_int8(channels, 100.0)
+        found = text_attention(query, key, value, heads, rounding)
         what = (which, bad, keys)
         yield from differing(found, rounded(expected * 100, torch.int8), what)
         broken = broken_rows(expected)
-        yield from flags_wrong(flags, broken, torch.int8, what)
+        yield from flags_wrong(rounding.flags, broken, torch.int8, what)

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from engines.pytorch.eight_bit import EightBit, Flagged, quartered
+from engines.pytorch.eight_bit import EightBit, quartered
+from engines.pytorch.launches import Rounding
 from engines.pytorch.triton_group_norm import FOLDED, summed
 from engines.pytorch.triton_kernels import add_norm, affine, gated, norm_act
 from engines.pytorch.triton_low_rank import low_rank
@@ -61,7 +61,7 @@ def norm() -> Iterator[str]:
         what: Any = ("shift" if shift is not None else "", "silu" if silu else "")
         run = partial(norm_act, x, weight, bias, 4, 1e-5, has_silu=silu, shift=shift)
         yield from wrong_by(run(), expected, 1e-6, what)
-        yield from rounding_wrong(partial(run, steps=steps), expected * steps[:, None, None], what)
+        yield from rounding_wrong(run, steps, expected * steps[:, None, None], what)
 
 
 @check
@@ -92,7 +92,7 @@ def maps_joined_for_their_norm() -> Iterator[str]:
 
 
 @check
-def norm_of_what_is_no_number() -> Iterator[str]:
+def norm_of_nan_and_infinity() -> Iterator[str]:
     """A group that holds a NaN or an infinity is all NaN; other groups are not."""
     weight, bias = torch.randn(2, CHANNELS)
     for bad, silu in itertools.product((NAN, INFINITY, -INFINITY), (False, True)):
@@ -101,8 +101,7 @@ def norm_of_what_is_no_number() -> Iterator[str]:
         expected = normed(x, None, weight, bias, silu)
         run = partial(norm_act, x, weight, bias, 4, 1e-5, has_silu=silu)
         yield from wrong_by(run(), expected, 1e-6, (bad, silu))
-        run = partial(run, steps=torch.ones(CHANNELS))
-        yield from rounding_wrong(run, expected, (bad, silu), {1})
+        yield from rounding_wrong(run, torch.ones(CHANNELS), expected, (bad, silu), {1})
 
 
 @check
@@ -126,7 +125,7 @@ def rounding() -> Iterator[str]:
             run = partial(affine, x, **given, has_silu=silu)
             yield from wrong_by(run()[finite], value[finite], 1e-6, what)
             scaled = value * (steps[:, None, None] if x.dim() == 4 else steps)
-            yield from rounding_wrong(partial(run, steps=steps), scaled, what)
+            yield from rounding_wrong(run, steps, scaled, what)
 
 
 @check
@@ -137,8 +136,7 @@ def rounding_of_sums() -> Iterator[str]:
     yield from wrong_by(affine(x, added=added), x.double() + added.double(), 1e-6, "sum")
     x[1, 2, 3], added[2, 4, 5], added[0, 1, 2], x[0, 3, 4] = NAN, NAN, INFINITY, -INFINITY
     expected = (x.double() + added.double()) * steps
-    run = partial(affine, x, added=added, steps=steps)
-    yield from rounding_wrong(run, expected, "sum", {1, 2})
+    yield from rounding_wrong(partial(affine, x, added=added), steps, expected, "sum", {1, 2})
 
 
 @check
@@ -152,8 +150,7 @@ def gating() -> Iterator[str]:
         value, gate = wide.double().chunk(2, dim=-1)
         expected = value * F.gelu(gate)
         yield from wrong_by(gated(wide)[1:], expected[1:], 1e-6, (width, "NaN"))
-        run = partial(gated, wide, steps=steps)
-        yield from rounding_wrong(run, expected * steps, width, {1, 2})
+        yield from rounding_wrong(partial(gated, wide), steps, expected * steps, width, {1, 2})
 
 
 @check
@@ -172,10 +169,10 @@ def sums_and_their_layer_norms() -> Iterator[str]:
             found, normed = add_norm(x, given, weight, bias, 1e-5)
             yield from wrong_by(found, total, 1e-6, (*what, "sum"))
             yield from wrong_by(normed, expected, 2e-6, what)
-            run = partial(add_norm, x, given, weight, bias, 1e-5, steps=steps)
-            second = lambda run=run, **settings: run(**settings)[1]  # noqa: E731
+            run = partial(add_norm, x, given, weight, bias, 1e-5)
+            second = lambda rounding, run=run: run(rounding=rounding)[1]  # noqa: E731
             shown = broken if given is not None else set[int]()
-            yield from rounding_wrong(second, expected * steps, what, shown)
+            yield from rounding_wrong(second, steps, expected * steps, what, shown)
 
 
 @check
@@ -185,23 +182,17 @@ def products() -> Iterator[str]:
     for number, dtype in zip(NUMBERS, (torch.float16, torch.float32), strict=True):
         most = 1e-5 if dtype is torch.float32 else 1e-3
         scale, bias = torch.rand(out) / 1000, torch.randn(out)
-        x = whole(ROWS, CHANNELS, HEIGHT, WIDTH).to(memory_format=torch.channels_last).to(number)
-        weight = whole(out, 3, 3, CHANNELS).to(number)
-        expected = convolved(x, weight, scale, bias)
-        past = map_of(ROWS, out, HEIGHT, WIDTH).to(dtype)
-        for residual in (None, past):
-            wanted = expected if residual is None else expected + residual.double()
-            found = product(x, weight, scale, bias, dtype, residual)
-            yield from wrong_by(found, wanted, most, ("conv", number, dtype, residual is not None))
-        tokens, weight = whole(ROWS, 7, CHANNELS).to(number), whole(out, CHANNELS).to(number)
-        expected = linear(tokens, weight, scale, bias)
-        past = torch.randn(ROWS, 7, out).to(dtype)
-        for residual in (None, past):
-            wanted = expected if residual is None else expected + residual.double()
-            found = product(tokens, weight, scale, bias, dtype, residual)
-            yield from wrong_by(
-                found, wanted, most, ("linear", number, dtype, residual is not None)
-            )
+        x = whole(ROWS, CHANNELS, HEIGHT, WIDTH).to(memory_format=torch.channels_last)
+        for exact, *factors, addend in (
+            (convolved, x, whole(out, 3, 3, CHANNELS), map_of(ROWS, out, HEIGHT, WIDTH)),
+            (linear, whole(ROWS, 7, CHANNELS), whole(out, CHANNELS), torch.randn(ROWS, 7, out)),
+        ):
+            given: Any = (*(each.to(number) for each in factors), scale, bias)
+            for residual in (None, addend.to(dtype)):
+                expected = exact(*given) + (0 if residual is None else residual.double())
+                found = product(*given, dtype, residual)
+                what: Any = (exact.__name__, number, dtype, residual is not None)
+                yield from wrong_by(found, expected, most, what)
 
 
 @check
@@ -210,8 +201,10 @@ def products_by_descriptors() -> Iterator[str]:
     inside, out, steps = 80, 41, torch.ones(80)
     for number, residual in itertools.product(NUMBERS, (False, True)):
         x = whole(ROWS, inside, HEIGHT, WIDTH).to(memory_format=torch.channels_last)
-        settings: Any = {"steps": steps, "number": number, "flags": torch.zeros(ROWS)}
-        stored, plain = (affine(x, **settings, is_bordered=each) for each in (True, False))
+        stored, plain = (
+            affine(x, rounding=Rounding(steps, number, torch.zeros(ROWS), has_border))
+            for has_border in (True, False)
+        )
         what: Any = (number, residual)
         if not is_bordered(stored) or is_bordered(plain):
             yield f"{what}: strides {stored.stride()}"
@@ -236,8 +229,7 @@ def products_of_doubled_maps() -> Iterator[str]:
     inside, out, steps = 80, 41, torch.ones(80)
     for number, has_border in itertools.product(NUMBERS, (False, True)):
         x = whole(ROWS, inside, HEIGHT, WIDTH).to(memory_format=torch.channels_last)
-        settings: Any = {"steps": steps, "number": number, "flags": torch.zeros(ROWS)}
-        stored = affine(x, **settings, is_bordered=has_border)
+        stored = affine(x, rounding=Rounding(steps, number, torch.zeros(ROWS), has_border))
         weight = whole(out, 3, 3, inside).to(number)
         scale, bias = torch.rand(out) / 1000, torch.randn(out)
         layer = EightBit(weight, scale, steps, bias)
@@ -325,15 +317,12 @@ def gated_products() -> Iterator[str]:
 
 
 @check
-def gated_products_of_what_is_no_number() -> Iterator[str]:
+def gated_products_of_nan_and_infinity() -> Iterator[str]:
     """A token's NaN shows in its row alone, and so does an infinite gate."""
     inside, out = 80, 41
     scale, tokens = torch.rand(2 * out) / 1000, whole(ROWS, 7, inside).to(torch.float8_e4m3fn)
     weight = whole(2 * out, inside).to(torch.float8_e4m3fn)
     for number, bad in itertools.product(NUMBERS, (NAN, INFINITY, -INFINITY)):
-        bias, flags = torch.randn(2 * out), torch.zeros(ROWS)
-        gated_product(tokens, weight, scale, bias, flags, number)
-        yield from flags_wrong(flags, set(), number, (number, bad))
         for place in (3, out + 3) if bad is NAN else (out + 3,):
             bias, flags = torch.randn(2 * out), torch.zeros(ROWS)
             bias[place] = bad
@@ -355,26 +344,6 @@ def gelus() -> Iterator[str]:
     if not bool((beyond <= 0).all()):
         at = int(beyond.argmax())
         yield f"gelu({gates[at]:.4g}): {found[at]:.6g}, needed {exact[at]:.6g}"
-
-
-@check
-def flags_of_a_network() -> Iterator[str]:
-    """A broken row is flagged at the end even if int8 hides it. The next call has no flags."""
-    flags, steps = torch.zeros(8), torch.ones(CHANNELS)
-
-    class Network(torch.nn.Module):
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            small = affine(x, steps=steps, number=torch.int8, flags=flags)
-            return small.float(), x
-
-    network = Flagged(Network(), flags)
-    x = map_of(ROWS, CHANNELS, HEIGHT, WIDTH)
-    broken = x.clone()
-    broken[1, 4, 2, 3] = NAN
-    for given, rows in ((broken, [1]), (x, [])):
-        found = network(given)[0].isnan().flatten(1).all(1).nonzero().flatten().tolist()
-        if found != rows:
-            yield f"rows {found} are NaN, needed {rows}"
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import replace
+from functools import partial
 from unittest.mock import patch
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from engines.pytorch import triton_product
 from engines.pytorch.eight_bit import EightBit, quartered
+from engines.pytorch.launches import UNROUNDED, Rounding
 from engines.pytorch.slot_convolution import SlotConvolution
 from engines.pytorch.slots import bordered, in_slots, sides_of, slot_of, widest
 from engines.pytorch.tiles import Tile
@@ -81,17 +83,15 @@ def norms_in_slots() -> Iterator[str]:
     each, (weight, bias), steps = maps(), torch.randn(2, CHANNELS), torch.rand(CHANNELS) * 9 + 1
     shift = torch.randn(len(each), CHANNELS)
     for number, is_bordered in ((None, True), (torch.int8, False), (torch.float8_e4m3fn, True)):
-        rounding: dict[str, Any] = {} if number is None else {"steps": steps, "number": number}
-        flags = [torch.zeros(len(each)) for _ in range(2)]
-        given = (weight, bias, 4, 1e-5)
-        alone = []
-        for row, x in enumerate(each):
-            own = rounding | ({"flags": flags[0][row:]} if rounding else {})
-            alone.append(norm_act(x, *given, has_silu=True, shift=shift[row : row + 1], **own))
+        flags = torch.zeros(len(each))
+        rounding = Rounding(steps, number, flags) if number else UNROUNDED
+        run = partial(norm_act, weight=weight, bias=bias, groups=4, eps=1e-5, has_silu=True)
+        alone = [
+            run(x, shift=own[None], rounding=rounding) for x, own in zip(each, shift, strict=True)
+        ]
         with in_slots(SLOT, table()):
-            own = rounding | ({"flags": flags[1]} if rounding else {})
-            own |= {"is_bordered": is_bordered}
-            found = norm_act(together(each), *given, has_silu=True, shift=shift, **own)
+            rounding = replace(rounding, is_bordered=is_bordered)
+            found = run(together(each), shift=shift, rounding=rounding)
         what = (number, is_bordered)
         yield from all_wrong((bordered_apart if is_bordered else apart)(found), alone, what)
         if is_bordered:
@@ -173,8 +173,8 @@ def attention_in_slots() -> Iterator[str]:
         # Lines have multiples of 16 bytes.
         lines = F.pad(value.permute(2, 0, 1).float().contiguous(), (0, -x.shape[1] % 16))
         lines = lines.to(number)[..., : x.shape[1]]
-        given = {"steps": steps, "number": torch.int8, "flags": torch.zeros(len(x))}
-        return attention(query, key, lines, heads, **given)  # type: ignore[arg-type]
+        rounding = Rounding(steps, torch.int8, torch.zeros(len(x)))
+        return attention(query, key, lines, heads, rounding)
 
     alone = [attended(x) for x in each]
     with in_slots(SLOT, table()):
@@ -197,7 +197,7 @@ def a_row_of_nan_changes_no_other() -> Iterator[str]:
             whole[1] = NAN
         with in_slots(SLOT, table()):
             normed = norm_act(whole, weight, bias, 4, 1e-5, has_silu=True)
-            results.append((normed, affine(whole, is_bordered=True)))
+            results.append((normed, affine(whole, rounding=Rounding(is_bordered=True))))
     for ours, theirs in zip(*results, strict=True):
         for row in (0, 2):
             if not torch.equal(ours[row], theirs[row]):

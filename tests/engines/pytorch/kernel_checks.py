@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engines.pytorch.launches import LARGEST
+from engines.pytorch.launches import LARGEST, Rounding
 from engines.pytorch.triton_tma_product import gelu
 
 Check = Callable[[], Iterator[str]]
@@ -81,12 +81,17 @@ def flags_wrong(
 
 
 def rounding_wrong(
-    run: Callable[..., Tensor], scaled: Tensor, what: object, broken: set[int] | None = None
+    run: Callable[..., Tensor],
+    steps: Tensor,
+    scaled: Tensor,
+    what: object,
+    broken: set[int] | None = None,
 ) -> Iterator[str]:
-    """Check that `run` rounds `scaled` to each 8-bit type and, in int8, flags the broken rows."""
+    """Check that `run` with these steps rounds `scaled` to each 8-bit type and, in int8, flags the
+    broken rows."""
     for number in NUMBERS:
         flags = torch.zeros(ROWS)
-        found = run(number=number, flags=flags)
+        found = run(rounding=Rounding(steps, number, flags))
         yield from differing(found, rounded(scaled, number), (what, number))
         rows = broken_rows(scaled) if broken is None else broken
         yield from flags_wrong(flags, rows, number, what)

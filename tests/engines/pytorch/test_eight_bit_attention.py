@@ -34,7 +34,7 @@ def in_floats(layers: list[EightBit], stored: Tensor, heads: int) -> Tensor:
 
 @pytest.mark.parametrize("number", [torch.int8, E4M3])
 @pytest.mark.parametrize(("heads", "channels", "tokens"), [(10, 640, 320), (20, 1280, 112)])
-def test_it_is_near_floats_with_the_widths_of_sdxl(
+def test_attention_is_near_floats_with_the_widths_of_sdxl(
     number: torch.dtype, heads: int, channels: int, tokens: int
 ) -> None:
     torch.manual_seed(0)
@@ -48,7 +48,7 @@ def test_it_is_near_floats_with_the_widths_of_sdxl(
 
 
 @pytest.mark.parametrize("number", [torch.int8, E4M3])
-def test_what_is_no_number_shows_in_its_row_alone(number: torch.dtype) -> None:
+def test_a_nan_shows_in_its_row_alone(number: torch.dtype) -> None:
     layers, reader = [eight_bit_layer(64, 64) for _ in range(3)], eight_bit_layer(64, 64, number)
     x = torch.randn(3, 16, 64)
     x[1, 5, 7] = torch.nan
@@ -77,15 +77,15 @@ SELF = ("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0")
 
 
 @pytest.mark.parametrize(
-    ("names", "kernel", "is_short"),
+    ("names", "kernel", "is_eight_bit"),
     [(SELF, None, True), (SELF[:3], None, False), (SELF, "math", False), ((), None, False)],
 )
-def test_it_runs_where_all_around_it_is_in_8_bits_and_no_kernel_was_named(
-    names: tuple[str, ...], kernel: str | None, is_short: bool
+def test_attention_is_in_8_bits_between_8_bit_layers_unless_a_kernel_is_named(
+    names: tuple[str, ...], kernel: str | None, is_eight_bit: bool
 ) -> None:
     ours = Block(in_8_bits(block_of(64, 2), *names), kernel, next(count()))
     attentions = [m for m in ours.modules() if isinstance(m, Attention)]
-    assert [m.pair is not None for m in attentions] == [is_short, False]
+    assert [m.pair is not None for m in attentions] == [is_eight_bit, False]
     x = torch.randn(2, 16, 64)
     with torch.inference_mode():
         found = ours.attn1(ours.norm1(x, None, ours.attn1.reads)[1], x)
@@ -107,7 +107,7 @@ def test_values_that_e4m3_cannot_hold_become_the_largest() -> None:
         assert found.float()[0, 0].tolist() == [448.0, -448.0] * 8
 
 
-def test_noted_launches_leave_nothing_to_round_before_to_out() -> None:
+def test_attention_rounds_for_to_out() -> None:
     block: Any = Block(in_8_bits(block_of(64, 1), *SELF), None, 0)
     with torch.device("meta"), noted() as launches, torch.inference_mode():
         block.to("meta").attn1(torch.empty(2, 16, 64, dtype=E4M3), torch.empty(2, 16, 64))

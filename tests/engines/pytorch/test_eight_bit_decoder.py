@@ -37,11 +37,11 @@ def latents(mini: Pipeline) -> Tensor:
     return torch.stack([each for each in found if each is not None])
 
 
-def decoder(*, is_short: bool, is_rearranged: bool = False) -> nn.Module:
+def decoder(*, is_eight_bit: bool, is_rearranged: bool = False) -> nn.Module:
     vae = find("mini").part("vae")
     fit_halves(vae)
     network: Any = networks_of("vae", vae)["vae_decoder"]
-    if is_short:
+    if is_eight_bit:
         put_decoder_layers(network.decoder)
     if is_rearranged:
         rearrange_decoder(network.to(memory_format=torch.channels_last).decoder)
@@ -56,8 +56,8 @@ def decoded(network: nn.Module, latents: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("is_rearranged", [False, True])
 def test_pictures_stay_near_the_exact_ones(latents: Tensor, is_rearranged: bool) -> None:
-    exact = decoded(decoder(is_short=False), latents)
-    found = decoded(decoder(is_short=True, is_rearranged=is_rearranged), latents)
+    exact = decoded(decoder(is_eight_bit=False), latents)
+    found = decoded(decoder(is_eight_bit=True, is_rearranged=is_rearranged), latents)
     measured = [psnr(a, b) for a, b in zip(found, exact, strict=True)]
     print([f"{each:.1f} dB" for each in measured])
     assert min(measured) >= LEAST_DB, f"{measured}, at least {LEAST_DB}"
@@ -65,7 +65,7 @@ def test_pictures_stay_near_the_exact_ones(latents: Tensor, is_rearranged: bool)
 
 
 def test_a_picture_has_no_part_in_another(latents: Tensor) -> None:
-    network = decoder(is_short=True, is_rearranged=True)
+    network = decoder(is_eight_bit=True, is_rearranged=True)
     broken = latents.clone()
     broken[0, 1, 2, 3] = torch.nan
     found = decoded(network, broken)
@@ -73,16 +73,16 @@ def test_a_picture_has_no_part_in_another(latents: Tensor) -> None:
 
 
 def test_the_resblocks_convolutions_are_in_8_bits_and_nothing_else() -> None:
-    network = decoder(is_short=True)
+    network = decoder(is_eight_bit=True)
     short = {name for name, each in network.named_modules() if isinstance(each, EightBit)}
     blocks = {name.rpartition(".")[0] for name in short}
     assert short == {f"{block}.conv{i}" for block in blocks for i in (1, 2)}
     assert all(".resnets." in name for name in short)
-    plain = decoder(is_short=False).named_modules()
+    plain = decoder(is_eight_bit=False).named_modules()
     assert len(blocks) == sum(type(each).__name__ == "ResnetBlock2D" for _, each in plain)
 
 
-def test_it_comes_with_8_bits_and_an_option_leaves_it_out(
+def test_an_8_bit_unet_has_an_8_bit_decoder_unless_an_option_forbids_it(
     mini: Pipeline, numbers_of: Callable[[str], Path]
 ) -> None:
     for line, expected in (("", True), ("no-fp8_decoder", False)):

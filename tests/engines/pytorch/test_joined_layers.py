@@ -42,7 +42,7 @@ def test_layers_that_round_their_input_differently_become_one(number: torch.dtyp
 
 
 @pytest.mark.parametrize("number", [torch.int8, E4M3])
-def test_nothing_is_cut_off_that_one_of_them_kept(number: torch.dtype) -> None:
+def test_common_steps_clip_no_value_that_a_layer_keeps(number: torch.dtype) -> None:
     layers = apart(number)
     made = alike(layers)
     for steps in (each.steps for each in layers):

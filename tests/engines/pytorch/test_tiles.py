@@ -46,11 +46,11 @@ def quickest_is(best: Tile) -> tuple[Callable[[Tile], None], Callable[[Callable[
     return ran.append, measure
 
 
-def test_what_was_never_measured_takes_the_usual_tile_and_no_time() -> None:
+def test_a_product_that_was_not_measured_gets_the_usual_tile_at_once() -> None:
     assert Tiles(H200).choose(PROBLEM, nothing, never) == USUAL
 
 
-def test_while_it_warms_up_the_quickest_is_found_and_then_kept(tmp_path: Path) -> None:
+def test_the_fastest_tile_is_measured_during_the_warm_up_and_stored(tmp_path: Path) -> None:
     tiles = Tiles(H200, file=tmp_path / "tiles.json")
     with measuring(tiles):
         found = tiles.choose(PROBLEM, *quickest_is(TILES[1]))
@@ -115,7 +115,7 @@ def test_a_damaged_table_is_said_and_measured_anew(
 
 
 @pytest.mark.parametrize("place", ["a file/tiles.json", "a folder"])
-def test_where_nothing_can_be_kept_tiles_are_measured_all_the_same(
+def test_tiles_are_measured_even_if_they_cannot_be_stored(
     place: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "a file").touch()
