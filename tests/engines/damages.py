@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,10 @@ def editor(name: str) -> Callable[[Path, Change], None]:
     return edit
 
 
-def swap(first: Path, second: Path) -> None:
-    one, other = first.read_bytes(), second.read_bytes()
-    first.write_bytes(other)
-    second.write_bytes(one)
-
-
-def flip_a_byte(path: Path, at: int = 10) -> None:
-    content = bytearray(path.read_bytes())
-    content[at] ^= 1
-    path.write_bytes(bytes(content))
+def flip_a_byte(path: Path, *, is_dated_back: bool = False) -> None:
+    """Change the last byte. With `is_dated_back`, restore the times, as an attacker would."""
+    status, content = path.stat(), bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    if is_dated_back:
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))

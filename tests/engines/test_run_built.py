@@ -5,8 +5,8 @@ The TensorRT double computes with fakes. It shows the calls of plans, not a GPU'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +66,11 @@ def asked_of_pytorch(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> list[di
     return asked
 
 
-def proving(
-    order: BuildSpec, loras: Sequence[LoraFile] = ()
-) -> Callable[[EngineFolder], proof.Proof]:
-    return lambda made: run_built(made, order, "mini", loras)
-
-
 def test_plans_run_beside_a_reference_whose_maps_lie_channels_last(
     order: BuildSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = asked_of_pytorch(monkeypatch, memory_format=torch.channels_last)
-    made = build(order, prove=proving(order))
+    made = build(order, prove=partial(run_built, order=order, model="mini"))
     assert made.is_run and made.unchecked is None
     whats = [finding["what"] for finding in made.parity["findings"]]
     for name in made.plans:
@@ -98,9 +92,10 @@ def test_plans_with_a_lora_run_beside_the_model_with_it(
     asked = asked_of_pytorch(monkeypatch)
     lora = LoraFile.parse("outlined")
     order = replace(order, export=replace(order.export, loras=(lora.as_dict(),)))
-    unnamed = build(order, prove=proving(order)).unchecked
+    prove = partial(run_built, order=order, model="mini")
+    unnamed = build(order, prove=prove).unchecked
     assert unnamed and "name them with --lora" in unnamed and not asked
-    assert build(order, prove=proving(order, [lora])).unchecked is None
+    assert build(order, prove=partial(prove, loras=[lora])).unchecked is None
     (settings,) = asked
     parts = {part: MINI.part(part) for part in NETWORK_FOLDERS}
     plain = {name: value.clone() for name, value in parts["unet"].state_dict().items()}

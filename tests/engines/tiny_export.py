@@ -6,8 +6,7 @@ Every output depends on every input of its network, so that a swapped or stale t
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,16 @@ from onnx import TensorProto, helper
 from safetensors.numpy import save_file
 
 from engines.folders.export_folder import DataFile, ExportFolder, Graph
-from sdxl.specs import Architecture, ModelSpec, TensorSpec, network_specs
+from engines.lora_graphs import graph_input, onnx_type
+from onnx_export.stored import Stored, read_places
+from sdxl.specs import Architecture, ModelSpec, network_specs
+from tests.engines.damages import editor
 from tests.fakes import ARCH
 
 VOCABULARY = 50
 DIGEST = "d" * 64
 """the digest of weights that the export names"""
 DATA = "weights.safetensors"
-ELEMENTS = {
-    "float32": TensorProto.FLOAT,
-    "float16": TensorProto.FLOAT16,
-    "int64": TensorProto.INT64,
-}
 PARITY = {
     "findings": [
         {"what": "clip_l, fp32", "measured": 1e-6, "required": 1e-4, "is_least": False},
@@ -47,10 +44,10 @@ def write_export(
     specs = network_specs(arch, dtype)
     weights = {name: w for spec in specs.values() for name, w in _weights(spec, arch).items()}
     save_file(weights, folder / DATA)
-    offsets = _offsets(folder / DATA)
+    places = read_places(folder / DATA, DATA)
     graphs = {}
     for name, spec in specs.items():
-        content = _graph(spec, arch, weights, offsets).SerializeToString()
+        content = _graph(spec, arch, weights, places).SerializeToString()
         (folder / f"{name}.onnx").write_bytes(content)
         graphs[name] = Graph(f"{name}.onnx", _sha256(content), (DATA,), spec)
     data = (folder / DATA).read_bytes()
@@ -79,20 +76,15 @@ def rewrite_locations(path: Path, location: str) -> None:
     path.write_bytes(model.SerializeToString())
 
 
-def sign(folder: Path, name: str) -> None:
-    """Update a graph's digest in export.json."""
-    path = folder / "export.json"
-    described = json.loads(path.read_text(encoding="utf-8"))
-    described["graphs"][name]["sha256"] = _sha256((folder / f"{name}.onnx").read_bytes())
-    path.write_text(json.dumps(described), encoding="utf-8")
+def sign(folder: Path, file: str) -> None:
+    """Update the digest of a graph or of a file of weights in export.json."""
+    digest = _sha256((folder / file).read_bytes())
 
+    def change(described: dict[str, Any]) -> None:
+        graphs = {graph["file"]: graph for graph in described["graphs"].values()}
+        (graphs | described["data"])[file]["sha256"] = digest
 
-def sign_weights(folder: Path, file: str) -> None:
-    """Update the digest of a file of weights in export.json."""
-    path = folder / "export.json"
-    described = json.loads(path.read_text(encoding="utf-8"))
-    described["data"][file]["sha256"] = _sha256((folder / file).read_bytes())
-    path.write_text(json.dumps(described), encoding="utf-8")
+    editor("export.json")(folder, change)
 
 
 def _sha256(content: bytes) -> str:
@@ -125,24 +117,13 @@ def _weights(spec: ModelSpec, arch: Architecture) -> Weights:
     return named
 
 
-def _offsets(path: Path) -> dict[str, tuple[int, int]]:
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-    header.pop("__metadata__", None)
-    return {
-        name: (8 + length + entry["data_offsets"][0], 8 + length + entry["data_offsets"][1])
-        for name, entry in header.items()
-    }
-
-
 def _graph(
-    spec: ModelSpec, arch: Architecture, weights: Weights, offsets: dict[str, tuple[int, int]]
+    spec: ModelSpec, arch: Architecture, weights: Weights, places: Mapping[str, Stored]
 ) -> onnx.ModelProto:
     nodes = list(_nodes(spec, arch))
     used = {name for node in nodes for name in node.input}
     external = [
-        _external(name, weights[name], *offsets[name]) for name in sorted(used & set(weights))
+        _external(name, weights[name], places[name]) for name in sorted(used & set(weights))
     ]
     constants = [
         helper.make_tensor("column", TensorProto.INT64, [4], [-1, 1, 1, 1]),
@@ -152,8 +133,8 @@ def _graph(
     graph = helper.make_graph(
         nodes,
         spec.name,
-        [_value(t) for t in spec.inputs],
-        [_value(t) for t in spec.outputs],
+        [graph_input(t) for t in spec.inputs],
+        [graph_input(t) for t in spec.outputs],
         [*external, *(c for c in constants if c.name in used)],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
@@ -200,7 +181,7 @@ def _prompt_nodes(spec: ModelSpec) -> Iterable[onnx.NodeProto]:
 
 
 def _unet_nodes(spec: ModelSpec) -> Iterable[onnx.NodeProto]:
-    element = ELEMENTS[spec.outputs[0].dtype]
+    element = onnx_type(spec.outputs[0].dtype)
     means = []
     for i, tensor in enumerate(spec.inputs[1:]):
         flat, cast = f"{tensor.name}.flat", f"{tensor.name}.cast"
@@ -220,17 +201,17 @@ def _unet_nodes(spec: ModelSpec) -> Iterable[onnx.NodeProto]:
             last = result
 
 
-def _value(tensor: TensorSpec) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(tensor.name, ELEMENTS[tensor.dtype], tensor.dims)
-
-
-def _external(name: str, value: NDArray[Any], start: int, end: int) -> onnx.TensorProto:
+def _external(name: str, value: NDArray[Any], place: Stored) -> onnx.TensorProto:
     tensor = TensorProto(
         name=name,
         data_type=helper.np_dtype_to_tensor_dtype(value.dtype),
         dims=value.shape,
         data_location=TensorProto.EXTERNAL,
     )
-    for key, entry in (("location", DATA), ("offset", start), ("length", end - start)):
+    for key, entry in (
+        ("location", place.file),
+        ("offset", place.offset),
+        ("length", place.length),
+    ):
         tensor.external_data.add(key=key, value=str(entry))
     return tensor

@@ -20,7 +20,6 @@ from onnx_export.recipes import RECIPES
 from sdxl.checkpoint import Checkpoint, find
 from tests.onnx_export.exports import CachedTrace, Exports, export_tiny, write_tiny
 
-PROMPTS = ("a red circle on a blue background", "two green stars", "a ring")
 TRACED = {"tiny", "tiny_export", "tiny_exports", "exports"}
 """fixtures of tests that trace networks"""
 FOLDER = Path(__file__).parent
@@ -73,9 +72,7 @@ def tiny_exports(
     def exported(precision: str) -> ExportFolder:
         if precision == tiny_export.precision:
             return tiny_export
-        return export_tiny(
-            tiny, root / precision, precision, prompts=PROMPTS if precision in RECIPES else ()
-        )
+        return export_tiny(tiny, root / precision, precision)
 
     return exported
 

@@ -5,18 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 from torch import nn
 
 from engines.folders.export_folder import ExportFolder
 from engines.onnxruntime_engine import load_onnxruntime
+from engines.parity.pictures import subject_of
 from engines.pytorch.torch_engine import load_torch
 from onnx_export import fingerprint
+from onnx_export.check import check
 from onnx_export.export_spec import ExportSpec
-from onnx_export.exporter import export, unchecked
+from onnx_export.exporter import Say, export, unchecked
 from onnx_export.random_weights import Configs, write_checkpoint
+from onnx_export.recipes import RECIPES
 from onnx_export.tracing import trace
 from sdxl.checkpoint import MINI, Checkpoint
 from sdxl.files import write_atomic
@@ -100,6 +105,8 @@ class CachedTrace:
 
 
 Lines = list[str]
+PROMPTS = ("a red circle on a blue background", "two green stars", "a ring")
+"""prompts that calibrate the tiny model"""
 
 
 def export_tiny(
@@ -107,10 +114,22 @@ def export_tiny(
     out: Path,
     precision: str = "fp32",
     lines: Lines | None = None,
-    **more: object,
+    **more: Any,
 ) -> ExportFolder:
-    order = ExportSpec(checkpoint, precision, out, **more)  # type: ignore[arg-type]
+    if precision in RECIPES:
+        more = {"prompts": PROMPTS, **more}
+    order = ExportSpec(checkpoint, precision, out, **more)
     return export(order, unchecked, (lines if lines is not None else []).append)
+
+
+def checked(
+    folder: ExportFolder, checkpoint: Checkpoint, say: Say = lambda _: None, **changes: Any
+) -> dict[str, Any]:
+    """Check an export as `sdxl export` does, with one picture of two steps, unless `changes` say
+    otherwise."""
+    order = ExportSpec(checkpoint, folder.precision, folder.folder, folder.cut)
+    subject = replace(subject_of(checkpoint), **{"compared": 1, "steps": 2, **changes})
+    return check(folder, order, say, subject)
 
 
 def write_tiny(folder: Path) -> Checkpoint:

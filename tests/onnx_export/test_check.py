@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import shutil
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,30 +15,23 @@ from engines.folders.export_folder import SCALE, ExportFolder, further_file
 from engines.parity.calls import StepError
 from engines.parity.findings import STEP_BOUNDS, CheckFailed, Finding, median_psnr, psnr, worst_psnr
 from engines.parity.pictures import LEAST_STEPS, PLAIN, Subject, subject_of
-from onnx_export.check import GRAPH_BOUNDS, SCATTER_SHARE, _Run, check, row_by_row
+from onnx_export.check import GRAPH_BOUNDS, SCATTER_SHARE, _Run, row_by_row
 from onnx_export.export_spec import ExportSpec
-from onnx_export.exporter import export
 from sdxl.checkpoint import Checkpoint, find
-from tests.engines.tiny_export import sign_weights
-from tests.onnx_export.exports import Exports, Lines
-
-FEW = {"steps": 2, "compared": 1}
+from tests.engines.tiny_export import sign
+from tests.onnx_export.exports import Exports, Lines, checked
 
 
-def run(folder: ExportFolder, checkpoint: Checkpoint, lines: Lines | None = None) -> object:
-    order = ExportSpec(checkpoint, folder.precision, folder.folder, folder.cut)
-    say = (lines if lines is not None else []).append
-    return check(folder, order, say, replace(subject_of(checkpoint), **FEW))  # type: ignore[arg-type]
+def run_of(folder: ExportFolder, checkpoint: Checkpoint) -> _Run:
+    order = ExportSpec(checkpoint, folder.precision, folder.folder)
+    return _Run(folder, order, subject_of(checkpoint))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "fp8"])
 def test_the_embedded_models_exports_are_the_model(precision: str, exports: Exports) -> None:
-    """The check is that of `sdxl export` with fewer pictures. A difference raises an error."""
-    folder, mini = exports(precision), find("mini")
-    subject = subject_of(mini, compared=2, scored=32)
-    order = ExportSpec(mini, precision, folder.folder)
-    parity = check(folder, order, lambda _: None, subject)
+    """A difference raises an error."""
+    parity = checked(exports(precision), find("mini"), compared=2, scored=32, steps=20)
     findings, in_torch = parity["findings"], parity["torch"]
     assert len(in_torch["findings"]) == 3 * (precision in ("int8", "fp8")), in_torch
     assert not in_torch["note"]
@@ -52,12 +44,19 @@ def test_the_embedded_models_exports_are_the_model(precision: str, exports: Expo
         assert Finding(**finding).holds, finding
 
 
-def test_a_figure_is_printed_beside_its_bound(tiny_export: ExportFolder, tiny: Checkpoint) -> None:
-    lines: Lines = []
-    run(tiny_export, tiny, lines)
-    lines = [line for line in lines if "measured" in line]
+def test_figures_are_printed_beside_their_bounds_and_the_errors_of_steps_are_kept(
+    tiny_export: ExportFolder, tiny: Checkpoint
+) -> None:
+    said: Lines = []
+    parity = checked(tiny_export, tiny, said.append)
+    lines = [line for line in said if "measured" in line]
     assert len(lines) == 12 and sum("required at" in line for line in lines) == 9, lines
     assert [line for line in lines if "expected at 2 steps" in line]
+    assert parity["painted"] == {"pictures": 1, "steps": 2, "side": 32, "interval": 2}
+    errors = [StepError(**error) for error in parity["step_errors"]]
+    assert [error.network for error in errors] == ["unet_deep", "unet_shallow"]
+    for error in errors:
+        assert 0 <= error.picture < STEP_BOUNDS["fp32"] and 0 <= error.noise < STEP_BOUNDS["fp32"]
 
 
 def test_another_models_weights_are_refused(
@@ -70,36 +69,31 @@ def test_another_models_weights_are_refused(
     content[-4000:] = bytes(4000)
     path.unlink()
     path.write_bytes(content)
-    sign_weights(other, path.name)
+    sign(other, path.name)
     with pytest.raises(CheckFailed, match=r"unet_\w+, fp32 +measured .*, required at most 0.0001"):
-        run(ExportFolder.read(other), tiny)
+        checked(ExportFolder.read(other), tiny)
 
 
 def test_an_8_bit_graph_may_differ_as_its_rounding_differs_from_itself(
     tiny_exports: Exports, tiny: Checkpoint
 ) -> None:
     folder = tiny_exports("int8")
-    checked = _Run(folder, ExportSpec(tiny, "int8", folder.folder), subject_of(tiny))
     names = [tensor.name for tensor in folder.graphs["unet_deep"].spec.outputs]
     expected = [{name: torch.ones(4) for name in names}]
     found = [{name: torch.full((4,), 1.1) for name in names}]
-    bounds = {scatter: checked.compared("unet_deep", found, expected, scatter) for scatter in SEEN}
-    assert [finding.holds for finding in bounds.values()] == [False, False, True]
+    compared = partial(run_of(folder, tiny).compared, "unet_deep", found, expected)
+    assert [compared(scatter).holds for scatter in (0.0, 0.06, 0.07)] == [False, False, True]
 
 
 @pytest.mark.long
 def test_the_embedded_models_rounding_hardly_differs_from_itself(exports: Exports) -> None:
-    folder, mini = exports("int8"), find("mini")
-    checked = _Run(folder, ExportSpec(mini, "int8", folder.folder), subject_of(mini))
-    rounded = checked.torch("unet")
-    scatter = checked.scatter(rounded, checked.outputs(rounded, row_by_row))
+    run = run_of(exports("int8"), find("mini"))
+    rounded = run.torch("unet")
+    scatter = run.scatter(rounded, run.outputs(rounded, row_by_row))
     assert {*scatter} == {"unet_deep", "unet_shallow"}
     assert all(0 < each < GRAPH_BOUNDS["int8"] / SCATTER_SHARE for each in scatter.values()), (
         scatter
     )
-
-
-SEEN = (0.0, 0.06, 0.07)
 
 
 @pytest.mark.long
@@ -108,7 +102,7 @@ def test_pytorchs_own_8_bits_have_findings_of_their_own(exports: Exports, tmp_pa
     graphs."""
     mini = find("mini")
     folder = ExportFolder.read(shutil.copytree(exports("int8").folder, tmp_path / "int8"))
-    in_torch = in_8_bits_in_torch(folder, mini)
+    in_torch = checked(folder, mini, scored=0)["torch"]
     assert not in_torch["note"]
     assert [Finding(**finding).holds for finding in in_torch["findings"]] == [True, True]
     further = folder.folder / further_file("unet")
@@ -116,51 +110,22 @@ def test_pytorchs_own_8_bits_have_findings_of_their_own(exports: Exports, tmp_pa
     scales = {n: 4 * value for n, value in numbers.items() if n.endswith(SCALE)}
     further.unlink()
     save_file({**numbers, **scales}, further)
-    sign_weights(folder.folder, further.name)
-    wrong = in_8_bits_in_torch(ExportFolder.read(folder.folder), mini)
+    sign(folder.folder, further.name)
+    wrong = checked(ExportFolder.read(folder.folder), mini, scored=0)["torch"]
     assert "in PyTorch: picture expected at 2 steps" in wrong["note"]
 
 
-def in_8_bits_in_torch(folder: ExportFolder, checkpoint: Checkpoint) -> dict[str, Any]:
-    order = ExportSpec(checkpoint, folder.precision, folder.folder, folder.cut)
-    subject = replace(subject_of(checkpoint), scored=0, **FEW)  # type: ignore[arg-type]
-    found: dict[str, Any] = check(folder, order, lambda _: None, subject)["torch"]
-    return found
-
-
-def test_a_graph_that_fails_is_not_published(
-    tiny: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("onnx_export.check.GRAPH_BOUNDS", {"fp32": 0.0})
-    subject = replace(subject_of(tiny), steps=2, compared=1)
-    with pytest.raises(CheckFailed, match="required at most 0"):
-        export(
-            ExportSpec(tiny, "fp32", tmp_path / "export"),
-            lambda made, order, say: check(made, order, say, subject),
-            lambda _: None,
-        )
-    assert not (tmp_path / "export").exists()
-
-
-def test_pictures_and_the_error_of_every_step_are_kept(
-    tiny_export: ExportFolder, tiny: Checkpoint
-) -> None:
-    parity = run(tiny_export, tiny)
-    assert isinstance(parity, dict)
-    assert parity["painted"] == {"pictures": 1, "steps": 2, "side": 32, "interval": 2}
-    errors = [StepError(**error) for error in parity["step_errors"]]
-    assert [error.network for error in errors] == ["unet_deep", "unet_shallow"]
-    assert all(0 <= error.picture < STEP_BOUNDS["fp32"] for error in errors)
-    assert all(0 <= error.noise < STEP_BOUNDS["fp32"] for error in errors)
-
-
-@pytest.mark.parametrize("bounds", ["STEP_BOUNDS", "PICTURE_BOUNDS"])
+@pytest.mark.parametrize(("bounds", "bound"), [("STEP_BOUNDS", 0.0), ("PICTURE_BOUNDS", 121.0)])
 def test_errors_of_steps_and_of_pictures_decide(
-    bounds: str, tiny_export: ExportFolder, tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    bounds: str,
+    bound: float,
+    tiny_export: ExportFolder,
+    tiny: Checkpoint,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(f"onnx_export.check.{bounds}", {"fp32": {"S": 0.0, "P": 121.0}[bounds[0]]})
+    monkeypatch.setattr(f"onnx_export.check.{bounds}", {"fp32": bound})
     with pytest.raises(CheckFailed, match="required at"):
-        run(tiny_export, tiny)
+        checked(tiny_export, tiny)
 
 
 def test_a_slower_machine_paints_fewer_pictures_and_steps_but_never_none() -> None:
@@ -199,9 +164,7 @@ def test_one_different_picture_does_not_fail_the_check_but_half_of_them_do() -> 
 def test_a_single_nan_is_the_worst_error(
     place: int, tiny_export: ExportFolder, tiny: Checkpoint
 ) -> None:
-    order = ExportSpec(tiny, tiny_export.precision, tiny_export.folder)
-    comparing = _Run(tiny_export, order, subject_of(tiny))
     expected = [{"noise": torch.zeros(4)} for _ in range(3)]
     found = [dict(each) for each in expected]
     found[place] = {"noise": torch.tensor([0.0, math.nan, 0.0, 0.0])}
-    assert not comparing.compared("unet_shallow", found, expected).holds
+    assert not run_of(tiny_export, tiny).compared("unet_shallow", found, expected).holds

@@ -17,7 +17,6 @@ from sdxl.pipeline import WithPictures
 from sdxl.source import SourceImage
 from tests.conftest import psnr
 from tests.engines.fake_builds import order_of
-from tests.onnx_export.conftest import PROMPTS
 from tests.onnx_export.exports import (
     TINY,
     export_tiny,
@@ -38,8 +37,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 def test_guidance_is_read_from_its_embedding(
     checkpoint: Checkpoint, tmp_path: Path, precision: str
 ) -> None:
-    prompts = PROMPTS if precision == "int8" else ()
-    folder = export_tiny(checkpoint, tmp_path / "export", precision, prompts=prompts)
+    folder = export_tiny(checkpoint, tmp_path / "export", precision)
     named = {t.name: t.dims for name in folder.graphs for t in folder.graphs[name].spec.inputs}
     assert named["guidance_embedding"][1] == 12 and named["condition"][1] == 16
     usual = GenerationParams("a red circle", steps=8, seed=3, width=32, height=32)
@@ -67,8 +65,7 @@ def test_tensorrt_builds_graphs_that_read_guidance(checkpoint: Checkpoint, tmp_p
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_a_masked_picture_is_read(tmp_path: Path, precision: str) -> None:
     checkpoint = write_tiny_inpainting(tmp_path / "nine")
-    prompts = PROMPTS if precision == "int8" else ()
-    folder = export_tiny(checkpoint, tmp_path / "export", precision, prompts=prompts)
+    folder = export_tiny(checkpoint, tmp_path / "export", precision)
     assert folder.graphs["unet_deep"].spec.inputs[0].dims[1] == 9
     text = GenerationParams("a red circle", steps=4, cache_interval=2, seed=3, width=32, height=32)
     noise = np.random.default_rng(0).integers(0, 255, (32, 32, 3), np.uint8)

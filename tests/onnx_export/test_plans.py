@@ -11,12 +11,9 @@ from pathlib import Path
 import pytest
 
 from engines.folders.export_folder import ExportFolder
-from engines.folders.targets import TARGETS
-from engines.trt.build import BuildSpec, build
-from engines.trt.flavours import TENSORRT_RTX
+from engines.trt.build import build
 from engines.trt.plan_worker import run_worker
-from onnx_export.recipes import RECIPES
-from tests.onnx_export.conftest import PROMPTS
+from tests.engines.fake_builds import order_of
 from tests.onnx_export.exports import Exports, export_tiny, write_tiny_inpainting
 
 pytest.importorskip("tensorrt_rtx")
@@ -29,23 +26,16 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SDXL_HOME", str(tmp_path / "home"))
 
 
-def order_for_l40s(export: ExportFolder, out: Path) -> BuildSpec:
-    target = TARGETS["l40s"]
-    return BuildSpec(
-        export, target, TENSORRT_RTX, target.max_batch, False, out, has_controlnets=True
-    )
-
-
 def builds(export: ExportFolder, name: str, folder: Path) -> None:
-    plan = folder / f"{name}.plan"
-    run_worker(order_for_l40s(export, folder).job(name, plan), folder / "log", lambda share: None)
+    plan, order = folder / f"{name}.plan", order_of(export, folder, has_controlnets=True)
+    run_worker(order.job(name, plan), folder / "log", lambda share: None)
     assert plan.stat().st_size > 0
 
 
 @pytest.mark.long
 def test_all_graphs_in_half_precision_build(exports: Exports, tmp_path: Path) -> None:
     export = exports("fp16")
-    engines = build(order_for_l40s(export, tmp_path / "fp16"))
+    engines = build(order_of(export, tmp_path / "fp16", has_controlnets=True))
     assert set(engines.plans) == {*export.graphs, "unet_deep+control", "unet_shallow+control"}
     for name in engines.plans:
         engines.plan_bytes(name)
@@ -72,7 +62,6 @@ def test_a_small_unet_in_eight_bits_builds_with_residuals(
 def test_a_small_inpainting_checkpoint_builds(tmp_path: Path, precision: str) -> None:
     """The UNet has nine input channels, and the masked picture's encoder is built too."""
     checkpoint = write_tiny_inpainting(tmp_path / "nine")
-    prompts = PROMPTS if precision in RECIPES else ()
-    export = export_tiny(checkpoint, tmp_path / "export", precision, prompts=prompts)
+    export = export_tiny(checkpoint, tmp_path / "export", precision)
     for name in ("unet_deep", "unet_shallow", "vae_encoder"):
         builds(export, name, tmp_path)

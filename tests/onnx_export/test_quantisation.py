@@ -37,9 +37,10 @@ from onnx_export.recipes import INT8, RECIPES, UNCOMPILED, matching
 from onnx_export.reference import fake_quantise
 from sdxl.checkpoint import Checkpoint, find
 from sdxl.params import GenerationParams, InvalidParams
+from sdxl.pipeline import Pipeline
+from sdxl.schedulers import table
 from sdxl.specs import VAE
-from tests.onnx_export.conftest import PROMPTS
-from tests.onnx_export.exports import Exports
+from tests.onnx_export.exports import PROMPTS, Exports
 
 KEPT = "time_emb_proj|time_embedding|conv_in|conv_out|conv_shortcut|add_embedding|norm_out|to_out"
 """the layers that the reference submission does not quantise, by its own pattern"""
@@ -101,15 +102,25 @@ def test_the_mean_calibrator_takes_the_least_of_the_steps_means() -> None:
     assert calibrator.compute_amax() is None
 
 
-def test_calibration_sees_the_first_steps_of_every_prompt(tiny: Checkpoint) -> None:
-    parts = {name: tiny.part(name) for name in ADAPTED}
-    seen: list[Tensor] = []
-    parts["unet"].get_submodule("time_proj").register_forward_pre_hook(
-        lambda _, given: seen.append(given[0].clone())
-    )
-    first_steps(tiny, parts, PROMPTS, INT8, CalibrationSettings(), StepClock())
-    from sdxl.schedulers import table
+@pytest.fixture
+def parts(tiny: Checkpoint) -> dict[str, nn.Module]:
+    return {name: tiny.part(name) for name in ADAPTED}
 
+
+@pytest.fixture
+def seen(parts: dict[str, nn.Module]) -> list[Tensor]:
+    """The timesteps of each call of the UNet."""
+    timesteps: list[Tensor] = []
+    parts["unet"].get_submodule("time_proj").register_forward_pre_hook(
+        lambda _, given: timesteps.append(given[0].clone())
+    )
+    return timesteps
+
+
+def test_calibration_sees_the_first_steps_of_every_prompt(
+    tiny: Checkpoint, parts: dict[str, nn.Module], seen: list[Tensor]
+) -> None:
+    first_steps(tiny, parts, PROMPTS, INT8, CalibrationSettings(), StepClock())
     times = table("euler", INT8.steps, tiny.scheduler).rows[: INT8.calibrated_steps, 1]
     batches = -(-len(PROMPTS) // INT8.batch)
     assert [float(t[0]) for t in seen] == pytest.approx([*times] * batches)
@@ -117,23 +128,22 @@ def test_calibration_sees_the_first_steps_of_every_prompt(tiny: Checkpoint) -> N
     assert rows == {4, 2}, f"{rows}: two prompts with guidance, then the one left over"
 
 
-def test_calibration_follows_the_plan_that_is_served(tiny: Checkpoint) -> None:
+def test_calibration_follows_the_plan_that_is_served(
+    tiny: Checkpoint, parts: dict[str, nn.Module]
+) -> None:
     """Layers of Deep alone are called at deep steps, layers of Shallow at all steps."""
-    parts = {name: tiny.part(name) for name in ADAPTED}
-    clock, seen = StepClock(), dict[str, list[int]]()
+    clock, called = StepClock(), dict[str, list[int]]()
     for name in ("mid_block.resnets.0.conv1", "up_blocks.2.resnets.1.conv2"):
-        steps = seen[name] = []
+        steps = called[name] = []
         layer = parts["unet"].get_submodule(name)
         layer.register_forward_pre_hook(lambda *_, steps=steps: steps.append(clock.step))
     first_steps(tiny, parts, PROMPTS[:1], INT8, CalibrationSettings(cache_interval=3), clock)
-    assert list(seen.values()) == [[0, 3, 6], list(range(INT8.calibrated_steps))]
+    assert list(called.values()) == [[0, 3, 6], list(range(INT8.calibrated_steps))]
 
 
 def test_calibration_paints_with_the_protocols_guidance_and_negative_prompt(
-    tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    tiny: Checkpoint, parts: dict[str, nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sdxl.pipeline import Pipeline
-
     asked: list[GenerationParams] = []
     resolve = Pipeline.resolve
 
@@ -142,24 +152,20 @@ def test_calibration_paints_with_the_protocols_guidance_and_negative_prompt(
         return resolve(self, params)
 
     monkeypatch.setattr(Pipeline, "resolve", listen)
-    parts = {name: tiny.part(name) for name in ADAPTED}
     first_steps(tiny, parts, PROMPTS[:1], INT8, CalibrationSettings(side=32), StepClock())
     (params,) = asked
     assert (params.guidance, params.cache_interval, params.width) == (8.0, 2, 32)
     assert (params.negative_prompt or "").startswith("normal quality, low quality")
 
 
-def test_prompts_of_several_lengths_are_calibrated_apart(tiny: Checkpoint) -> None:
+def test_prompts_of_several_lengths_are_calibrated_apart(
+    tiny: Checkpoint, parts: dict[str, nn.Module], seen: list[Tensor]
+) -> None:
     """Otherwise a step would be two calls, and its statistic would be counted as two steps."""
-    parts = {name: tiny.part(name) for name in ADAPTED}
-    rows: list[int] = []
-    parts["unet"].get_submodule("time_proj").register_forward_pre_hook(
-        lambda _, given: rows.append(len(given[0]))
-    )
     long = "circle " * 80
     prompts = [PROMPTS[0], long, PROMPTS[1], long]
     first_steps(tiny, parts, prompts, INT8, CalibrationSettings(negative_prompt=""), StepClock())
-    assert rows == [4] * 2 * INT8.calibrated_steps
+    assert [len(each) for each in seen] == [4] * 2 * INT8.calibrated_steps
 
 
 @pytest.fixture(scope="module", params=NUMBERS)
@@ -257,21 +263,16 @@ def behind(weight: ir.Value) -> list[ir.Node]:
 
 
 def test_deep_and_shallow_share_the_quantised_weights(folder: ExportFolder) -> None:
-    places = []
-    for name in ("unet_deep", "unet_shallow"):
-        graph = ir.load(folder.folder / f"{name}.onnx").graph
-        places.append(
-            {
-                key: (value.const_value.location, value.const_value.offset)
-                for key, value in graph.initializers.items()
-                if isinstance(value.const_value, ir.ExternalTensor)
-            }
-        )
-    deep, shallow = places
-    shared = set(deep) & set(shallow)
+    deep, shallow = (
+        {
+            key: (value.const_value.location, value.const_value.offset)
+            for key, value in ir.load(folder.folder / f"{name}.onnx").graph.initializers.items()
+            if isinstance(value.const_value, ir.ExternalTensor)
+        }
+        for name in ("unet_deep", "unet_shallow")
+    )
     assert any(file == changed_file("unet") for file, _ in shallow.values())
-    assert all(deep[key] == shallow[key] for key in shared)
-    assert set(shallow) <= set(deep)
+    assert shallow.items() <= deep.items()
 
 
 def test_what_is_not_quantised_stays_in_the_checkpoints_file(folder: ExportFolder) -> None:

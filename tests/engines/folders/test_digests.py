@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from engines.folders.digests import model_digest
 from engines.folders.places import export_place, plans_place
 from sdxl.checkpoint import MINI, NETWORK_FOLDERS, Checkpoint
 from sdxl.places import home
+from tests.engines.damages import flip_a_byte
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_a_digest_is_remembered(checkpoint: Checkpoint, monkeypatch: pytest.Monk
     assert model_digest(again) == first
 
 
-def test_changed_weights_have_another_digest(checkpoint: Checkpoint) -> None:
+def test_a_changed_configuration_has_another_digest(checkpoint: Checkpoint) -> None:
     first = model_digest(checkpoint)
     config = checkpoint.folder / "vae" / "config.json"
     config.write_text(config.read_text(encoding="utf-8") + " ", encoding="utf-8")
@@ -43,10 +43,7 @@ def test_weights_that_were_changed_and_dated_back_have_another_digest(
 ) -> None:
     first = model_digest(checkpoint)
     (path,) = checkpoint.weight_files("vae")
-    status, content = path.stat(), bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(bytes(content))
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    flip_a_byte(path, is_dated_back=True)
     again = Checkpoint("model", checkpoint.folder)
     assert model_digest(again) == again.digest != first
 

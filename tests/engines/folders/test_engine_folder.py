@@ -26,7 +26,7 @@ from sdxl.engine import Engines
 from sdxl.inflight import Finished, InFlight, Request
 from sdxl.policy import Limits
 from sdxl.schedulers import SchedulerConfig
-from tests.engines.damages import editor, flip_a_byte, swap
+from tests.engines.damages import editor, flip_a_byte
 from tests.engines.fake_builds import L40S, FakeWorker, order_of
 from tests.engines.trt_double import TensorRTDouble
 from tests.fakes import ARCH, FakeClock, fake_conditioning, fake_engines
@@ -56,7 +56,6 @@ def load(folder: Path, library: TensorRTDouble, flavour: Flavour = TENSORRT_RTX)
         (lambda d: edit(d, lambda v: v.pop("gpu")), "not a manifest .*gpu"),
         (lambda d: edit(d, lambda v: v["plans"].pop("clip_l")), "'clip_l' is missing"),
         (lambda d: os.truncate(d / "clip_l.plan", 9), "clip_l.plan: has 9 bytes, expected"),
-        (lambda d: flip_a_byte(d / "unet_deep.plan"), "unet_deep.plan: has sha256 .*, expected"),
         (
             lambda d: edit(d, lambda v: v["plans"]["clip_l"].update(file="../clip_l.plan")),
             "'../clip_l.plan' leaves the folder",
@@ -72,12 +71,13 @@ def test_damage_is_named(
     assert str(folder.folder) in str(caught.value)
 
 
-@pytest.mark.parametrize("damage", [flip_a_byte, lambda path: swap(path, path.parent / "b.plan")])
-def test_what_is_not_the_plan_that_was_built_is_never_deserialised(
+@pytest.mark.parametrize(
+    "damage", [flip_a_byte, lambda path: path.write_bytes(bytes(path.stat().st_size))]
+)
+def test_a_changed_plan_is_never_deserialised(
     folder: EngineFolder, damage: Callable[[Path], object]
 ) -> None:
     first = next(iter(folder.plans))
-    (folder.folder / "b.plan").write_bytes(bytes(folder.plans[first].bytes))
     damage(folder.folder / f"{first}.plan")
     library = TensorRTDouble()
     with pytest.raises(EngineError, match=f"{first}.plan: has sha256"):

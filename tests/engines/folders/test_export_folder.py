@@ -12,14 +12,10 @@ import pytest
 
 from engines.folders.export_folder import ExportError, ExportFolder
 from engines.onnxruntime_engine import OnnxRuntimeError, load_onnxruntime
-from tests.engines.damages import editor, flip_a_byte, swap
+from tests.engines.damages import editor, flip_a_byte
 from tests.engines.tiny_export import DATA, rewrite_locations, sign
 
 edit = editor("export.json")
-
-
-def cut_off(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
 
 
 def test_what_is_written_is_what_is_read(tiny: ExportFolder) -> None:
@@ -57,11 +53,9 @@ def test_an_export_from_before_there_were_edits_is_whole(tiny: ExportFolder) -> 
         ),
         (lambda d: edit(d, lambda v: v["graphs"].pop("clip_l")), "'clip_l' is missing"),
         (lambda d: (d / "clip_g.onnx").unlink(), "clip_g.onnx: not there"),
-        (lambda d: cut_off(d / "clip_g.onnx"), "clip_g.onnx: has sha256 .*, expected"),
         (lambda d: flip_a_byte(d / "clip_g.onnx"), "clip_g.onnx: has sha256 .*, expected"),
-        (lambda d: swap(d / "clip_g.onnx", d / "clip_l.onnx"), "clip_.*: has sha256 .*, expected"),
         (lambda d: (d / DATA).unlink(), f"{DATA}: not there"),
-        (lambda d: cut_off(d / DATA), f"{DATA}: has .* bytes, expected"),
+        (lambda d: os.truncate(d / DATA, 9), f"{DATA}: has .* bytes, expected"),
         (lambda d: flip_a_byte(d / DATA), f"{DATA}: has sha256 .*, expected"),
         (
             lambda d: edit(d, lambda v: v["data"].update({"../x": v["data"][DATA]})),
@@ -102,19 +96,9 @@ def test_an_export_with_other_tensors_than_todays_specs_is_refused(tiny: ExportF
         ExportFolder.open(tiny.folder)
 
 
-def put_back(path: Path, content: bytes, status: os.stat_result) -> None:
-    """Write the content with the old size and times, as an attacker would."""
-    path.write_bytes(content)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
 def test_weights_that_were_changed_and_dated_back_are_not_loaded(tiny: ExportFolder) -> None:
     load_onnxruntime(ExportFolder.open(tiny.folder))
-    path = tiny.folder / DATA
-    status, content = path.stat(), bytearray(path.read_bytes())
-    content[-1] ^= 1
-    put_back(path, bytes(content), status)
-    assert (path.stat().st_size, path.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+    flip_a_byte(tiny.folder / DATA, is_dated_back=True)
     with pytest.raises(ExportError, match=f"{DATA}: has sha256 .*, expected"):
         load_onnxruntime(ExportFolder.open(tiny.folder))
 
@@ -124,7 +108,6 @@ def test_weights_that_are_changed_only_while_they_are_loaded_are_not_used(
 ) -> None:
     """The hashed file is the exported one, but the runtime has read another content before."""
     path, is_back, check = tiny.folder / DATA, threading.Event(), ExportFolder.check_files
-    status, content = path.stat(), path.read_bytes()
 
     def check_late(export: ExportFolder) -> None:
         assert is_back.wait(30)
@@ -132,14 +115,14 @@ def test_weights_that_are_changed_only_while_they_are_loaded_are_not_used(
         check(export)
 
     def in_place() -> str:
-        put_back(path, bytes(len(content)), status)
-        put_back(path, content, status)
+        for _ in range(2):
+            flip_a_byte(path, is_dated_back=True)
         is_back.set()
         return "zeros"
 
     def by_name() -> str:
         path.rename(path.with_name("aside"))
-        path.write_bytes(bytes(len(content)))
+        path.write_bytes(bytes(tiny.data[DATA].bytes))
         os.replace(path.with_name("aside"), path)
         is_back.set()
         return "zeros"
@@ -174,7 +157,7 @@ def test_a_graph_that_points_elsewhere_is_not_loaded(
 ) -> None:
     (tiny.folder.parent / "secret").write_bytes(bytes(10_000))
     rewrite_locations(tiny.folder / "clip_l.onnx", location)
-    sign(tiny.folder, "clip_l")
+    sign(tiny.folder, "clip_l.onnx")
     with pytest.raises(OnnxRuntimeError, match=f"clip_l.onnx: .*{message}"):
         load_onnxruntime(ExportFolder.open(tiny.folder))
 

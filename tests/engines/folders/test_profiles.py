@@ -85,7 +85,7 @@ def test_a_profile_names_the_inputs_of_its_network(arch: Architecture) -> None:
             assert list(profile.ranges) == [t.name for t in spec.inputs]
 
 
-def test_what_no_profile_takes_is_refused_with_what_one_would() -> None:
+def test_a_shape_that_no_profile_allows_is_refused_with_the_allowed_shapes() -> None:
     spec = SPECS["unet_deep"]
     with pytest.raises(ShapeError, match=r"'keys_0' has shape .2, 308, 640., the engine was"):
         choose(spec.name, profiles(spec, SDXL_1_0, 4), shapes(spec, tokens=308))

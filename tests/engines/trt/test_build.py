@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import shutil
 from collections import namedtuple
@@ -54,9 +53,8 @@ class Site:
     def fail(self, name: str, fault: BaseException | None = None) -> None:
         self.worker.fails_at = name
         self.worker.fault = fault or RuntimeError("killed")
-        with pytest.raises((RuntimeError, OSError, KeyboardInterrupt)) as caught:
+        with pytest.raises((RuntimeError, KeyboardInterrupt)):
             self.build()
-        self.error = str(caught.value)
 
 
 @pytest.fixture
@@ -91,7 +89,7 @@ def test_only_a_changed_graph_is_built_again(site: Site) -> None:
     site.build()
     with (site.export.folder / "vae_decoder.onnx").open("ab") as file:
         file.write(b"changed")
-    sign(site.export.folder, "vae_decoder")
+    sign(site.export.folder, "vae_decoder.onnx")
     site.export = ExportFolder.open(site.export.folder)
     assert site.rebuild() == ["vae_decoder"]
     assert files(site.out.parent) == [".l40s.lock", "l40s"]
@@ -121,11 +119,9 @@ def test_another_recipe_is_another_plan(site: Site, change: dict[str, Any]) -> N
     ],
 )
 def test_plans_for_requests_are_built_beside_the_others(
-    change: dict[str, Any], names: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: dict[str, Any], names: set[str], site: Site
 ) -> None:
-    worker = FakeWorker()
-    monkeypatch.setattr(build_module, "run_worker", worker)
-    site = Site(open_mini(), tmp_path / "plans" / "l40s", worker)
+    site.export = open_mini()
     site.build()
     rest = set(site.rebuild(**change))
     assert names <= rest and not rest & set(NETWORKS)
@@ -252,8 +248,6 @@ def test_engines_of_other_weights_replace_the_old_ones(site: Site, tmp_path: Pat
     site.build()
     site.export = write_export(tmp_path / "b", digest="b" * 64)
     assert site.build().model_digest == "b" * 64
-    manifest = json.loads((site.out / "manifest.json").read_text())
-    assert manifest["model_digest"] == "b" * 64
 
 
 def test_the_manifest_has_what_the_proof_found(site: Site) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,20 +14,21 @@ from sdxl.specs import network_specs
 from tests.fakes import ARCH
 
 
-def job(folder: Path) -> PlanJob:
-    spec = network_specs(ARCH)["clip_l"]
-    onnx, plan = str(folder / "clip_l.onnx"), str(folder / "clip_l.plan")
-    return PlanJob(
-        "clip_l", onnx, plan, "tensorrt_rtx", "SM89", [], spec_as_dict(spec), None, False
-    )
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], object]:
+    """Return a function that runs a worker whose interpreter is a script."""
 
+    def run(script: str) -> object:
+        python = tmp_path / "python"
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(python))
+        spec = spec_as_dict(network_specs(ARCH)["clip_l"])
+        onnx, plan = str(tmp_path / "clip_l.onnx"), str(tmp_path / "clip_l.plan")
+        job = PlanJob("clip_l", onnx, plan, "tensorrt_rtx", "SM89", [], spec, None, False)
+        return run_worker(job, tmp_path / "log", lambda share: None)
 
-def interpreter(folder: Path, script: str) -> str:
-    """Write a script that replaces Python as the worker's command."""
-    path = folder / "python"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return str(path)
+    return run
 
 
 def test_nested_phases_are_one_share_that_only_rises() -> None:
@@ -53,23 +55,20 @@ def test_nested_phases_are_one_share_that_only_rises() -> None:
     ],
 )
 def test_how_a_worker_ended_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, message: str
+    run: Callable[[str], object], script: str, message: str
 ) -> None:
-    monkeypatch.setattr(sys, "executable", interpreter(tmp_path, script))
     with pytest.raises(BuildError, match=message):
-        run_worker(job(tmp_path), tmp_path / "log", lambda share: None)
+        run(script)
 
 
 def test_a_full_disk_in_the_worker_is_the_file_systems_own_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Callable[[str], object],
 ) -> None:
-    script = 'echo \'{"errno": 28, "error": "No space left on device"}\'; exit 1'
-    monkeypatch.setattr(sys, "executable", interpreter(tmp_path, script))
     with pytest.raises(OSError, match="No space left") as caught:
-        run_worker(job(tmp_path), tmp_path / "log", lambda share: None)
+        run('echo \'{"errno": 28, "error": "No space left on device"}\'; exit 1')
     assert caught.value.errno == 28
 
 
-def test_that_there_is_no_gpu_is_not_a_complaint() -> None:
+def test_a_missing_gpu_is_not_among_a_builds_errors() -> None:
     log = "[W] slow\n[E] Cuda Runtime (cudaError 35: CUDA driver version)\n[E] x\n[E] x\n[E] y"
     assert errors_in(log) == "x y"
