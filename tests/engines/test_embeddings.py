@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -92,17 +91,3 @@ def test_a_pair_of_files_is_needed_whole(tmp_path: Path) -> None:
     (tmp_path / "learned_embeds_2.safetensors").unlink()
     with pytest.raises(LoraError, match="No such file or directory: learned_embeds_2.safetensors"):
         read_embedding(path, WIDTHS)
-
-
-class _Touch:
-    def __reduce__(self) -> Any:
-        return Path.touch, (Path("ran"),)
-
-
-@pytest.mark.parametrize("name", ["a.pt", "a.bin", "a.safetensors"])
-def test_a_pickle_is_never_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path(name).write_bytes(pickle.dumps(_Touch()))
-    with pytest.raises(LoraError, match="is not a whole safetensors file"):
-        read_embedding(Path(name), WIDTHS)
-    assert not Path("ran").exists()

@@ -21,8 +21,8 @@ from sdxl.params import GenerationParams, InvalidParams
 from sdxl.pipeline import Pipeline
 from sdxl.places import LORAS
 from sdxl.specs import MOST_VECTORS
-from tests.conftest import psnr
-from tests.engines.test_loras import LEAST_DB, images_of
+from tests.conftest import images_of, psnr
+from tests.engines.test_loras import LEAST_DB
 from tests.sdxl.their_schedulers import diffusers_image
 
 PICTURE = GenerationParams("", seed=3, steps=4, cache_interval=2)
@@ -75,7 +75,7 @@ def test_an_embedding_is_as_the_words_whose_vectors_it_has(backend: str, folder:
         for each in asked
         for negative in [each.negative_prompt and "blue ring"]
     ]
-    pairs = zip(asked, images_of(made, asked), images_of(made, expected), strict=True)
+    pairs = zip(asked, images_of(made, *asked), images_of(made, *expected), strict=True)
     for params, image, other in pairs:
         measured = psnr(image, other)
         assert measured >= LEAST_DB, f"{params.prompt}: {measured:.1f} dB, at least {LEAST_DB}"
@@ -85,9 +85,9 @@ def test_an_embedding_is_as_the_words_whose_vectors_it_has(backend: str, folder:
 def test_a_deterministic_picture_has_the_bytes_that_it_has_alone(folder: Path) -> None:
     made = pipeline("onnxruntime", folder, is_deterministic=True)
     asked = [replace(PICTURE, prompt=prompt) for prompt in (*ALIKE, "a red circle")]
-    together = images_of(made, asked)
+    together = images_of(made, *asked)
     for params, image in zip(asked, together, strict=True):
-        assert torch.equal(image, images_of(made, [params])[0]), params.prompt
+        assert torch.equal(image, images_of(made, params)[0]), params.prompt
 
 
 @pytest.mark.slow
@@ -116,7 +116,7 @@ def test_pictures_are_those_of_diffusers(folder: Path, tmp_path: Path) -> None:
     made = Pipeline(plain.checkpoint, plain.engines, Catalogue([tmp_path]))
     prompt = "a <one> circle on a <three> background"
     params = replace(PICTURE, prompt=prompt, negative_prompt="<three>", cache_interval=1)
-    (image,) = images_of(made, [params])
+    (image,) = images_of(made, params)
     measured = psnr(image, diffusers_image(pipe, params))
     assert measured >= LEAST_DB, f"{measured:.1f} dB, at least {LEAST_DB}"
 

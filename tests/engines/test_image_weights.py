@@ -26,14 +26,9 @@ from tests.sdxl.image_adapters import (
 )
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_adapters(tmp_path)
-
-
 @pytest.fixture(scope="module")
-def kept_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For tests that only add a file."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Adapters for tests that at most add a file."""
     return write_adapters(tmp_path_factory.mktemp("adapters"))
 
 
@@ -56,8 +51,9 @@ def test_places_are_the_unets() -> None:
         assert names[id(module)].startswith(f"{start}attentions.{index}."), place
 
 
-def test_an_encoder_of_several_models_lies_in_their_folder(folder: Path) -> None:
+def test_an_encoder_of_several_models_lies_in_their_folder(tmp_path: Path) -> None:
     """As in h94/IP-Adapter, the nearest encoder has another width."""
+    folder = write_adapters(tmp_path)
     own = folder / "sdxl_models"
     own.mkdir()
     (folder / f"{PLAIN}.safetensors").rename(own / f"{PLAIN}.safetensors")
@@ -116,18 +112,18 @@ def whole() -> torch.Tensor:
         (lambda: changed(PLUS, image_proj__more=torch.zeros(1)), "has 'more', which is not"),
     ],
 )
-def test_other_files_are_refused_in_one_line(kept_folder: Path, tensors: Any, message: str) -> None:
-    path = kept_folder / "other.safetensors"
+def test_other_files_are_refused_in_one_line(folder: Path, tensors: Any, message: str) -> None:
+    path = folder / "other.safetensors"
     save_file(tensors(), path)
     with pytest.raises(LoraError) as refused:
         read_image_adapter(path, find("mini"))
     assert message in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_numbers_that_are_not_finite_are_refused(kept_folder: Path) -> None:
+def test_numbers_that_are_not_finite_are_refused(folder: Path) -> None:
     tensors = plain_tensors(1)
     tensors["image_proj.proj.bias"][0] = float("nan")
-    save_file(tensors, path := kept_folder / "broken.safetensors")
+    save_file(tensors, path := folder / "broken.safetensors")
     file = read_image_adapter(path, find("mini"))
     with pytest.raises(LoraError, match="has numbers in image_proj.proj.bias that are not finite"):
         file.network(file.vision())

@@ -23,6 +23,7 @@ from engines.lora import layers_of
 from engines.lora_weights import LoraError, LowRank, read_lora
 from sdxl.checkpoint_checks import network_class
 from sdxl.single_file.configs import SDXL_1_0
+from tests.mutants import change_bytes
 from tests.sdxl.single_files import UNET, original_unet
 
 Tensors = dict[str, Tensor]
@@ -315,12 +316,8 @@ def mutated(rng: random.Random) -> bytes:
             case 5:
                 tensors[key + rng.choice([".weight", ".bias", "_b", ""])] = tensor
     metadata = {"lora_adapter_metadata": rng.choice(["", "{", "[]", '{"unet.lora_alpha": 1}'])}
-    whole = bytearray(save(tensors, metadata if rng.random() < 0.2 else None))
-    if rng.random() < 0.4:
-        del whole[rng.randrange(len(whole)) :]
-    for _ in range(rng.choice([0, 0, 1, 9]) if whole else 0):
-        whole[rng.randrange(min(len(whole), 1500))] = rng.randrange(256)
-    return bytes(whole)
+    whole = save(tensors, metadata if rng.random() < 0.2 else None)
+    return change_bytes(whole, rng) if rng.random() < 0.7 else whole
 
 
 @pytest.mark.parametrize("seed", range(4))

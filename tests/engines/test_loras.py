@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -34,7 +34,7 @@ from sdxl.params import GenerationParams, InvalidParams
 from sdxl.pipeline import Pipeline
 from sdxl.places import LORAS
 from sdxl.specs import PAGE_RANK
-from tests.conftest import psnr
+from tests.conftest import images_of, psnr
 from tests.onnx_export.test_lora import FORMATS, modules
 from tests.sdxl.their_schedulers import diffusers_image
 
@@ -83,17 +83,11 @@ def fused(loras: tuple[Lora, ...]) -> Pipeline:
     return Pipeline(checkpoint, load_torch(checkpoint, device="cpu", load_part=part))
 
 
-def images_of(made: Pipeline, requests: Sequence[GenerationParams]) -> list[Tensor]:
-    results = made.generate(requests)
-    assert not [each.error for each in results if each.error]
-    return [each.image for each in results if each.image is not None]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
 def test_each_picture_of_a_mixed_batch_is_that_of_its_fused_model(backend: str) -> None:
-    for params, image in zip(MIXED, images_of(pipeline(backend), MIXED), strict=True):
-        (expected,) = images_of(fused(params.loras or ()), [replace(params, loras=None)])
+    for params, image in zip(MIXED, images_of(pipeline(backend), *MIXED), strict=True):
+        (expected,) = images_of(fused(params.loras or ()), replace(params, loras=None))
         measured = psnr(image, expected)
         assert measured >= LEAST_DB, f"{params.loras}: {measured:.1f} dB, at least {LEAST_DB}"
 
@@ -108,7 +102,7 @@ def test_loras_of_transformers_share_plain_shallow_calls(rides: bool, tmp_path: 
     made = Pipeline(plain.checkpoint, plain.engines, Catalogue([tmp_path]))
     a, b = Lora("a", 0.5), Lora("b", -0.4)
     asked = [made.check(replace(PICTURE, loras=each)) for each in (None, (a,), (a, b), (b,))]
-    alone = [images_of(made, [each])[0] for each in asked]
+    alone = [images_of(made, each)[0] for each in asked]
     variants = [made.adapters(made.uses(each)).variant.name for each in asked]
     assert variants == ["", "lora", "lora", "lora"]
     loop, ids = begun(made, asked, rides=rides)
@@ -127,11 +121,13 @@ def begun(
 
 
 def check_images(made: Pipeline, loop: InFlight, ids: list[int], alone: Sequence[Tensor]) -> None:
-    events = loop.drain()
-    found = {e.id: made.image_decoder.image(e.latents) for e in events if isinstance(e, Finished)}
-    assert len(found) == len(ids), events
+    found = pictures_of(made, loop.drain())
     for id_, expected in zip(ids, alone, strict=True):
         assert psnr(found[id_], expected) >= LEAST_DB
+
+
+def pictures_of(made: Pipeline, events: Iterable[object]) -> dict[int, Tensor]:
+    return {e.id: made.image_decoder.image(e.latents) for e in events if isinstance(e, Finished)}
 
 
 @pytest.mark.slow
@@ -157,7 +153,7 @@ def test_pictures_are_those_of_diffusers(
     made = Pipeline(plain.checkpoint, plain.engines, Catalogue([tmp_path]))
     loras = tuple(Lora(name, weight) for name, weight in weights.items())
     params = replace(PICTURE, cache_interval=1, loras=loras)
-    (image,) = images_of(made, [params])
+    (image,) = images_of(made, params)
     measured = psnr(image, diffusers_image(pipe, params))
     assert measured >= LEAST_DB, f"{measured:.1f} dB, at least {LEAST_DB}"
 
@@ -167,18 +163,13 @@ def test_pictures_are_those_of_diffusers(
 def test_a_deterministic_picture_has_the_bytes_that_it_has_alone(backend: str) -> None:
     """This holds also if it joins and leaves while others are in flight."""
     made = pipeline(backend, is_deterministic=True)
-    alone = [images_of(made, [each])[0] for each in MIXED]
-    loop, found = made.in_flight(), dict[int, Tensor]()
-    resolved = [made.check(each) for each in MIXED]
-    waiting = iter(resolved)
-    ids: list[int] = []
-    while len(found) < len(MIXED):
-        for params in [each for each in [next(waiting, None)] if each]:
-            (conditioning,) = made.encode([params], adapters=[made.adapters(made.uses(params))])
-            ids.append(loop.submit(made.request(params, conditioning)))
-        for event in loop.tick():
-            assert isinstance(event, Finished), event
-            found[event.id] = made.image_decoder.image(event.latents)
+    alone = [images_of(made, each)[0] for each in MIXED]
+    loop, events, ids = made.in_flight(), [], []
+    for params in map(made.check, MIXED):
+        (conditioning,) = made.encode([params], adapters=[made.adapters(made.uses(params))])
+        ids.append(loop.submit(made.request(params, conditioning)))
+        events += loop.tick()
+    found = pictures_of(made, [*events, *loop.drain()])
     for params, id_, expected in zip(MIXED, ids, alone, strict=True):
         assert torch.equal(found[id_], expected), params.loras
 
@@ -186,7 +177,7 @@ def test_a_deterministic_picture_has_the_bytes_that_it_has_alone(backend: str) -
 def test_rows_with_and_without_loras_may_share_calls() -> None:
     """As on a GPU, the call computes everything that any of its rows needs."""
     made = pipeline("torch")
-    alone = images_of(made, MIXED)
+    alone = images_of(made, *MIXED)
     loop, ids = begun(made, [made.check(each) for each in MIXED], rides=True)
     loop.tick()
     assert len(loop.costs.ticks) == 1, "one call for all first steps"
@@ -199,7 +190,6 @@ def distance(found: Any, expected: Any) -> float:
 
 @pytest.mark.slow
 def test_the_rearranged_unet_adds_the_same() -> None:
-    """Integers make the comparison exact, for joined layers and separate norms."""
     plain = pipeline("torch")
     options = TorchOptions(attention="math")
     made = Pipeline(
@@ -230,7 +220,7 @@ def test_8_bit_layers_add_loras_to_what_they_rounded(
         options=TorchOptions(),
     )
     results = Pipeline(plain.checkpoint, engines, catalogue=CATALOGUE).generate(asked)
-    for found, expected in zip(results, pipeline("torch").generate(asked), strict=True):
+    for found, expected in zip(results, plain.generate(asked), strict=True):
         measured = distance(found, expected)
         print(f"{number}: {measured:.3f}")
         assert measured <= MOST_DISTANCE[number]

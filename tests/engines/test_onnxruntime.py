@@ -20,7 +20,8 @@ import engines
 from engines import onnxruntime_engine
 from engines.cpu import rows_on_cpu
 from engines.onnxruntime_engine import OnnxRuntimeEngine, OnnxRuntimeError, load_onnxruntime
-from sdxl.engine import Engines, allocate, call, torch_dtype
+from onnx_export.check import example_inputs
+from sdxl.engine import Engines, allocate, call
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline, Result
 from sdxl.specs import ModelSpec, ShapeError, image_axes
@@ -36,7 +37,15 @@ LEAST_PSNR_DB = 45.0
 SHORT = "a red circle on a blue background"
 LONG = ", ".join([SHORT] * 12)
 """more than 77 tokens"""
-AXES = {"rows": 2, "tokens": 77, "latent_h": 8, "latent_w": 6, "chunks": 2, "batch": 1}
+AXES = {
+    "rows": 2,
+    "tokens": 77,
+    "latent_h": 8,
+    "latent_w": 6,
+    "chunks": 2,
+    "batch": 1,
+    **image_axes(ARCH, 8, 6),
+}
 DRAWN = (*QUICK, "lcm")
 """Engines do not see the scheduler; with LCM the smallest difference grows."""
 SHAPES = (((128, 128), SHORT), ((160, 96), LONG), ((128, 128), LONG), ((160, 96), SHORT))
@@ -69,13 +78,7 @@ def tiny_engines(tmp_path: Path) -> Engines:
 
 
 def random_inputs(spec: ModelSpec, **axes: int) -> dict[str, Tensor]:
-    def tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        if dtype == torch.int64:
-            return torch.randint(0, VOCABULARY, shape)
-        return torch.randn(shape).to(dtype)
-
-    found = AXES | image_axes(ARCH, AXES["latent_h"], AXES["latent_w"]) | axes
-    return {t.name: tensor(t.shape(found), torch_dtype(t)) for t in spec.inputs}
+    return example_inputs(spec, AXES | axes, ARCH, VOCABULARY)
 
 
 def assert_same_images(found: list[Result], expected: list[Result]) -> None:
@@ -103,11 +106,10 @@ def test_images_alone_are_those_of_pytorch(onnx_mini: Pipeline, reference: list[
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_outputs_land_in_the_tensors_that_were_handed_over(tmp_path: Path, dtype: str) -> None:
+def test_outputs_are_written_into_the_given_tensors(tmp_path: Path, dtype: str) -> None:
     found = load_onnxruntime(write_export(tmp_path / dtype, dtype=dtype))
     # One row of each: the session computes the call in one piece, so bits are equal.
     axes = AXES | {"rows": 1, "chunks": 1}
-    axes |= image_axes(ARCH, AXES["latent_h"], AXES["latent_w"])
     for engine in found.by_name.values():
         assert isinstance(engine, OnnxRuntimeEngine)
         inputs = random_inputs(engine.spec, rows=1, chunks=1)

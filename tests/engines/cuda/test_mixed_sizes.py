@@ -15,6 +15,7 @@ import torch
 from engines.cuda.device import CudaDevice
 from engines.cuda.recordings import Ticks
 from engines.pytorch.slots import slot_of
+from eval.gpu.mixed import OFFICIAL
 from sdxl.engine import PassedFence
 from sdxl.inflight import InFlight
 from sdxl.policy import Limits
@@ -24,11 +25,7 @@ from tests.sdxl.flights import request
 
 BUCKETS = (1, *range(2, 17, 2))
 SIDES = [
-    (height // 8, width // 8)
-    for height, width in (
-        *((1024, 1024), (832, 1216), (1216, 832), (896, 1152), (1152, 896), (768, 1344)),
-        *((1344, 768), (640, 1536), (1536, 640), (704, 1408), (576, 1792), (512, 1984)),
-    )
+    (height // 8, width // 8) for height, width in OFFICIAL if slot_of(height // 8, width // 8, 128)
 ]
 REQUESTS = 600
 

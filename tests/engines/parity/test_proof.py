@@ -26,7 +26,8 @@ from engines.parity.proof import PlanTrial
 from engines.pytorch.torch_engine import load_torch
 from sdxl.checkpoint import find
 from sdxl.engine import Engine, Engines
-from sdxl.specs import ModelSpec, plain_name, with_loras, with_residuals
+from sdxl.specs import ModelSpec, plain_name
+from tests.engines.variant_graphs import with_variants
 
 MINI = find("mini")
 SUBJECT = replace(subject_of(MINI, 1, 0), steps=4)
@@ -58,10 +59,8 @@ def with_off(engines: Engines, name: str, is_off: Callable[[int], bool]) -> Engi
 
 def with_ending(export: ExportFolder, name: str) -> Engine:
     """Return a network with LoRAs of an empty bank, or with residuals."""
-    specs = export.specs | with_loras(export.specs)
-    specs |= with_residuals(specs, export.arch)
     plain = plain_name(name)
-    graph, spec = variant_graph(export.graph_bytes(plain), specs[name])
+    graph, spec = variant_graph(export.graph_bytes(plain), with_variants(export)[name])
     bank = {t.name: torch.zeros(t.shape({"bank": 2})) for t in spec.bank}
     return OnnxRuntimeEngine(spec, open_session(export, plain, graph), bank=bank)
 

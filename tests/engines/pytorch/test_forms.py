@@ -37,6 +37,7 @@ from engines.pytorch.launches import FUSION, Launch, meta_inputs, noted
 from engines.pytorch.slots import slot_of
 from engines.pytorch.tiles import KIB, Tiles
 from engines.pytorch.torch_options import TorchOptions
+from eval.gpu.mixed import OFFICIAL
 from eval.measuring.arithmetic import FULL_SIZE, architecture_of, configs_of
 from eval.speed.meta_networks import UNETS, decoder, half_unet, numbers_of, unets
 from sdxl.checkpoint import find
@@ -47,18 +48,6 @@ from tests.engines.meta_launches import launches_in_slots, launches_of
 
 TARGET = GPUTarget("cuda", 90, 32)
 HOPPER = Tiles(227 * KIB)
-WIDE = (
-    *((512, width) for width in (2048, 1984, 1920, 1856)),
-    *((576, width) for width in (1792, 1728, 1664)),
-    *((640, width) for width in (1600, 1536)),
-    *((704, width) for width in (1472, 1408, 1344)),
-    *((768, width) for width in (1344, 1280)),
-    *((832, width) for width in (1216, 1152)),
-    *((896, width) for width in (1152, 1088)),
-    *((960, width) for width in (1088, 1024)),
-)
-OFFICIAL = ((1024, 1024), *WIDE, *((width, height) for height, width in WIDE))
-"""sizes that SDXL was trained with"""
 FREE = ((1000, 1000), (1080, 1048), (720, 1280), (1080, 1920), (536, 968))
 MOST_FORMS = 100
 ROOT = Path(__file__).parents[3]
