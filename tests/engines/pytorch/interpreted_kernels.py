@@ -183,14 +183,15 @@ def products() -> Iterator[str]:
         most = 1e-5 if dtype is torch.float32 else 1e-3
         scale, bias = torch.rand(out) / 1000, torch.randn(out)
         x = whole(ROWS, CHANNELS, HEIGHT, WIDTH).to(memory_format=torch.channels_last)
-        for exact, *factors, addend in (
+        for exact, left, right, addend in (
             (convolved, x, whole(out, 3, 3, CHANNELS), map_of(ROWS, out, HEIGHT, WIDTH)),
             (linear, whole(ROWS, 7, CHANNELS), whole(out, CHANNELS), torch.randn(ROWS, 7, out)),
         ):
-            given: Any = (*(each.to(number) for each in factors), scale, bias)
+            factors = left.to(number), right.to(number)
             for residual in (None, addend.to(dtype)):
-                expected = exact(*given) + (0 if residual is None else residual.double())
-                found = product(*given, dtype, residual)
+                expected = exact(*factors, scale, bias)
+                expected = expected if residual is None else expected + residual.double()
+                found = product(*factors, scale, bias, dtype, residual)
                 what: Any = (exact.__name__, number, dtype, residual is not None)
                 yield from wrong_by(found, expected, most, what)
 
