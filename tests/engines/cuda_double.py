@@ -27,6 +27,7 @@ _HANDLES = itertools.count(100)
 class FakeStream:
     device_index: int
     cuda_stream: int = field(default_factory=lambda: next(_HANDLES))
+    waits_for: list[FakeEvent] = field(default_factory=list)
 
     @property
     def device(self) -> torch.device:
@@ -34,6 +35,9 @@ class FakeStream:
 
     def synchronize(self) -> None:
         pass
+
+    def wait_event(self, event: FakeEvent) -> None:
+        self.waits_for.append(event)
 
 
 @dataclass(eq=False)
