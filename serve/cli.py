@@ -253,9 +253,9 @@ def stop(settings: ServeSettings, watch: ClusterWatch) -> None:
     import ray
     from ray import serve as ray_serve
 
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if not ray.is_initialized():
         return
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     handle = front()
     if handle is not None:
         drain(handle, settings.shutdown_s)
