@@ -146,7 +146,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if not NAME.fullmatch(options.name):
         raise InvalidParams(
-            "name", options.name, "must consist of letters, digits, dots and dashes"
+            "name", options.name, "must be 1 to 64 letters, digits, dots, dashes or underscores"
         )
     for flag, (low, high) in BOUNDS.items():
         value = getattr(options, flag)
