@@ -1,4 +1,4 @@
-"""The costs of one GPU, as a replica measures them. An H200's are measured (docs/h200, 2026-11-27).
+"""The costs of one GPU, as a replica measures them. An H200's are measured (docs/gpus, 2026-11-27).
 Another GPU's are the H200's times RATIOS.
 """
 
@@ -20,7 +20,7 @@ from sdxl.params import GenerationParams
 from sdxl.policy import Limits
 from sdxl.specs import CHUNK, Axes
 
-FIGURES = Path(__file__).parents[2] / "docs" / "h200" / "2026-11-27-mixed.json"
+FIGURES = Path(__file__).parents[2] / "docs" / "gpus" / "h200-2026-11-27-mixed.json"
 RATIOS = {"h200": (1.0, 1.0), "h100": (1.04, 1.08), "l40s": (2.91, 3.25)}
 """seconds of deep and shallow calls of 16 rows in FP8, as shares of the H200's, from `sdxl bench
 floor --gpu`"""

@@ -5,7 +5,7 @@ the work in kernel_work.py and published rates.
                        plus its operations after the sums
 
 A gap follows each kernel. `fill` is the cost of a tile before and after its sums, in units of their
-depth. The rates are not this project's measurements, which are in docs/h200.md.
+depth. The rates are not this project's measurements, which are in docs/gpus.md.
 """
 
 from __future__ import annotations

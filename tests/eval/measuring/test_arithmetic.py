@@ -36,7 +36,7 @@ def test_the_full_size_networks_have_the_published_arithmetic(
     assert teraflops == pytest.approx(PUBLISHED[name], rel=0.02)
 
 
-def test_docs_h200_has_the_floors_of_this_arithmetic(full: dict[str, CallWork]) -> None:
+def test_docs_gpus_has_the_floors_of_this_arithmetic(full: dict[str, CallWork]) -> None:
     halves, eight = [], []
     for deep in (20, 10):
         counts = calls_a_picture(deep, 20 - deep)
@@ -45,7 +45,7 @@ def test_docs_h200_has_the_floors_of_this_arithmetic(full: dict[str, CallWork]) 
         rest = sum(work.values()) - steps
         halves.append(f"{1000 * (steps + rest) / 790:.0f}")
         eight.append(f"{1000 * (steps / 1979 + rest / 790):.0f}")
-    page = " ".join((ROOT / "docs" / "h200.md").read_text().split())
+    page = " ".join((ROOT / "docs" / "gpus.md").read_text().split())
     assert f"{' and '.join(halves)} ms in fp16 at 790 TFLOP/s" in page, halves
     assert f"{' and '.join(eight)} ms with the steps in 8 bits at 1979" in page, eight
 
