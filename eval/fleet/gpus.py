@@ -21,7 +21,7 @@ from sdxl.policy import Limits
 from sdxl.specs import CHUNK, Axes
 
 FIGURES = Path(__file__).parents[2] / "docs" / "gpus" / "h200-2026-11-27-mixed.json"
-RATIOS = {"h200": (1.0, 1.0), "h100": (1.04, 1.08), "l40s": (2.91, 3.25)}
+RATIOS = {"h200": (1.0, 1.0), "h100": (1.04, 1.10), "l40s": (2.95, 3.34)}
 """seconds of deep and shallow calls of 16 rows in FP8, as shares of the H200's, from `sdxl bench
 floor --gpu`"""
 SIDE, SCALE = 128, 8

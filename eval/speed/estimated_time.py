@@ -1,11 +1,11 @@
 """`sdxl bench floor --gpu NAME`: the estimated time of a tick and of a picture on another GPU, from
-the work in kernel_work.py and published rates.
+the work in kernel_work.py and measured rates.
 
     time of a kernel = the longer of  flops × (1 + fill / depth) / rate  and  bytes / bandwidth,
                        plus its operations after the sums
 
 A gap follows each kernel. `fill` is the cost of a tile before and after its sums, in units of their
-depth. The rates are not this project's measurements, which are in docs/gpus.md.
+depth. Kernels were measured alone on an H200 (docs/gpus); in a picture the power limit slows them.
 """
 
 from __future__ import annotations
@@ -93,25 +93,22 @@ RATES: dict[tuple[Unit, bool, int], KernelRate] = {
         400, 400, "assumed: half of PyTorch's; ranks of LoRAs have few columns"
     ),
     ("product", False, 8): KernelRate(
-        1600, 800, "1440 at a depth of 7168, where DeepGEMM reaches 1550 on an H800 (its README)"
+        1418, 341, "PyTorch 2.11 on an H200, FP8: 1120 at a depth of 1280, 1330 at 5120"
     ),
     ("product", True, 8): KernelRate(
-        1490, 800, "Triton with TMA in FP8 on an H100, 6144×8192×8192: 1359 (FBGEMM's issue 2766)"
+        1370, 279, "an H200, FP8: 1121 with query, key and value at a depth of 1280"
     ),
-    ("convolution", False, 16): KernelRate(520, 200, "assumed: two thirds of a product's"),
-    ("convolution", True, 8): KernelRate(
-        1000, 800, "assumed: two thirds of our product's; the same loads, but for the border"
-    ),
+    ("convolution", False, 16): KernelRate(690, 200, "37.2 ms of a call of 16 rows on an H200"),
+    ("convolution", True, 8): KernelRate(1210, 800, "22.9 ms of a call of 16 rows on an H200"),
 }
 ATTENTION = {
-    16: {4096: 408.0, 1024: 373.0, 0: 300.0},
-    8: {4096: 499.0, 1024: 444.0, 0: 300.0},
+    16: {4096: 444.0, 1024: 437.0, 0: 300.0},
+    8: {4096: 533.0, 1024: 457.0, 0: 300.0},
 }
 """TFLOP/s with heads of 64, by bits and by the smallest number of tokens"""
 ATTENTION_SOURCE = (
-    "FlashAttention-3 (arXiv 2407.08608), an H100 with heads of 64, 4096 and 1024 tokens: in 16 "
-    "bits cuDNN's 408 and 373 TFLOP/s (figure 5); in FP8, ours, those of its Triton kernel, 499 "
-    "and 444, from a public transcription of a figure"
+    "an H200 with heads of 64, 4096 and 1024 tokens: in 16 bits cuDNN's 444 and 437 TFLOP/s; in "
+    "FP8, ours, 533 and 457"
 )
 LANES, CLOCK = 128, 1.7e9
 OPERATIONS_SOURCE = (
