@@ -286,11 +286,14 @@ class Pipeline:
         loop = self.in_flight()
         waiting: Iterator[_Numbered] = enumerate(self._resolved(each) for each in requests)
         pending: dict[int, _Course] = {}
+        first: list[_Numbered] = []
         while True:
-            room = ENCODE_BATCH if len(pending) < 2 * loop.limits.rows else 0
-            taken = list(itertools.islice(waiting, room))
+            has_room = len(pending) < 2 * loop.limits.rows
+            if has_room:
+                first += itertools.islice(waiting, ENCODE_BATCH - len(first))
+            taken = first[:] if has_room else []
             leased = self._leased([each.params for _, each in taken], is_idle=not pending)
-            waiting = itertools.chain(taken[len(leased) :], waiting)
+            del first[: len(leased)]
             courses, failed = self._submit(loop, taken[: len(leased)], leased)
             yield from self._pictures(failed)
             pending |= courses
