@@ -133,8 +133,9 @@ class PromptEncoder:
     def _encode(self, jobs: list[ImageJob], adapters: list[Adapters]) -> list[Conditioning]:
         began = self.pipeline.clock()
         params, rows = [job.params for job in jobs], [job.rows for job in jobs]
-        is_long = any(job.prompt_tokens > CHUNK for job in jobs)
-        with self.calls.watch(is_long):
+        # A call of many long prompts may take far longer than one of a short prompt.
+        chunks = sum(job.prompt_tokens for job in jobs) // CHUNK
+        with self.calls.watch(max(chunks, ENCODE_BATCH).bit_length()):
             conditionings = self._stream.run(partial(self.pipeline.encode, params, rows, adapters))
         for made in conditionings:
             self._stream.give(*made.tensors)

@@ -61,7 +61,7 @@ class _Threads:
         """Set the usual times of common calls from measurements. A batch of prompts takes at most
         as long as its prompts one by one."""
         side = pipeline.sizes.default // pipeline.engines.arch.vae_scale
-        self.encoder.calls.expect(False, ENCODE_BATCH * costs.encode_s)
+        self.encoder.calls.expect(ENCODE_BATCH.bit_length(), ENCODE_BATCH * costs.encode_s)
         self.writer.calls.expect((side, side), costs.decode_s)
 
     def check(self) -> None:
