@@ -19,7 +19,7 @@ from sdxl.files import OutputError
 from serve.batch import ledger
 from serve.batch.finished import FinishedPictures
 from serve.batch.job import engine_label, engine_of
-from serve.batch.ledger import Entry
+from serve.batch.ledger import MAX_TEXT, Entry
 from serve.batch.renderers import Renderer, RendererLost
 from serve.batch.row_pictures import order_of
 from serve.batch.rows import BatchRow, ShardPiece, shard_name, stem_of
@@ -270,6 +270,8 @@ class ShardWorker:
         self, row: BatchRow, error: str, problem: Problem | None, writer: Appender, tally: Tally
     ) -> None:
         facts = problem.as_dict() if problem else {}
+        facts = {k: v[:MAX_TEXT] if isinstance(v, str) else v for k, v in facts.items()}
+        error = error[:MAX_TEXT]
         await self._record(self._entry(row, error=error, problem=facts), writer)
         tally.dead[row.line] = error
 

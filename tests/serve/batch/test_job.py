@@ -15,6 +15,7 @@ from sdxl.params import InvalidParams
 from serve.batch import command
 from serve.batch.batch_spec import HAS_DEAD
 from serve.batch.results import MANIFEST
+from serve.errors import invalid
 from tests.serve.batch.drawers import (
     RAISES,
     SMALL,
@@ -23,9 +24,12 @@ from tests.serve.batch.drawers import (
     jsonl,
     lines_of,
     make,
+    parquet,
     pictures,
     prompts,
 )
+
+LONG = "x" * 2**20
 
 
 def rerun(folder: Path, *flags: str, **options: Any) -> int:
@@ -181,6 +185,39 @@ def test_bad_rows_are_dead_letters_with_their_line_and_an_exit_code(tmp_path: Pa
         assert lines == [f"rows.jsonl, line {i}" for i in range(2, 8)]
         assert len(pictures(out)) == 2
     assert command.main(["--verify", str(out)]) == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"scheduler": LONG},
+        {"controls": [{"name": "edges", "image": LONG, "weight": 1}]},
+        {"id": LONG},
+    ],
+)
+def test_a_row_that_is_as_long_as_a_ledger_line_may_be_is_a_dead_letter(
+    wrong: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = parquet(tmp_path, [{"prompt": "a", **wrong}]), tmp_path / "out"
+    assert make(source, out) == HAS_DEAD
+    assert len(dead_letters(out)) == 1 and command.main(["--verify", str(out)]) == 0
+    shown = json.loads((out / "summary.json").read_text())["run"]["trouble"]
+    assert len(shown) < 5000, f"the error has {len(shown)} characters"
+
+
+def test_a_long_name_or_error_is_cut_in_the_ledger(tmp_path: Path) -> None:
+    """The name of a column that does not exist, and the error of an engine."""
+
+    class Verbose(Drawer):
+        async def _misbehave(self, prompt: str) -> None:
+            raise invalid(LONG, LONG)
+
+    out = tmp_path / "out"
+    row = {"prompt": "a", LONG[: len(LONG) // 2]: 1}
+    assert make(jsonl(tmp_path, [row, {"prompt": "b"}]), out, load=Verbose) == HAS_DEAD
+    assert [letter["ordinal"] for letter in dead_letters(out)] == [0, 1]
+    longest = max(map(len, (out / "ledger" / "000000.jsonl").read_bytes().splitlines()))
+    assert longest < 20_000, f"a line has {longest} bytes"
 
 
 class Mended(Drawer):
