@@ -201,6 +201,10 @@ class Intake:
         """Fill in the size if the model's sizes are known."""
         checked_prompt(values)
         if self.sizes is None:
+            for side, other in (("width", "height"), ("height", "width")):
+                if values.get(side) is None and values.get(other) is not None:
+                    needed = f"must be set beside {other}: a service needs both"
+                    raise InvalidParams(side, None, needed)
             return values
         sides = {side: self.sizes.resolve(side, values.get(side)) for side in ("width", "height")}
         return {**values, **sides}
