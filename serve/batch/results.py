@@ -37,6 +37,7 @@ SHEET, SHEET_PICTURES = "contact_sheet.png", 24
 
 def write_results(store: Store, progress: BatchProgress, facts: dict[str, Any]) -> dict[str, int]:
     counts, engines = write_lists(store)
+    progress.rows = sum(counts.values())
     unreadable = write_sheet(store, counts["images"])
     if unreadable:
         progress.trouble = f"{unreadable[0]} cannot be read; --read-back makes such pictures again"
