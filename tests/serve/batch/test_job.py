@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import pytest
 from sdxl.params import InvalidParams
 from serve.batch import command
 from serve.batch.batch_spec import HAS_DEAD
-from serve.batch.results import MANIFEST
+from serve.batch.results import MANIFEST, SHEET_PICTURES
 from serve.errors import invalid
+from serve.render.contact_sheet import Pixels, contact_sheet
 from tests.serve.batch.drawers import (
     RAISES,
     SMALL,
@@ -56,6 +58,22 @@ def test_the_manifest_lists_the_pictures_in_the_inputs_order(finished: Path) -> 
     assert [row["prompt"] for row in rows] == [f"a red circle, number {i}" for i in range(30)]
     assert [row["ordinal"] for row in rows] == list(range(30))
     assert all((finished / "out" / row["file"]).exists() and row["sha256"] for row in rows)
+
+
+def test_the_contact_sheet_is_spread_over_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def draw_sheet(pictures: Sequence[tuple[Pixels, str]]) -> Pixels:
+        shown.extend(int(caption.split()[-1]) for _, caption in pictures)
+        return contact_sheet(pictures)
+
+    monkeypatch.setattr("serve.batch.results.contact_sheet", draw_sheet)
+    for count in (3, 47):
+        shown: list[int] = []
+        assert make(prompts(tmp_path, count), tmp_path / f"out{count}") == 0
+        assert len(shown) == min(count, SHEET_PICTURES)
+        gaps = {b - a for a, b in pairwise([*shown, count])}
+        assert shown[0] == 0 and gaps <= {count // len(shown), -(-count // len(shown))}, shown
 
 
 def change(out: Path, name: str, change: Callable[[bytes], bytes]) -> None:
