@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eval.quality.inputs import EXACT, FEWEST, LOADED, add_benchmark_files, refuse
-from sdxl.arguments import MODEL, Parser, add_generation_flags, add_option, whole
+from eval.quality.inputs import EXACT, FEWEST, LOADED, add_benchmark_files
+from sdxl.arguments import MODEL, Parser, add_generation_flags, add_option, refuse, whole
 from sdxl.params import InvalidParams
 
 if TYPE_CHECKING:

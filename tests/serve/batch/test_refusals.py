@@ -58,6 +58,21 @@ def test_a_wrong_flag_is_refused_by_name(
         order_of(prompts(tmp_path, 1), tmp_path / "out", flag, value)
 
 
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("--vae v", "--backend torch", "--precision fp16", "--engines d", "--unchecked"),
+        *("--loras d", "--controlnets d", "--ip-adapters d", "--workers 2", "--mixed-gpus"),
+        *("--address h:1", "--stall-s 9", "--provenance off", "--certificate f --private-key f"),
+    ],
+)
+def test_a_flag_for_own_workers_is_refused_with_a_service(flag: str, tmp_path: Path) -> None:
+    source, out, flags = prompts(tmp_path, 1), tmp_path / "out", flag.split()
+    name = flags[0].removeprefix("--").replace("-", "_")
+    with pytest.raises(InvalidParams, match=f"^{name} cannot be used with --through: the service"):
+        order_of(source, out, *flags, "--through", "http://there")
+
+
 def test_a_path_that_is_no_unicode_is_refused_before_a_worker_starts(tmp_path: Path) -> None:
     source = prompts(tmp_path, 1, os.fsdecode(b"caf\xe9.txt"))
     with pytest.raises(InvalidParams, match="input must be valid UTF-8"):
