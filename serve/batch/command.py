@@ -137,6 +137,8 @@ def read_order(options: argparse.Namespace) -> BatchSpec:
     if options.format not in SUFFIXES:
         raise InvalidParams.unknown("format", options.format, SUFFIXES)
     check_ranges(options, {**RANGES, "workers": (0, 4096)})
+    if options.metrics_port is not None:
+        check_ranges(options, {"metrics_port": (1, 65535)})
     if options.stall_s <= 0:
         raise InvalidParams("stall_s", options.stall_s, "must be a number of seconds above 0")
     if options.through:

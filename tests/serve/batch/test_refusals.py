@@ -48,6 +48,8 @@ def test_a_wrong_parquet_column_is_refused_before_a_worker_starts(
         ("--format", "bmp", "format must be one of png, jpeg, webp, got 'bmp'"),
         ("--shard-size", "0", "shard_size must be 1 to 4096, got 0"),
         ("--steps", "0", "steps must be a whole number from 1 to 1000, got 0"),
+        ("--metrics-port", "99999", "metrics_port must be 1 to 65535, got 99999"),
+        ("--metrics-port", "0", "metrics_port must be 1 to 65535, got 0"),
         ("--stall-s", "0", "stall_s must be a number of seconds above 0, got 0"),
     ],
 )
