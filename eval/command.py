@@ -25,7 +25,10 @@ COMMON_FLAGS = (
     *("--images", "--url", "--sweep", "--steps", "--scheduler", "--cache-interval"),
 )
 SOURCES = ("images", "url", "accuracy_log")
-SWEPT = ("steps", "scheduler", "cache_interval", "deep_steps", "guidance_interval")
+SWEPT = (
+    *("steps", "scheduler", "cache_interval", "deep_steps"),
+    *("guidance_interval", "guided_steps"),
+)
 """flags of a picture that each setting of a sweep replaces"""
 LABELS = {"psnr": "PSNR, dB", "ssim": "SSIM", "distance": "feature distance"}
 
