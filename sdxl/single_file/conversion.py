@@ -21,6 +21,7 @@ WRAPPER = "text_model."
 """a prefix of tensor names in some versions of transformers"""
 UNUSED = ("position_ids", "logit_scale")
 """buffers of old versions and of training"""
+PROJECTION = "text_projection.weight"
 
 
 def parts_of(file: Path, tensors: Tensors, configs: Configs) -> dict[str, dict[str, Tensor]]:
@@ -40,8 +41,13 @@ def parts_of(file: Path, tensors: Tensors, configs: Configs) -> dict[str, dict[s
             "text_encoder_2": convert_open_clip_checkpoint(clip_g, _below(prefix, tensors), prefix),
             "unet": convert_ldm_unet_checkpoint(_below(UNET, tensors), configs["unet"]),
         }
+        if prefix + PROJECTION in tensors:
+            # Some programs write transformers' name, for a matrix that is not transposed.
+            parts["text_encoder_2"].setdefault(PROJECTION, tensors[prefix + PROJECTION])
         if not is_refiner:
             parts["text_encoder"] = convert_ldm_clip_checkpoint(_below(CLIP_L, tensors))
+            # SDXL does not use the first encoder's projection.
+            parts["text_encoder"].pop(PROJECTION, None)
     checked = {name: _checked_part(file, name, part, configs) for name, part in parts.items()}
     if not is_refiner and any(name.startswith(VAE) for name in tensors):
         checked["vae"] = vae_of(file, _below(VAE, tensors), configs)

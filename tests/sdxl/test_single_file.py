@@ -36,6 +36,14 @@ def test_a_single_file_equals_the_folder_it_was_made_from(tmp_path: Path) -> Non
     )
 
 
+def test_projections_of_text_have_the_names_of_other_programs_too(tmp_path: Path) -> None:
+    tensors = load_file(write_single_file(MINI, tmp_path / "shapes.safetensors"))
+    tensors[f"{CLIP_G}text_projection.weight"] = tensors.pop(f"{CLIP_G}text_projection").T
+    tensors[f"{CLIP_L}text_projection.weight"] = torch.eye(4)
+    found = find(str(saved(tensors, tmp_path / "renamed.safetensors")))
+    assert found.file_digests == find("mini").file_digests
+
+
 def test_a_checkpoint_made_for_inpainting_says_so_by_its_width(tmp_path: Path) -> None:
     folder = write_inpainting(tmp_path / "folder")
     found = find(str(write_single_file(folder, tmp_path / "inpainting.safetensors")))
