@@ -36,11 +36,15 @@ def parts_of(file: Path, tensors: Tensors, configs: Configs) -> dict[str, dict[s
     clip_g = SimpleNamespace(config=SimpleNamespace(**configs["text_encoder_2"]))
     is_refiner = "text_encoder" not in configs
     prefix = REFINER_CLIP_G if is_refiner else CLIP_G
+    unet = _below(UNET, tensors)
     with foreign_errors(file):
         parts = {
             "text_encoder_2": convert_open_clip_checkpoint(clip_g, _below(prefix, tensors), prefix),
-            "unet": convert_ldm_unet_checkpoint(_below(UNET, tensors), configs["unet"]),
+            "unet": convert_ldm_unet_checkpoint(unet, configs["unet"]),
         }
+        # The converter drops what it does not know, such as an LCM's time_embed.cond_proj.
+        converted = {id(tensor) for tensor in parts["unet"].values()}
+        parts["unet"] |= {n: tensor for n, tensor in unet.items() if id(tensor) not in converted}
         if prefix + PROJECTION in tensors:
             # Some programs write transformers' name, for a matrix that is not transposed.
             parts["text_encoder_2"].setdefault(PROJECTION, tensors[prefix + PROJECTION])

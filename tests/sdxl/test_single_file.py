@@ -177,6 +177,13 @@ def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
         find(str(file))
 
 
+@pytest.mark.parametrize("name", ["time_embed.cond_proj.weight", "out.2.scale_weight", "other"])
+def test_a_tensor_that_the_unet_has_no_place_for_is_named(tmp_path: Path, name: str) -> None:
+    file = write_single_file(MINI, tmp_path / "lcm.safetensors", more={UNET + name: torch.ones(1)})
+    with pytest.raises(CheckpointError, match=f"unet has 1 tensors too many, '{UNET}{name}' the f"):
+        find(str(file))
+
+
 @pytest.mark.parametrize("channels", [4, 9])
 def test_every_tensor_of_the_full_size_has_its_place(channels: int) -> None:
     """Names and shapes of SDXL 1.0's networks are converted to the original layout and back."""
