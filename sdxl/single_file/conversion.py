@@ -22,6 +22,13 @@ WRAPPER = "text_model."
 UNUSED = ("position_ids", "logit_scale")
 """buffers of old versions and of training"""
 PROJECTION = "text_projection.weight"
+OLD_ATTENTION = {
+    ".query.": ".to_q.",
+    ".key.": ".to_k.",
+    ".value.": ".to_v.",
+    ".proj_attn.": ".to_out.0.",
+}
+"""diffusers' names of a VAE's attention, by its older ones"""
 
 
 def parts_of(file: Path, tensors: Tensors, configs: Configs) -> dict[str, dict[str, Tensor]]:
@@ -63,10 +70,16 @@ def vae_of(file: Path, tensors: Tensors, configs: Configs) -> dict[str, Tensor]:
     from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint
 
     if any(name.startswith("decoder.up_blocks.") for name in tensors):
-        return _checked_part(file, "vae", dict(tensors), configs)
+        return _checked_part(file, "vae", {_renewed(n): t for n, t in tensors.items()}, configs)
     with foreign_errors(file):
         converted = convert_ldm_vae_checkpoint(dict(tensors), configs["vae"])
     return _checked_part(file, "vae", converted, configs)
+
+
+def _renewed(name: str) -> str:
+    for old, new in OLD_ATTENTION.items():
+        name = name.replace(old, new)
+    return name
 
 
 def _checked_part(

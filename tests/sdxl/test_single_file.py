@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from tests.sdxl.single_files import (
     write_single_file,
 )
 
+ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 LABELS = [f"{UNET}label_emb.0.{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias")]
 
 
@@ -106,10 +106,12 @@ def test_a_vae_of_its_own_replaces_the_one_in_a_file_or_a_folder(tmp_path: Path)
         find(str(bare))
 
 
-def test_a_vae_with_diffusers_names_works_too(tmp_path: Path) -> None:
-    vae = tmp_path / "vae.safetensors"
-    shutil.copyfile(next((MINI / "vae").glob("*.safetensors")), vae)
-    found = find(f"mini,vae={vae}")
+@pytest.mark.parametrize("names", [ATTENTION, ("query", "key", "value", "proj_attn")])
+def test_a_vae_with_diffusers_names_works_too(tmp_path: Path, names: tuple[str, ...]) -> None:
+    weights = load_file(next((MINI / "vae").glob("*.safetensors")))
+    for new, name in zip(ATTENTION, names, strict=True):
+        weights = {key.replace(f".{new}.", f".{name}."): t for key, t in weights.items()}
+    found = find(f"mini,vae={saved(weights, tmp_path / 'vae.safetensors')}")
     assert found.digest == find("mini").digest
 
 
