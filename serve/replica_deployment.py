@@ -9,7 +9,7 @@ from ray import serve as ray_serve
 
 from serve.fleet.autoscaling import ByWork, how_many
 from serve.fleet.router import ROUTING
-from serve.llm.deployment import avoid_llm_nodes
+from serve.llm.deployment import NO_GPUS, avoid_llm_nodes
 from serve.settings import ServeSettings
 from serve.worker.replica import ImageReplica
 
@@ -58,9 +58,10 @@ def actor_options(is_gpu: bool, replicas: int, gpu: float = 1) -> dict[str, Any]
     if is_gpu:
         return {"num_gpus": gpu, "num_cpus": 1}
     share = max((os.cpu_count() or 1) // replicas, 1)
-    threads = {
+    environment = {
+        **NO_GPUS,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share)),
         # A thread that spins while it waits takes a core from the other replicas.
         "OMP_WAIT_POLICY": "PASSIVE",
     }
-    return {"num_cpus": 0, "runtime_env": {"env_vars": threads}}
+    return {"num_cpus": 0, "runtime_env": {"env_vars": environment}}

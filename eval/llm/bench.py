@@ -72,8 +72,8 @@ class Figures:
             "answers": len(self.answers) - self.failed,
             "failed": self.failed,
             "tokens_per_s": self.tokens_per_s,
-            "first_token_ms": [1000 * quantile(self.first_s, q) for q in (0.5, 0.99)],
-            "output_token_ms": [1000 * quantile(self.token_s, q) for q in (0.5, 0.99)],
+            "first_token_ms": in_ms(self.first_s),
+            "output_token_ms": in_ms(self.token_s),
             "is_within_limits": self.holds(limits),
         }
         if price:
@@ -81,6 +81,11 @@ class Figures:
         if self.joules:
             figures["tokens_per_joule"] = self.tokens_per_s * self.took_s / self.joules
         return figures
+
+
+def in_ms(seconds: Sequence[float]) -> list[float]:
+    """Return the median and the 99th percentile in milliseconds; nothing without values."""
+    return [1000 * quantile(seconds, q) for q in (0.5, 0.99)] if seconds else []
 
 
 async def run_poisson(client: Client, rate: float, seconds: float) -> Figures:
@@ -187,7 +192,7 @@ def print_figures(runs: dict[str, dict[str, Any]]) -> None:
         for key, value in figures.items():
             text = f"{value:.1f}" if isinstance(value, float) else str(value)
             if isinstance(value, list):
-                text = "p50 {:.1f}  p99 {:.1f}".format(*value)
+                text = "p50 {:.1f}  p99 {:.1f}".format(*value) if value else "-"
             print(f"  {key:18} {text}")
 
 

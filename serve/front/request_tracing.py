@@ -39,5 +39,8 @@ class RequestTracing:
         except Problem as problem:
             span.set_attribute("status", problem.status)
             raise
+        except Exception:
+            span.set_attribute("status", 500)
+            raise
         finally:
             span.end()

@@ -65,6 +65,8 @@ class Decoding:
         self.waiting: deque[Generation] = deque()
         self.running: list[Generation] = []
         """in the order of their rows"""
+        self._has_joined = False
+        """whether prompts joined at the last step"""
 
     def submit(self, generation: Generation) -> None:
         self.waiting.append(generation)
@@ -83,8 +85,14 @@ class Decoding:
     @property
     def tokens_to_read(self) -> int:
         """Number of tokens of the prompts that join at the next step."""
-        free = self.cache.rows - len(self.running)
-        return sum(len(g.ids) for g in itertools.islice(self.waiting, free))
+        return sum(len(g.ids) for g in itertools.islice(self.waiting, self._room))
+
+    @property
+    def _room(self) -> int:
+        """The rows for prompts that join at the next step. A step with joining prompts advances
+        only these, so none join in two steps in a row while others run: answers of one token would
+        keep the others waiting."""
+        return 0 if self._has_joined and self.running else self.cache.rows - len(self.running)
 
     @property
     def kv_share(self) -> float:
@@ -96,14 +104,14 @@ class Decoding:
         try:
             first = len(self.running)
             joined = self._join()
+            self._has_joined = bool(joined)
             return self._advance(first, joined) if joined else self._advance(0, self.running)
         except Exception:
             self.running.clear()
             raise
 
     def _join(self) -> list[Generation]:
-        free = self.cache.rows - len(self.running)
-        joined = [self.waiting.popleft() for _ in range(min(free, len(self.waiting)))]
+        joined = [self.waiting.popleft() for _ in range(min(self._room, len(self.waiting)))]
         self.running += joined
         return joined
 

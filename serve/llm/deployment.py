@@ -22,6 +22,9 @@ HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 1.0, 10.0
 """Long, since libraries may keep a loading process from answering."""
 NODE, LLM = "sdxl", "llm"
 """Ray's label and its value on nodes that only the language model uses."""
+NO_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
+"""the environment of a replica without GPUs: Ray 2.60 shows it those of its node, and its metrics
+would be theirs"""
 MOST_RUNNING = 2048
 """The most answers that one replica may have in flight; TensorRT-LLM's default."""
 
@@ -88,9 +91,9 @@ def deployment(settings: ServeSettings, gpus: int) -> Any:
 
 
 def on_cpu(settings: ServeSettings) -> dict[str, Any]:
-    threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    environment = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **NO_GPUS}
     where = {"label_selector": {NODE: LLM}} if settings.llm_apart else {}
-    return {"ray_actor_options": {"num_cpus": 0, "runtime_env": {"env_vars": threads}, **where}}
+    return {"ray_actor_options": {"num_cpus": 0, "runtime_env": {"env_vars": environment}, **where}}
 
 
 def on_gpus(gpus: int, settings: ServeSettings) -> dict[str, Any]:

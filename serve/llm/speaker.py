@@ -17,7 +17,7 @@ from typing import Any
 from serve import errors
 from serve.errors import Problem
 from serve.fleet.beats import within
-from serve.llm.engine import LlmEngine, Occupancy
+from serve.llm.engine import LlmEngine
 from serve.llm.meters import LlmMeters, OrderMeter
 from serve.llm.prompts import Prompts, room
 from serve.llm.text_orders import (
@@ -46,6 +46,8 @@ class Speaker:
         self.id, self.prompts, self.engine, self.queue = id_, prompts, engine, queue
         self.meters = LlmMeters()
         self._answer_s = 0.0
+        self._open = 0
+        """orders that run or wait"""
         """mean duration of recent answers, including their wait"""
 
     async def warm_up(self) -> None:
@@ -61,6 +63,7 @@ class Speaker:
     async def generate(self, order: TextOrder) -> AsyncGenerator[Update]:
         meter = OrderMeter(self.meters)
         outcome, end, began_s = "cancelled", None, time.monotonic()
+        self._open += 1
         try:
             async with aclosing(self._answer(order, meter)) as updates:
                 async for update in updates:
@@ -78,16 +81,12 @@ class Speaker:
             log.exception("the language model's engine failed")
             raise Problem(500, "The language model failed.", None, "engine") from None
         finally:
+            self._open -= 1
             meter.ended(outcome, end)
 
     async def metrics(self) -> Sequence[Any]:
         at_once = self.engine.rows + self.queue
         return self.meters.collect(await self.engine.occupancy(), at_once)
-
-    def _queue_s(self, occupancy: Occupancy) -> float:
-        """Predict by Little's law when all waiting orders have begun."""
-        all_asks = occupancy.waiting + occupancy.running
-        return self._answer_s * occupancy.waiting / all_asks
 
     # -- one order ----------------------------------------------------------------------------
 
@@ -112,10 +111,11 @@ class Speaker:
 
     async def _accept(self, order: TextOrder) -> tuple[list[int], Sampling]:
         """Refuse an order that cannot be served, before any work."""
-        occupancy = await self.engine.occupancy()
-        if occupancy.waiting > self.queue:
+        if self._open > self.engine.rows + self.queue:
             message = "Too many requests wait for the language model."
-            raise Problem(429, message, None, "overloaded", self._queue_s(occupancy))
+            # By Little's law, all waiting orders have begun then.
+            begun_s = self._answer_s * (self._open - self.engine.rows) / self._open
+            raise Problem(429, message, None, "overloaded", begun_s)
         if order.sampling.json_schema is not None and not self.engine.has_json:
             raise errors.invalid(
                 "response_format",

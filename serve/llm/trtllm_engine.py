@@ -58,12 +58,13 @@ class TrtllmEngine:
             request = self.llm.generate_async(ids, params_of(sampling), streaming=True)
             self._cache.listen()
             async for answer in request:
+                # A client may leave, or a stop string end the text, before the answer is over.
+                self._failures = 0
                 output, is_over = answer.outputs[0], answer.finished
                 text = output.text if is_over else output.text.rstrip(HALF_CHARACTER)
                 reason = reason_of(output.finish_reason) if is_over else None
                 yield TextPiece(text[sent:], len(output.token_ids), reason)
                 sent = max(sent, len(text))
-            self._failures = 0
         except Problem:
             raise
         except Exception:

@@ -91,6 +91,16 @@ def test_cancelled_and_finished_requests_hold_no_cache(mini_llm: Any) -> None:
     assert decoding.kv_share == 0 and made[4].made == 0
 
 
+def test_answers_of_one_token_keep_no_other_waiting(mini_llm: Any) -> None:
+    decoding = decoding_of(mini_llm, 2)
+    long = Generation(ids_of("circle"), GREEDY, 4)
+    decoding.submit(long)
+    for _ in range(8):
+        decoding.submit(Generation(ids_of("cross"), GREEDY, 1))
+        decoding.step()
+    assert long.made == 4
+
+
 def test_a_failed_step_drops_the_running_requests_and_serves_later_ones(mini_llm: Any) -> None:
     decoding = decoding_of(mini_llm, 2)
     model, decoding.model = decoding.model, None

@@ -65,13 +65,21 @@ def test_a_context_too_long_is_named(prompt: str, most: int | None) -> None:
 
 
 def test_a_full_queue_is_a_429() -> None:
+    """Also of requests that come together."""
     engine = FakeLlm(token_s=0.1)
-    speaker = fake_speaker(engine, queue=1)
+    speaker = fake_speaker(engine, queue=2)
     run(speaker, max_tokens=4)
-    engine.waiting, engine.open = 30, 10
-    problem = problem_of(speaker)
-    assert problem.status == 429 and problem.retry_after_s is not None
-    assert problem.retry_after_s >= 4 * 0.1 * 30 / 40, "an answer's time, for those that wait"
+
+    async def burst(count: int) -> list[Any]:
+        orders = (updates_of(speaker, CIRCLE) for _ in range(count))
+        return await asyncio.gather(*orders, return_exceptions=True)
+
+    found = asyncio.run(burst(engine.rows + 5))
+    problems = [each for each in found if isinstance(each, Problem)]
+    assert [problem.status for problem in problems] == [429] * 3
+    assert problems[0].retry_after_s is not None
+    assert problems[0].retry_after_s >= 4 * 0.1 * 3 / 13, "an answer's time, for those that wait"
+    assert len(run(speaker)) > 1, "later requests are served"
 
 
 def test_a_deadline_frees_what_the_ask_held() -> None:

@@ -122,6 +122,17 @@ def test_failures_make_a_replica_unhealthy_only_if_they_continue() -> None:
     engine.check_health()
 
 
+def test_an_answer_that_a_stop_string_ends_was_no_failure() -> None:
+    engine = engine_of()
+    for _ in range(SICK_AFTER):
+        engine.llm.fault = RuntimeError("CUDA error")
+        with pytest.raises(Problem):
+            run(engine)
+        engine.llm.fault = None
+        assert end_of(run(engine, stop=("red",))).reason == "stop"
+    engine.check_health()
+
+
 def test_an_unsupported_schema_makes_no_replica_unhealthy() -> None:
     engine = engine_of(guided_decoding_backend="xgrammar")
     engine.llm.fault = ValueError("no grammar for this")
