@@ -22,7 +22,8 @@ COMMON_FACTS = ("steps", "scheduler", "guidance", "seed")
 """the first facts of the last line, in the usual order"""
 PROMPTS = ("prompt", "negative_prompt")
 NEGATIVE = "Negative prompt:"
-FACT = re.compile(r'\s*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|[^,]*)(?:,|$)')
+FACT = re.compile(r'(?<![\w \-/])[ \-/]*+(\w[\w \-/]++):\s*("(?:\\.|[^\\"])++"|[^,]*)(?:,|$)')
+"""Begins only where a run of a name's characters does, so that nothing is scanned twice."""
 FEWEST_FACTS = 3
 SAMPLER, SCHEDULE = "Sampler", "Schedule type"
 UPSCALE, HIRES_STRENGTH, HIRES_STEPS = "Hires upscale", "Hires strength", "Hires steps"
