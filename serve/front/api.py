@@ -176,7 +176,7 @@ def add_generation_routes(app: FastAPI, generations: Generations) -> None:
         """Make pictures from text. Compatible with OpenAI's Images API."""
         if generations.settings.log_prompts:
             log.info("%s asks for %r", request.state.request_id, body.prompt)
-        return await generations.answer(await generations.reader.read(body), request)
+        return await generations.answer(body, request)
 
     @app.post(
         EDITS_PATH,
@@ -186,9 +186,7 @@ def add_generation_routes(app: FastAPI, generations: Generations) -> None:
     )
     async def edit_image(request: Request) -> Response:
         """Redraw an image, or only its masked part. Compatible with OpenAI's Images API."""
-        # No variable keeps the files, since an answer may take long.
-        asked = await generations.reader.read_edit(await read_edit(request))
-        return await generations.answer(asked, request)
+        return await generations.answer(await read_edit(request), request)
 
 
 def add_off_routes(app: FastAPI) -> None:

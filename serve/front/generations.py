@@ -22,10 +22,11 @@ from serve import errors
 from serve.errors import Problem
 from serve.front.access import client_of, origin_of
 from serve.front.answering import deadline_of, fan_out, server_event, stream, take_rate
+from serve.front.edits import SentEdit
 from serve.front.keys import RateLimiter
 from serve.front.openai_images import MEDIA, ImageData, ImageRequest, ImagesResponse, Usage
 from serve.front.pictures import PicturesResponse, filled
-from serve.front.request_reader import CheckedRequest, RequestReader
+from serve.front.request_reader import RequestReader
 from serve.front.results import ResultStore
 from serve.llm.expansion import Expander
 from serve.models import ImageModel
@@ -50,27 +51,33 @@ class Generations:
     limiter: RateLimiter
     expander: Expander | None = None
 
-    async def answer(self, read: CheckedRequest, request: Request) -> Response:
-        asked, is_bare = with_accepted(read.request, request)
-        model, marks = read.model, marks_of(request, read.model)
+    async def answer(self, sent: ImageRequest | SentEdit, request: Request) -> Response:
+        asked = sent.request if isinstance(sent, SentEdit) else sent
         # A low-priority request may wait long.
         is_patient = asked.priority == "batch"
         deadline_s = deadline_of(asked.deadline_s, request, self.settings, is_patient=is_patient)
+        until_s = time.monotonic() + deadline_s
+        take_rate(self.limiter, request, asked.n or 1, is_charged=False)
+        read = await self.reader.read(sent, until_s)
+        # The files are not kept, since an answer may take long.
+        del sent
+        asked, is_bare = with_accepted(read.request, request)
+        model, marks = read.model, marks_of(request, read.model)
         seed = secrets.randbelow(DRAWN_SEEDS)
 
-        def orders_from(asked: ImageRequest, left_s: float) -> list[ImageOrder]:
+        def orders_from(asked: ImageRequest) -> list[ImageOrder]:
+            left_s = until_s - time.monotonic()
             return replace(read, request=asked).orders(seed, left_s, marks)
 
-        orders = orders_from(asked, deadline_s)
+        orders = orders_from(asked)
         if asked.response_format == "url":
             # A file has at most about 3 bytes a pixel; metadata is small.
             most = sum(3 * order.result_pixels for order in orders)
             await asyncio.to_thread(self.store.check_room, most)
         take_rate(self.limiter, request, len(orders), work_of(orders, read.card))
         if asked.expand_prompt:
-            began_s = time.monotonic()
             asked = await self._expand(asked, seed)
-            orders = orders_from(asked, deadline_s - (time.monotonic() - began_s))
+            orders = orders_from(asked)
         if asked.stream:
             return await stream_pictures(asked, orders, model.backend)
         done = await collect(model.backend, orders)
