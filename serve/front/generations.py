@@ -88,8 +88,8 @@ class Generations:
             for each in done:
                 name = await asyncio.to_thread(self.store.put, each.image, asked.format)
                 urls.append(f"{origin}/v1/results/{name}")
-        text = reply_of(asked, done, urls).model_dump_json(exclude_none=True).encode()
-        return PicturesResponse(text, [] if urls else [each.image for each in done])
+        reply = reply_of(asked, size(orders[0]), done, urls).model_dump_json(exclude_none=True)
+        return PicturesResponse(reply.encode(), [] if urls else [each.image for each in done])
 
     async def _expand(self, asked: ImageRequest, seed: int) -> ImageRequest:
         """Return the request with its prompt expanded."""
@@ -127,7 +127,7 @@ def with_accepted(asked: ImageRequest, request: Request) -> tuple[ImageRequest, 
 
 
 def reply_of(
-    asked: ImageRequest, done: Sequence[Done], urls: Sequence[str] | None = None
+    asked: ImageRequest, size: str, done: Sequence[Done], urls: Sequence[str] | None = None
 ) -> ImagesResponse:
     """Make the answer; without URLs the pictures must be filled in."""
     return ImagesResponse(
@@ -146,7 +146,7 @@ def reply_of(
             for index, each in enumerate(done)
         ],
         output_format=asked.format,
-        size="{}x{}".format(*done[0].params.result_size),
+        size=size,
         quality=asked.effective_quality,
         model=done[0].model,
         usage=Usage.of(sum(picture.prompt_tokens for picture in done)),
@@ -209,7 +209,7 @@ async def collect(backend: ImageBackend, orders: Sequence[ImageOrder]) -> list[D
 
 
 def size(order: ImageOrder) -> str:
-    return "{}x{}".format(*order.params.result_size)
+    return "{}x{}".format(*order.result_size)
 
 
 # -- events of a stream, in OpenAI's format ------------------------------------------------------

@@ -178,7 +178,10 @@ def test_only_the_masked_part_is_painted_and_the_whole_picture_is_returned(worke
     assert made.shape == before.shape == (300, 400, 3)
     differs = (made != before).any(axis=2)
     assert differs[100:140, 200:240].any() and not differs[:100].any()
-    assert answer.json()["size"] == "128x128"
+    assert answer.json()["size"] == "400x300"
+    fields = {**QUICK, "mask_padding": "16", "stream": "true", "partial_images": "1"}
+    events = events_of(send(worker, {"image": image, "mask": mask}, fields).text)
+    assert [event["size"] for event in events] == ["400x300"] * 2
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, "", " "])
