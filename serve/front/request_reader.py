@@ -82,6 +82,6 @@ def fields_of(body: bytes) -> dict[str, Any]:
     """Return the fields of a JSON object; empty for other texts, which `checked` refuses."""
     try:
         fields = json.loads(body)
-    except ValueError:
+    except (RecursionError, ValueError):
         return {}
     return fields if isinstance(fields, dict) else {}

@@ -45,6 +45,10 @@ BAD: dict[str, tuple[Any, str | None]] = {
     "not utf-8": (b'{"prompt": "\xff"}', None),
     "a huge number": ('{"prompt": "a", "n": ' + "9" * 5000 + "}", None),
     "nested": ("[" * 9000, None),
+    "utf-16": (
+        ('{"prompt": "\u2200", "svg": {"a": ' + "[" * 900 + "]" * 900 + "}}").encode("utf-16"),
+        None,
+    ),
     "empty": ("", None),
 }
 

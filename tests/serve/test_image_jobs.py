@@ -126,6 +126,10 @@ def test_a_wrong_request_is_refused_and_makes_no_job(tmp_path: Path) -> None:
         for body, status, param in WRONG:
             answer = api.http.post(JOBS, json=body)
             assert (answer.status_code, error_of(answer)["param"]) == (status, param), answer.text
+        headers = {"content-type": "multipart/form-data"}
+        for content in (b"[" * 100_000, json.dumps(ASKED).encode("utf-16")):
+            answer = api.http.post(JOBS, content=content, headers=headers)
+            assert (answer.status_code, error_of(answer)["param"]) == (400, None), answer.text
         assert api.http.get(JOBS).json()["data"] == []
         assert api.service.jobs.records.store.names("data") == []
 
