@@ -267,7 +267,8 @@ async def answer_problem(request: Request, problem: Exception) -> Response:
 async def answer_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    kind, place = first["type"], [str(part) for part in first["loc"] if part != "body"]
+    # The first part is body, query or path.
+    kind, place = first["type"], [str(part) for part in first["loc"][1:]]
     param, code = place[0][:100] if place else None, "invalid_value"
     if kind == "json_invalid":
         param, message = None, f"{first['msg']}."

@@ -90,6 +90,11 @@ def test_a_bad_request_is_a_400_that_names_the_field(
             "num_inference_steps must not be set beside steps: it is the same",
         ),
         (
+            {"prompt": "a", "n": 2, "num_images_per_prompt": 1},
+            "num_images_per_prompt",
+            "num_images_per_prompt must not be set beside n: it is the same",
+        ),
+        (
             {"prompt": "a", "steps": 0},
             "steps",
             "steps must be a whole number from 1 to 1000, got 0",
