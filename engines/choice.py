@@ -204,6 +204,7 @@ def load_refiner(model: str, beside: Engines) -> Refiner:
     return Refiner(
         checkpoint,
         load_torch(checkpoint, device=device, precision=precision, cut=beside.cut, options=PLAIN),
+        model,
     )
 
 

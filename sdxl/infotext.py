@@ -4,6 +4,7 @@ no tensors."""
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -22,7 +23,8 @@ COMMON_FACTS = ("steps", "scheduler", "guidance", "seed")
 """the first facts of the last line, in the usual order"""
 PROMPTS = ("prompt", "negative_prompt")
 NEGATIVE = "Negative prompt:"
-FACT = re.compile(r'\s*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|[^,]*)(?:,|$)')
+FACT = re.compile(r'(?<![\w \-/])[ \-/]*+(\w[\w \-/]++):\s*("(?:\\.|[^\\"])++"|[^,]*)(?:,|$)')
+"""Begins only where a run of a name's characters does, so that nothing is scanned twice."""
 FEWEST_FACTS = 3
 SAMPLER, SCHEDULE = "Sampler", "Schedule type"
 UPSCALE, HIRES_STRENGTH, HIRES_STEPS = "Hires upscale", "Hires strength", "Hires steps"
@@ -96,6 +98,8 @@ def read_metadata(texts: Mapping[str, str]) -> FoundParameters:
     text = texts.get("parameters", "")
     try:
         graph = json.loads(texts.get("prompt", "{}"))
+        # JSON can hold lone surrogates, an answer cannot.
+        graph = json.loads(json.dumps(graph, ensure_ascii=False).encode(errors="replace"))
     except RecursionError:
         graph = {}
     found = read_graph(graph) if isinstance(graph, dict) and not text else read_text(text)
@@ -115,8 +119,8 @@ def read_graph(graph: Mapping[str, Any]) -> FoundParameters:
     for key, name in (("seed", "seed"), ("noise_seed", "seed"), ("steps", "steps")):
         if isinstance(inputs.get(key), int):
             found.params[name] = inputs[key]
-    if isinstance(inputs.get("cfg"), int | float):
-        found.params["guidance"] = float(inputs["cfg"])
+    if (guidance := _number(inputs.get("cfg"))) is not None:
+        found.params["guidance"] = guidance
     for key, name in (("positive", "prompt"), ("negative", "negative_prompt")):
         if text := _text_of(nodes, inputs.get(key)):
             found.params[name] = text
@@ -200,9 +204,12 @@ def _quoted(value: str) -> str:
 
 def _unquoted(value: str) -> str:
     try:
-        return str(json.loads(value)) if value.startswith('"') else value
+        text = str(json.loads(value)) if value.startswith('"') else value
+        text.encode()
     except ValueError:
+        # Not JSON, or a lone surrogate.
         return value
+    return text
 
 
 def _read_tags(found: FoundParameters) -> None:
@@ -298,6 +305,15 @@ def _inputs(node: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return inputs if isinstance(inputs, dict) else {}
 
 
+def _number(value: object) -> float | None:
+    """Return a finite number; None for anything else."""
+    try:
+        number = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
 def _node(nodes: Mapping[str, Any], link: object) -> Mapping[str, Any] | None:
     """Return the node of a link. A link is a list of the node's key and the output's number."""
     return nodes.get(str(link[0])) if isinstance(link, list) and link else None
@@ -326,7 +342,7 @@ def _loras_before(nodes: Mapping[str, Any], link: object) -> Iterator[tuple[str,
             return
         inputs = _inputs(node)
         strengths = [inputs.get("strength_model"), inputs.get("strength_clip", 0.0)]
-        weights = [each for each in strengths if isinstance(each, int | float)]
+        weights = [each for each in map(_number, strengths) if each is not None]
         if node.get("class_type") in LORA_LOADERS and len(weights) == len(strengths):
             path = PureWindowsPath(str(inputs.get("lora_name"))).as_posix()
             yield str(link[0]), Lora(path.removesuffix(".safetensors"), *weights)
@@ -359,7 +375,7 @@ def _control_of(inputs: Mapping[str, Any], loader: Mapping[str, Any] | None) -> 
         strength, start, end = (float(each) for each in numbers if each is not None)
         control = Control(name, "", strength, start, end)
         control.check("controls")
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         return None
     return control
 

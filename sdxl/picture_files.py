@@ -62,7 +62,8 @@ def read_texts(data: bytes) -> dict[str, str]:
             for name, value in image.info.items()
             if isinstance(value, str)
         }
-        comment = image.getexif().get_ifd(EXIF_IFD).get(USER_COMMENT)
+        # A PNG's own getexif would decode all pixels, of which there may be many.
+        comment = Image.Image.getexif(image).get_ifd(EXIF_IFD).get(USER_COMMENT)
     if "parameters" not in texts and isinstance(comment, bytes):
         encoding = CODED.get(comment[:8], "utf-8")
         text = comment[8:] if comment[:8] in CODED else comment

@@ -34,7 +34,6 @@ from sdxl.image_codec import ENCODER, ImageDecoder, ImageEncoder, checked
 from sdxl.image_inputs import ImageInput, image_inputs
 from sdxl.images import BrokenImage, Pixels, enlarged, forming, load_preview_map
 from sdxl.inflight import Failed, InFlight, Request
-from sdxl.model_names import name_of
 from sdxl.params import DRAWN_SEEDS, LATENT, GenerationParams, InvalidParams, Sizes
 from sdxl.policy import Limits
 from sdxl.prompt import BODY, MAX_TOKENS, count_tokens, learned_ids
@@ -141,9 +140,8 @@ class Pipeline:
 
     def resolve(self, params: GenerationParams) -> GenerationParams:
         resolved = params.resolve(self.sizes, lambda: secrets.randbelow(DRAWN_SEEDS))
-        if resolved.refiner is not None:
-            # On a command line this may be a folder or a hub id.
-            resolved = replace(resolved, refiner=name_of(resolved.refiner))
+        if self.refiner is not None and resolved.refiner in self.refiner.names:
+            resolved = replace(resolved, refiner=self.refiner.name)
         return resolved
 
     @property

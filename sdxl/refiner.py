@@ -15,6 +15,7 @@ from sdxl import schedulers
 from sdxl.checkpoint import Checkpoint
 from sdxl.conditioning import Conditioning, encode, tokenize_rows
 from sdxl.engine import Engines
+from sdxl.model_names import MINI_NAME, MINI_NAMES
 from sdxl.params import REFINER_SWITCH_AT, GenerationParams, InvalidParams, value_or
 from sdxl.rows import Stage
 from sdxl.schedulers import SchedulerConfig
@@ -26,10 +27,17 @@ class Refiner:
 
     checkpoint: Checkpoint
     engines: Engines
+    given: str = ""
+    """what it was loaded by: a name, a folder, a file or a hub id"""
 
     @property
     def name(self) -> str:
         return self.checkpoint.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What requests may call it. A request's text is only compared, never taken for a path."""
+        return self.name, self.given, *(MINI_NAMES if self.name == MINI_NAME else ())
 
     @cached_property
     def stage(self) -> Stage:

@@ -21,6 +21,8 @@ MAX_PIXELS = 2**25
 """of a source image; counted before it is decoded"""
 SPREAD, REPEATS = (256, 64, 16, 4, 2), 4
 """radii in pixels by which colours spread into a hole, and how often each is applied"""
+REACH = 3 * max(SPREAD)
+"""pixels around a hole that colour it: Pillow blurs with three boxes, each as wide as a radius"""
 DIGESTS = ("image_sha256", "mask_sha256")
 """metadata keys of a result for the digests of its source files"""
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
@@ -51,8 +53,8 @@ class WholeImage:
     def decoded(self) -> DecodedWhole:
         files = GivenImage.read(self.image, self.mask)
         assert files.mask is not None
-        image = filled(files.picture) if files.picture.mode == "RGBA" else files.picture
-        return DecodedWhole(image, blurred(files.mask, self.blur).crop(self.box), self.box)
+        mask = blurred(files.mask, self.blur).crop(self.box)
+        return DecodedWhole(filled(files.picture), mask, self.box)
 
 
 @dataclass(frozen=True)
@@ -163,16 +165,18 @@ class GivenImage:
         if params.mask_padding is None:
             picture = picture if picture.size == size else picture.resize(size, SHARP)
             mask = mask and (mask if mask.size == size else mask.resize(size, EVEN))
-        picture = filled(picture) if picture.mode == "RGBA" else picture
         mask = mask and blurred(mask, params.mask_blur)
         if params.mask_padding is None:
-            return SourceImage(picture, mask, self.digests)
+            return SourceImage(filled(picture), mask, self.digests)
         if mask is None:
             return SourceImage(picture.resize(size, SHARP), None, self.digests)
         box = around(mask, params.mask_padding, params.width / params.height)
         text = json.dumps([*self.digests.items(), picture.size, box, params.mask_blur])
         key = hashlib.sha256(text.encode()).hexdigest()
         whole = WholeImage(*self.files, picture.size, box, params.mask_blur or 0, key)
+        # The filter reads pixels around the box too.
+        margin = math.ceil(3 * max(1, (box[2] - box[0]) / size[0], (box[3] - box[1]) / size[1]))
+        picture = filled(picture, grown(box, margin + 1, picture.size))
         image, mask = picture.resize(size, SHARP, box), mask.resize(size, EVEN, box)
         return SourceImage(image, mask, self.digests, whole)
 
@@ -230,26 +234,46 @@ def blurred(mask: Image.Image, radius: float | None) -> Image.Image:
     return mask.filter(ImageFilter.GaussianBlur(radius)) if radius else mask
 
 
-def filled(picture: Image.Image) -> Image.Image:
-    """Fill transparent holes with the colours around them, so that the model draws no hard edge."""
-    whole = Image.new("RGBA", picture.size)
+def filled(picture: Image.Image, seen: Box | None = None) -> Image.Image:
+    """Fill transparent holes with the colours around them, so that the model draws no hard edge.
+    `seen`: the part whose holes are filled; all by default."""
+    if picture.mode != "RGBA":
+        return picture
+    whole = picture.convert("RGB")
+    left, top, right, bottom = seen or (0, 0, *picture.size)
+    holes = ImageOps.invert(picture.getchannel("A").crop((left, top, right, bottom))).getbbox()
+    if holes is not None:
+        box = left + holes[0], top + holes[1], left + holes[2], top + holes[3]
+        near = grown(box, REACH, picture.size)
+        whole.paste(spread(picture.crop(near)), near)
+    return whole
+
+
+def spread(picture: Image.Image) -> Image.Image:
+    """Spread the colours into the transparent parts."""
+    whole, premultiplied = Image.new("RGBA", picture.size), picture.convert("RGBa")
     for radius in SPREAD:
-        blurred = picture.convert("RGBa").filter(ImageFilter.GaussianBlur(radius)).convert("RGBA")
+        blurred = premultiplied.filter(ImageFilter.GaussianBlur(radius)).convert("RGBA")
         for _ in range(REPEATS):
-            whole.alpha_composite(blurred)
-    whole.alpha_composite(picture)
-    return whole.convert("RGB")
+            whole = Image.alpha_composite(whole, blurred)
+    return Image.alpha_composite(whole, picture).convert("RGB")
 
 
 def around(mask: Image.Image, padding: int, aspect: float) -> Box:
     """Return the box of the masked part with padding, extended to the aspect if possible."""
     masked = mask.getbbox()
     assert masked is not None
-    left, right = stretch(masked[0] - padding, masked[2] + padding, 0, mask.width)
-    top, bottom = stretch(masked[1] - padding, masked[3] + padding, 0, mask.height)
+    left, top, right, bottom = grown(masked, padding, mask.size)
     across, down = right - left, bottom - top
     left, right = stretch(left, right, max(round(down * aspect), across), mask.width)
     top, bottom = stretch(top, bottom, max(round(across / aspect), down), mask.height)
+    return left, top, right, bottom
+
+
+def grown(box: Box, margin: int, size: tuple[int, int]) -> Box:
+    """Return the box with a margin, cut to an image of this size."""
+    left, right = stretch(box[0] - margin, box[2] + margin, 0, size[0])
+    top, bottom = stretch(box[1] - margin, box[3] + margin, 0, size[1])
     return left, top, right, bottom
 
 

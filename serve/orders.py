@@ -75,9 +75,14 @@ class ImageOrder:
         return files[0] if files else None
 
     @property
-    def result_pixels(self) -> int:
+    def result_size(self) -> tuple[int, int]:
+        """Width and height of the file: of the whole image if only a part is redrawn."""
         whole = self.source and self.source.whole
-        return math.prod(whole.size if whole else self.params.result_size)
+        return whole.size if whole else self.params.result_size
+
+    @property
+    def result_pixels(self) -> int:
+        return math.prod(self.result_size)
 
 
 @dataclass(frozen=True)

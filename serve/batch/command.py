@@ -25,6 +25,7 @@ from sdxl.arguments import (
     refuse,
     whole,
 )
+from sdxl.model_names import name_of
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.provenance import PROVENANCES, Provenance
 from serve.batch.batch_spec import API_KEY, RANGES, BatchSpec, ReportedInterrupt, check_ranges
@@ -150,6 +151,9 @@ def read_order(options: argparse.Namespace) -> BatchSpec:
         needed = f"needs --no-deterministic, or one of {kinds}: a manifest has random salts"
         raise InvalidParams("provenance", provenance.kind, needed)
     parameters = given_params(options)
+    if options.through and "refiner" in parameters:
+        # The service has the refiner's name and no paths.
+        parameters["refiner"] = name_of(parameters["refiner"])
     GenerationParams(**parameters)
     given = {f.name: getattr(options, f.name) for f in fields(BatchSpec) if f.name in options}
     given |= {"inputs": tuple(options.inputs), "parameters": parameters, "provenance": provenance}

@@ -22,7 +22,7 @@ from serve.batch_api.records import ANYBODY, DATA, ImageJobRecord, OpenRecords, 
 from serve.batch_api.webhooks import Outbox
 from serve.errors import Problem
 from serve.front.answering import fan_out
-from serve.front.generations import reply_of
+from serve.front.generations import reply_of, size
 from serve.front.keys import ApiKey, RateLimiter
 from serve.front.openai_images import ImageRequest
 from serve.front.request_reader import RequestReader
@@ -125,7 +125,7 @@ class ImageJobRunner:
     async def _make(self, job: ImageJobRecord) -> None:
         job = replace(job, status="in_progress", in_progress_at=int(time.time()), position=0)
         try:
-            asked, done = await self._pictures(job)
+            asked, picture_size, done = await self._pictures(job)
         except Problem as problem:
             await self._write_end(job, "failed", error=problem.as_dict())
         except Exception:
@@ -136,10 +136,10 @@ class ImageJobRunner:
             if asked.response_format == "url":
                 names = [f"{index}.{asked.format}" for index in range(len(done))]
                 urls = [f"{job.origin}/v1/results/{job.secret}/{name}" for name in names]
-            result = reply_of(asked, done, urls).model_dump(exclude_none=True)
+            result = reply_of(asked, picture_size, done, urls).model_dump(exclude_none=True)
             await self._write_end(job, "completed", done, progress=1.0, result=result)
 
-    async def _pictures(self, job: ImageJobRecord) -> tuple[ImageRequest, list[Done]]:
+    async def _pictures(self, job: ImageJobRecord) -> tuple[ImageRequest, str, list[Done]]:
         key = self.keys.get(job.owner)
         if key is None and job.owner != ANYBODY:
             raise Problem(401, "Its key is no longer valid.", None, "invalid_api_key")
@@ -163,7 +163,7 @@ class ImageJobRunner:
                 if time.monotonic() - updated_s >= UPDATE_S:
                     updated_s = time.monotonic()
                     await self._update(job, run)
-        return asked.request, run.pictures
+        return asked.request, size(orders[0]), run.pictures
 
     async def _update(self, job: ImageJobRecord, run: Run) -> None:
         eta_s = round(run.eta_s, 1) if run.progress else None

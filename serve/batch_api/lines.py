@@ -103,5 +103,6 @@ def error_of(code: str, message: str) -> dict[str, Any]:
 
 def pictures_of(body: dict[str, Any]) -> int:
     """Return a request's number of pictures; 1 for an invalid number, which makes one error."""
-    n = next((body[name] for name in ("n", *COUNT_ALIASES) if name in body), None)
+    counts = [body[name] for name in ("n", *COUNT_ALIASES) if name in body]
+    n = counts[0] if len(counts) == 1 else None
     return n if type(n) is int and 1 <= n <= MAX_N else 1

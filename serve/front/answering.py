@@ -71,12 +71,20 @@ def deadline_of(
     return min(seconds or settings.deadline_s, settings.max_deadline_s)
 
 
-def take_rate(limiter: RateLimiter, request: Request, count: int, work: float = 0.0) -> None:
-    """Charge the key with `count` pictures or answers, and `work` in standard images."""
+def take_rate(
+    limiter: RateLimiter,
+    request: Request,
+    count: int,
+    work: float = 0.0,
+    *,
+    is_charged: bool = True,
+) -> None:
+    """Charge the key with `count` pictures or answers, and `work` in standard images. Before its
+    pictures are decoded, which costs much too, a request is refused by `is_charged=False`."""
     key: ApiKey | None = getattr(request.state, "key", None)
     if key is None:
         return
-    limit, wait_s = limiter.take(key, count, work)
+    limit, wait_s = limiter.take(key, count, work, is_charged=is_charged)
     if wait_s > 0:
         raise Problem(429, f"The key's limit is {limit}.", None, "rate_limit_exceeded", wait_s)
 

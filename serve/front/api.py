@@ -138,7 +138,8 @@ def create_app(
     add_tags(app)
     keyring = Keyring.read(Path(settings.keys)) if settings.keys else None
     # The middleware that is added last is the outermost.
-    app.add_middleware(BodyLimit, settings=settings, larger=larger_bodies(settings))
+    larger, forms = larger_bodies(settings), (EDITS_PATH, FILES_PATH)
+    app.add_middleware(BodyLimit, settings=settings, larger=larger, forms=forms)
     app.add_middleware(Access, keyring=keyring, hosts=Hosts.of(settings))
     tracer = tracer_to(settings.trace_to)
     if tracer is not None:
@@ -176,7 +177,7 @@ def add_generation_routes(app: FastAPI, generations: Generations) -> None:
         """Make pictures from text. Compatible with OpenAI's Images API."""
         if generations.settings.log_prompts:
             log.info("%s asks for %r", request.state.request_id, body.prompt)
-        return await generations.answer(await generations.reader.read(body), request)
+        return await generations.answer(body, request)
 
     @app.post(
         EDITS_PATH,
@@ -186,9 +187,7 @@ def add_generation_routes(app: FastAPI, generations: Generations) -> None:
     )
     async def edit_image(request: Request) -> Response:
         """Redraw an image, or only its masked part. Compatible with OpenAI's Images API."""
-        # No variable keeps the files, since an answer may take long.
-        asked = await generations.reader.read_edit(await read_edit(request))
-        return await generations.answer(asked, request)
+        return await generations.answer(await read_edit(request), request)
 
 
 def add_off_routes(app: FastAPI) -> None:
@@ -268,7 +267,8 @@ async def answer_problem(request: Request, problem: Exception) -> Response:
 async def answer_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    kind, place = first["type"], [str(part) for part in first["loc"] if part != "body"]
+    # The first part is body, query or path.
+    kind, place = first["type"], [str(part) for part in first["loc"][1:]]
     param, code = place[0][:100] if place else None, "invalid_value"
     if kind == "json_invalid":
         param, message = None, f"{first['msg']}."

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
@@ -73,10 +73,15 @@ class HeldBody:
 
 class BodyLimit:
     def __init__(
-        self, app: ASGIApp, settings: ServeSettings, larger: Mapping[str, tuple[int, float]]
+        self,
+        app: ASGIApp,
+        settings: ServeSettings,
+        larger: Mapping[str, tuple[int, float]],
+        forms: Collection[str],
     ) -> None:
-        """`larger`: limits in bytes and seconds for paths whose bodies contain files."""
-        self.app, self.settings, self.larger = app, settings, larger
+        """`larger`: limits in bytes and seconds for paths whose bodies contain files; `forms`:
+        paths that read forms."""
+        self.app, self.settings, self.larger, self.forms = app, settings, larger, forms
         self.budget, self.trimming = BodyBudget(settings.bodies_bytes), Trimming()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,9 +114,8 @@ class BodyLimit:
                 body = carried if carried is not None else await _collect(receive, most, size, held)
         except TimeoutError:
             raise Problem(408, "The body did not arrive in time.", None, "body_timeout") from None
-        if body is not None and is_json(scope) and depth(body) > self.settings.max_json_depth:
-            most = self.settings.max_json_depth
-            raise invalid(None, f"The body nests too deep; at most {most} levels.", "too_deep")
+        if body is not None and not (scope["path"] in self.forms and is_form(scope)):
+            check_json(body, self.settings.max_json_depth)
         return body
 
     async def _answer(
@@ -165,9 +169,17 @@ def too_large(most: int) -> Problem:
     return Problem(413, f"The body is too large; at most {most} bytes.", None, "body_too_large")
 
 
-def is_json(scope: Scope) -> bool:
-    """Return whether the body is read as JSON: all bodies but declared forms are."""
-    return not Headers(scope=scope).get("content-type", "").lower().startswith(FORM)
+def is_form(scope: Scope) -> bool:
+    return Headers(scope=scope).get("content-type", "").lower().startswith(FORM)
+
+
+def check_json(body: bytes, most: int) -> None:
+    """Raise Problem for JSON that nests deeper than `most`, or that is not UTF-8."""
+    # Python's parser also reads UTF-16 and UTF-32, whose depth is not counted; each has zeros.
+    if b"\0" in body:
+        raise invalid(None, "The body must be JSON in UTF-8.")
+    if depth(body) > most:
+        raise invalid(None, f"The body nests too deep; at most {most} levels.", "too_deep")
 
 
 def depth(body: bytes) -> int:

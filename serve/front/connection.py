@@ -12,7 +12,9 @@ import os
 import re
 import secrets
 from http import HTTPStatus
+from typing import Any
 
+import httptools
 import uvicorn.config
 from starlette.middleware import Middleware
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -44,13 +46,33 @@ def bound() -> list[Middleware]:
     return [Middleware(Handover), Middleware(Proxied)]
 
 
+class RequestParser(httptools.HttpRequestParser):
+    """httptools' parser skips the body after an offer of another protocol, such as h2c, and takes
+    it for the next request. Here such a head is parsed again without its offer."""
+
+    def __init__(self, protocol: BoundedProtocol) -> None:
+        super().__init__(protocol)
+        self.protocol = protocol
+        # As uvicorn's.
+        self.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def feed_data(self, data: Any) -> None:
+        left = memoryview(data)
+        while left:
+            try:
+                super().feed_data(left)
+                return
+            except httptools.HttpParserUpgrade as offer:
+                left = left[offer.args[0] :]
+                super().feed_data(self.protocol.head_without_offer())
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's protocol with limits and our error envelope."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # Treat a request for a websocket as an ordinary request.
-        self.ws_protocol_class = None
+        self.parser = RequestParser(self)
         self._held = 0
         """bytes since the parser's last callback"""
         self._is_in_head = self._is_refused = False
@@ -90,7 +112,23 @@ class BoundedProtocol(HttpToolsProtocol):
         if size > MAX_HEAD_BYTES or len(self.headers) > MAX_HEADERS:
             self._problem = too_large()
             raise self._problem
-        super().on_headers_complete()
+        if not self._is_offer:
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self._is_offer:
+            super().on_message_complete()
+
+    @property
+    def _is_offer(self) -> bool:
+        """Whether the head is to be parsed again. CONNECT is refused, as its URL has no path."""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def head_without_offer(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%b: %b" % each for each in self.headers if each[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
 
     def on_body(self, body: bytes) -> None:
         self._held = 0

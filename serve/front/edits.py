@@ -241,7 +241,9 @@ def checked(model: type[M], values: bytes | Mapping[str, Any]) -> M:
             return model.model_validate_json(values)
         return model.model_validate(values, strict=False)
     except ValidationError as error:
-        raise RequestValidationError(error.errors(include_input=False)) from None
+        found = error.errors(include_input=False)
+        found = [{**each, "loc": ("body", *each["loc"])} for each in found]
+        raise RequestValidationError(found) from None
 
 
 def bytes_of(reference: Reference, field: str) -> bytes:

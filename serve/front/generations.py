@@ -22,10 +22,11 @@ from serve import errors
 from serve.errors import Problem
 from serve.front.access import client_of, origin_of
 from serve.front.answering import deadline_of, fan_out, server_event, stream, take_rate
+from serve.front.edits import SentEdit
 from serve.front.keys import RateLimiter
 from serve.front.openai_images import MEDIA, ImageData, ImageRequest, ImagesResponse, Usage
 from serve.front.pictures import PicturesResponse, filled
-from serve.front.request_reader import CheckedRequest, RequestReader
+from serve.front.request_reader import RequestReader
 from serve.front.results import ResultStore
 from serve.llm.expansion import Expander
 from serve.models import ImageModel
@@ -50,27 +51,33 @@ class Generations:
     limiter: RateLimiter
     expander: Expander | None = None
 
-    async def answer(self, read: CheckedRequest, request: Request) -> Response:
-        asked, is_bare = with_accepted(read.request, request)
-        model, marks = read.model, marks_of(request, read.model)
+    async def answer(self, sent: ImageRequest | SentEdit, request: Request) -> Response:
+        asked = sent.request if isinstance(sent, SentEdit) else sent
         # A low-priority request may wait long.
         is_patient = asked.priority == "batch"
         deadline_s = deadline_of(asked.deadline_s, request, self.settings, is_patient=is_patient)
+        until_s = time.monotonic() + deadline_s
+        take_rate(self.limiter, request, asked.n or 1, is_charged=False)
+        read = await self.reader.read(sent, until_s)
+        # The files are not kept, since an answer may take long.
+        del sent
+        asked, is_bare = with_accepted(read.request, request)
+        model, marks = read.model, marks_of(request, read.model)
         seed = secrets.randbelow(DRAWN_SEEDS)
 
-        def orders_from(asked: ImageRequest, left_s: float) -> list[ImageOrder]:
+        def orders_from(asked: ImageRequest) -> list[ImageOrder]:
+            left_s = until_s - time.monotonic()
             return replace(read, request=asked).orders(seed, left_s, marks)
 
-        orders = orders_from(asked, deadline_s)
+        orders = orders_from(asked)
         if asked.response_format == "url":
             # A file has at most about 3 bytes a pixel; metadata is small.
             most = sum(3 * order.result_pixels for order in orders)
             await asyncio.to_thread(self.store.check_room, most)
         take_rate(self.limiter, request, len(orders), work_of(orders, read.card))
         if asked.expand_prompt:
-            began_s = time.monotonic()
             asked = await self._expand(asked, seed)
-            orders = orders_from(asked, deadline_s - (time.monotonic() - began_s))
+            orders = orders_from(asked)
         if asked.stream:
             return await stream_pictures(asked, orders, model.backend)
         done = await collect(model.backend, orders)
@@ -81,8 +88,8 @@ class Generations:
             for each in done:
                 name = await asyncio.to_thread(self.store.put, each.image, asked.format)
                 urls.append(f"{origin}/v1/results/{name}")
-        text = reply_of(asked, done, urls).model_dump_json(exclude_none=True).encode()
-        return PicturesResponse(text, [] if urls else [each.image for each in done])
+        reply = reply_of(asked, size(orders[0]), done, urls).model_dump_json(exclude_none=True)
+        return PicturesResponse(reply.encode(), [] if urls else [each.image for each in done])
 
     async def _expand(self, asked: ImageRequest, seed: int) -> ImageRequest:
         """Return the request with its prompt expanded."""
@@ -120,7 +127,7 @@ def with_accepted(asked: ImageRequest, request: Request) -> tuple[ImageRequest, 
 
 
 def reply_of(
-    asked: ImageRequest, done: Sequence[Done], urls: Sequence[str] | None = None
+    asked: ImageRequest, size: str, done: Sequence[Done], urls: Sequence[str] | None = None
 ) -> ImagesResponse:
     """Make the answer; without URLs the pictures must be filled in."""
     return ImagesResponse(
@@ -139,7 +146,7 @@ def reply_of(
             for index, each in enumerate(done)
         ],
         output_format=asked.format,
-        size="{}x{}".format(*done[0].params.result_size),
+        size=size,
         quality=asked.effective_quality,
         model=done[0].model,
         usage=Usage.of(sum(picture.prompt_tokens for picture in done)),
@@ -202,7 +209,7 @@ async def collect(backend: ImageBackend, orders: Sequence[ImageOrder]) -> list[D
 
 
 def size(order: ImageOrder) -> str:
-    return "{}x{}".format(*order.params.result_size)
+    return "{}x{}".format(*order.result_size)
 
 
 # -- events of a stream, in OpenAI's format ------------------------------------------------------

@@ -108,10 +108,12 @@ class RateLimiter:
         self._clock, self._share = clock, share
         self._tokens: dict[tuple[str, str], tuple[float, float]] = {}
 
-    def take(self, key: ApiKey, images: int, work: float = 0.0) -> tuple[str, float]:
+    def take(
+        self, key: ApiKey, images: int, work: float = 0.0, *, is_charged: bool = True
+    ) -> tuple[str, float]:
         """Return 0 s if the request is granted; else the limit that is reached, and the seconds to
         wait. A request for more than a full bucket is granted when the bucket is full, which then
-        goes below zero."""
+        goes below zero. `is_charged=False` only asks."""
         now, wanted = self._clock(), {"images": float(images), "standard images": work}
         left: dict[str, float] = {}
         for unit, rate in key.limits.items():
@@ -121,7 +123,7 @@ class RateLimiter:
             needed = min(wanted[unit], most)
             if left[unit] < needed:
                 return f"{rate:g} {unit} a minute", (needed - left[unit]) * 60 / most
-        for unit, tokens in left.items():
+        for unit, tokens in left.items() if is_charged else ():
             self._tokens[key.digest, unit] = tokens - wanted[unit], now
         return "", 0.0
 

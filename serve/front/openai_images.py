@@ -232,6 +232,9 @@ class ImageRequest(PictureFields):
 
     @classmethod
     def with_our_names(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        counts = [name for name in ("n", *COUNT_ALIASES) if name in fields]
+        for name in counts[1:]:
+            raise invalid(name, f"{name} must not be set beside {counts[0]}: it is the same")
         ours = {"n" if name in COUNT_ALIASES else name: value for name, value in fields.items()}
         try:
             ours = renamed(ours, lambda each: each.column)

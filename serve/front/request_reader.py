@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from typing import Any
 
 from sdxl.control_maps import Pictures
@@ -45,27 +46,31 @@ class RequestReader:
     models: ServedModels
     decoding: DecodingThread
 
-    async def read(self, asked: ImageRequest) -> CheckedRequest:
+    async def read(self, sent: ImageRequest | SentEdit, until_s: float = inf) -> CheckedRequest:
+        """`until_s`: when its pictures must be decoded. Raises Problem."""
+        if isinstance(sent, SentEdit):
+            return await self._read_edit(sent, until_s)
+        asked = sent
         check_plain(asked)
         model, card = await self._model(asked)
         if not has_pictures(asked):
             return CheckedRequest(asked, model, card)
         read = partial(read_attached, asked, card, model.settings)
-        asked, maps = await self.decoding.run(read)
+        asked, maps = await self.decoding.run(read, until_s)
         return CheckedRequest(asked, model, card, maps=maps)
 
-    async def read_edit(self, sent: SentEdit) -> CheckedRequest:
+    async def _read_edit(self, sent: SentEdit, until_s: float) -> CheckedRequest:
         model, card = await self._model(sent.request)
         check_can_edit(card)
         check_limits(sent.request, card, model.settings)
         read = partial(read_images, sent, card, model.settings)
-        asked, source, maps = await self.decoding.run(read)
+        asked, source, maps = await self.decoding.run(read, until_s)
         return CheckedRequest(asked, model, card, source, maps)
 
     async def read_json(self, body: bytes) -> CheckedRequest:
         """Read a body; with `images` it is an edit."""
         if "images" in fields_of(body):
-            return await self.read_edit(of_json(body))
+            return await self.read(of_json(body))
         return await self.read(checked(ImageRequest, body))
 
     async def _model(self, asked: ImageRequest) -> tuple[ServedModel, ModelCard]:
@@ -77,6 +82,6 @@ def fields_of(body: bytes) -> dict[str, Any]:
     """Return the fields of a JSON object; empty for other texts, which `checked` refuses."""
     try:
         fields = json.loads(body)
-    except ValueError:
+    except (RecursionError, ValueError):
         return {}
     return fields if isinstance(fields, dict) else {}

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import math
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -17,7 +19,7 @@ from sdxl.controls import Control
 from sdxl.parameter import MAX_ATTACHMENTS, Parameter
 from sdxl.params import PICTURED, InvalidParams
 from sdxl.picture_files import file_of
-from serve.errors import invalid, of_params
+from serve.errors import invalid, late, of_params
 from serve.front.image_orders import check_limits, params_of
 from serve.front.openai_images import ImageRequest
 from serve.orders import ModelCard
@@ -38,8 +40,14 @@ class DecodingThread:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "pictures")
 
-    async def run(self, decode: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, decode)
+    async def run(self, decode: Callable[[], T], until_s: float = math.inf) -> T:
+        """Return the result, or raise Problem at this monotonic time: others' pictures go first."""
+        left_s = None if math.isinf(until_s) else until_s - time.monotonic()
+        try:
+            async with asyncio.timeout(left_s):
+                return await asyncio.get_running_loop().run_in_executor(self._thread, decode)
+        except TimeoutError:
+            raise late() from None
 
 
 def file_in(url: str, param: str, name: str = "") -> bytes:

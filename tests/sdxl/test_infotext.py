@@ -126,6 +126,11 @@ def test_any_text_is_read(text: str) -> None:
     assert isinstance(read_text(text).params["prompt"], str)
 
 
+@pytest.mark.parametrize("part", [" ", "a", "/ ", '"', 'ab: "', "ab:\\", "a:"])
+def test_a_long_text_is_read_in_linear_time(part: str) -> None:
+    assert read_text("a cat\nx" + part * 1_000_000 + "!").params["prompt"].startswith("a cat")
+
+
 @pytest.mark.parametrize(
     ("sampler", "schedule", "name"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from PIL import Image
 
 from sdxl.params import GenerationParams, InvalidParams, Sizes
 from sdxl.picture_files import file_of
-from sdxl.source import MAX_PIXELS, GivenImage, around
+from sdxl.source import MAX_PIXELS, GivenImage, around, spread
 
 SIZES = Sizes(default=128, minimum=64, maximum=512)
 saved = file_of
@@ -122,6 +123,39 @@ def test_the_colours_around_a_hole_are_spread_into_it() -> None:
     mask = Image.new("L", canvas.size, 255)
     masked = GivenImage.read(saved(canvas), saved(mask)).source(params)
     assert np.array_equal(np.asarray(masked.image), part)
+
+
+def test_colours_spread_only_around_holes_and_as_in_the_whole_image(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sdxl.source.SPREAD", (16, 4, 2))
+    monkeypatch.setattr("sdxl.source.REACH", 48)
+    picture = Image.effect_noise((600, 400), 90).convert("RGBA")
+    clear = Image.new("L", picture.size, 255)
+    clear.paste(0, (60, 50, 90, 70))
+    clear.paste(128, (95, 50, 99, 60))
+    far = clear.copy()
+    far.paste(0, (580, 380, 600, 400))
+    params = GenerationParams("a", width=64, height=64, mask_padding=8, strength=1.0)
+    area: list[int] = []
+
+    def counted(part: Image.Image) -> Image.Image:
+        area.append(math.prod(part.size))
+        return spread(part)
+
+    for alpha in (clear, far):
+        picture.putalpha(alpha)
+        expected = np.asarray(spread(picture))
+        with monkeypatch.context() as patched:
+            patched.setattr("sdxl.source.spread", counted)
+            white = Image.new("L", picture.size, 0)
+            white.paste(255, (60, 50, 90, 70))
+            source = GivenImage.read(saved(picture), saved(white)).source(params)
+        assert source.whole is not None and area.pop() < 200 * 200
+        box = source.whole.box
+        whole = Image.fromarray(expected).resize((64, 64), Image.Resampling.LANCZOS, box)
+        assert np.array_equal(np.asarray(source.image), np.asarray(whole))
+        assert np.array_equal(np.asarray(source.whole.decoded().image), expected)
 
 
 @pytest.mark.parametrize(

@@ -82,3 +82,4 @@ def test_a_parameter_under_two_names_is_refused(tmp_path: Path) -> None:
 
 def test_a_batch_counts_pictures_by_either_name() -> None:
     assert pictures_of({"num_images_per_prompt": 3}) == pictures_of({"n": 3}) == 3
+    assert pictures_of({"num_images_per_prompt": 3, "n": 3}) == 1, "it is refused"

@@ -45,6 +45,10 @@ BAD: dict[str, tuple[Any, str | None]] = {
     "not utf-8": (b'{"prompt": "\xff"}', None),
     "a huge number": ('{"prompt": "a", "n": ' + "9" * 5000 + "}", None),
     "nested": ("[" * 9000, None),
+    "utf-16": (
+        ('{"prompt": "\u2200", "svg": {"a": ' + "[" * 900 + "]" * 900 + "}}").encode("utf-16"),
+        None,
+    ),
     "empty": ("", None),
 }
 
@@ -84,6 +88,11 @@ def test_a_bad_request_is_a_400_that_names_the_field(
             {"prompt": "a", "steps": 4, "num_inference_steps": 4},
             "num_inference_steps",
             "num_inference_steps must not be set beside steps: it is the same",
+        ),
+        (
+            {"prompt": "a", "n": 2, "num_images_per_prompt": 1},
+            "num_images_per_prompt",
+            "num_images_per_prompt must not be set beside n: it is the same",
         ),
         (
             {"prompt": "a", "steps": 0},

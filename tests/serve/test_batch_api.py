@@ -442,6 +442,9 @@ def test_limits_are_refused_by_name(tmp_path: Path) -> None:
         with pytest.raises(openai.APIStatusError) as caught:
             api.upload(*(line(str(i)) for i in range(100)))
         assert caught.value.status_code == 413
+        with pytest.raises(openai.BadRequestError, match="limit must be .*, got '0'") as refused:
+            api.client.files.list(limit=0)
+        assert refused.value.param == "limit"
         with pytest.raises(openai.BadRequestError, match="purpose"):
             api.client.files.create(file=b"x", purpose="fine-tune")
         with pytest.raises(openai.BadRequestError, match="completion_window"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -118,6 +119,7 @@ NO_HTTP = {
     "a zero in a name": HEAD + b"a\0b: c\r\n\r\n",
     "a negative length": HEAD + b"content-length: -1\r\n\r\n",
     "a length beyond 64 bits": HEAD + b"content-length: 99999999999999999999\r\n\r\n",
+    "a tunnel": b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n",
     "two lengths": HEAD + b"content-length: 5\r\ncontent-length: 6\r\n\r\nabcde",
 }
 
@@ -133,6 +135,36 @@ def test_an_ordinary_request_passes(port: int) -> None:
         for _ in range(3):
             seen = http.post("/a", content=bytes(200_000), headers={"x-a": "b" * 8000}).json()
             assert seen["size"] == 200_000 and len(seen["x-a"]) == 8000
+
+
+OFFER = b"upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nhttp2-settings: AAM\r\n"
+
+
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
+@pytest.mark.parametrize(
+    "body",
+    [b"content-length: 3\r\n\r\nabc", b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"],
+)
+@pytest.mark.parametrize("size", [1, 20, 1000])
+def test_an_offer_of_another_protocol_changes_nothing(
+    port: int, protocol: bytes, body: bytes, size: int
+) -> None:
+    """Neither for the request nor for the next one, however the bytes arrive."""
+    post = b"POST /a?b HTTP/1.1\r\nhost: a\r\n" + OFFER.replace(b"h2c", protocol) + body
+    sent = post + post + HEAD + b"connection: close\r\n\r\n"
+    with connected(port) as raw:
+        for at in range(0, len(sent), size):
+            raw.sendall(sent[at : at + size])
+        text = read_all(raw)
+    assert text.count(b"HTTP/1.1 200") == 3 and text.count(b'"size": 3}') == 2
+    assert b'"upgrade"' not in text and b'"http2-settings": "AAM"' in text
+
+
+def test_very_many_offers_at_once_are_answered(port: int) -> None:
+    sent = (HEAD + OFFER + b"\r\n") * 2000 + HEAD + b"connection: close\r\n\r\n"
+    with connected(port) as raw:
+        threading.Thread(target=raw.sendall, args=(sent,)).start()
+        assert read_all(raw).count(b"HTTP/1.1 200") == 2001
 
 
 def test_headers_that_ray_trusts_do_not_pass(port: int) -> None:

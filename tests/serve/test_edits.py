@@ -4,10 +4,12 @@ official client is in test_openai_client.py.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import io
 import json
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +24,11 @@ from sdxl.images import read_parameters
 from serve.batch_api.records import Records
 from serve.batch_api.routes import add_batch_routes
 from serve.front.api import create_app
+from serve.front.sent_pictures import DecodingThread
 from serve.settings import ServeSettings
 from serve.worker.worker import Worker
 from tests.sdxl.test_source import bomb, saved
-from tests.serve.servers import call, client_of, error_of, post
+from tests.serve.servers import call, client_of, error_of, file_of_keys, post
 from tests.serve.test_api import events_of
 from tests.serve.workers import fake_pipeline, running
 
@@ -55,6 +58,55 @@ def send(
 
 def data_url(data: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+IMG2IMG = "/sdapi/v1/img2img"
+FORMS = [
+    (EDIT, "images", lambda url: [{"image_url": url}]),
+    (IMG2IMG, "init_images", lambda url: [url]),
+]
+
+
+@pytest.mark.parametrize(("path", "field", "images"), FORMS)
+def test_a_key_above_its_rate_is_refused_before_its_image_is_decoded(
+    worker: Worker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    field: str,
+    images: Any,
+) -> None:
+    run, decoded = DecodingThread.run, list[Any]()
+
+    async def counted(self: DecodingThread, *args: Any) -> Any:
+        decoded.append(args)
+        return await run(self, *args)
+
+    monkeypatch.setattr(DecodingThread, "run", counted)
+    settings = ServeSettings(sdapi=True, keys=file_of_keys(tmp_path, me="ann 1"))
+    body = {"prompt": PROMPT, "steps": 2, field: images(data_url(png()))}
+
+    async def send_twice() -> list[int]:
+        async with client_of(create_app([worker], settings), "me") as http:
+            return [(await http.post(path, json=body)).status_code for _ in range(2)]
+
+    assert asyncio.run(send_twice()) == [200, 429] and len(decoded) == 1
+
+
+@pytest.mark.parametrize(("path", "field", "images"), FORMS)
+def test_a_deadline_bounds_the_wait_for_others_images(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, path: str, field: str, images: Any
+) -> None:
+    is_left = threading.Event()
+    for name in ("edits", "a1111.routes"):
+        monkeypatch.setattr(f"serve.front.{name}.prepare_edit", lambda *_: is_left.wait(50))
+    headers = {"x-deadline-s": "0.05"}
+    body = {"prompt": PROMPT, "steps": 2, field: images(data_url(png()))}
+    try:
+        answer = call(worker, "POST", path, {"sdapi": True}, json=body, headers=headers)
+    finally:
+        is_left.set()
+    assert (answer.status_code, error_of(answer)["code"]) == (408, "deadline_exceeded")
 
 
 def picture_in(answer: httpx.Response, index: int = 0) -> bytes:
@@ -126,7 +178,10 @@ def test_only_the_masked_part_is_painted_and_the_whole_picture_is_returned(worke
     assert made.shape == before.shape == (300, 400, 3)
     differs = (made != before).any(axis=2)
     assert differs[100:140, 200:240].any() and not differs[:100].any()
-    assert answer.json()["size"] == "128x128"
+    assert answer.json()["size"] == "400x300"
+    fields = {**QUICK, "mask_padding": "16", "stream": "true", "partial_images": "1"}
+    events = events_of(send(worker, {"image": image, "mask": mask}, fields).text)
+    assert [event["size"] for event in events] == ["400x300"] * 2
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, "", " "])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import copy
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -157,6 +158,37 @@ def test_a_controlnet_without_its_map_is_left_out(worker: Worker) -> None:
     found = post(worker, {"parameters": text}, SETTINGS).json()
     assert "controls" not in found["params"] and found["params"]["steps"] == 4
     assert any("edges" in each and "map" in each for each in found["unread"])
+
+
+def comfys(node: str, **inputs: Any) -> dict[str, str]:
+    graph = copy.deepcopy(COMFY)
+    graph["20"] = {"class_type": "ControlNetApply", "inputs": {"conditioning": ["6", 0]}}
+    graph["21"] = {"class_type": "ControlNetLoader", "inputs": {"control_net_name": "a"}}
+    graph["20"]["inputs"] |= {"control_net": ["21", 0], "strength": 1}
+    graph["3"]["inputs"]["positive"] = ["20", 0]
+    graph[node]["inputs"] |= inputs
+    return {"prompt": json.dumps(graph)}
+
+
+SURROGATE = r'"\ud800"'
+FACTS = "a\nSteps: 4, Sampler: Euler, Seed: 1, "
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(comfys("3", cfg=number) for number in (10**400, float("inf"), float("nan"))),
+        *(comfys("11", strength_model=number) for number in (10**400, float("inf"))),
+        comfys("20", strength=10**400),
+        comfys("6", text="a \ud800"),
+        *({"parameters": f"{FACTS}{name}: {SURROGATE}"} for name in ("Refiner", "Other")),
+        {"parameters": FACTS + 'ControlNet 0: "Module: none, Model: \\ud800, Weight: 1"'},
+    ],
+)
+def test_odd_settings_are_left_out(worker: Worker, body: dict[str, str]) -> None:
+    answer = post(worker, body, SETTINGS)
+    assert answer.status_code == 200 and answer.json()["params"]["prompt"], answer.text
+    assert "null" not in answer.text.replace('"text_weight":null', "")
 
 
 @pytest.mark.parametrize("body", [{}, {"parameters": ""}, {"prompt": "{"}, {"prompt": "[" * 5000}])

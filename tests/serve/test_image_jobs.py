@@ -21,7 +21,7 @@ from serve.front import answering
 from tests.serve.servers import GENERATE, error_of, file_of_keys
 from tests.serve.test_api import picture
 from tests.serve.test_batch_api import BatchService, batch_api, line
-from tests.serve.test_edits import EDIT, data_url, png
+from tests.serve.test_edits import EDIT, data_url, hole, png
 from tests.serve.test_webhooks import outbox_to, receiver
 from tests.waiting import wait_until
 
@@ -72,9 +72,11 @@ def pictures(body: dict[str, Any]) -> list[bytes]:
 
 def test_a_job_makes_the_pictures_of_the_same_request(tmp_path: Path) -> None:
     edit = {**ASKED, "images": [{"image_url": data_url(png())}], "strength": 0.5}
+    masked = {"images": [{"image_url": data_url(png(160, 96))}], "mask_padding": 8}
+    masked["mask"] = {"image_url": data_url(hole(160, 96))}
     several = {**ASKED, "n": 2, "output_format": "webp"}
     with jobs(tmp_path) as api:
-        for path, body in ((GENERATE, several), (EDIT, edit)):
+        for path, body in ((GENERATE, several), (EDIT, edit), (EDIT, ASKED | masked)):
             job = api.ended(api.begin(**body))
             assert (job["status"], job["progress"], job["error"]) == ("completed", 1.0, None)
             assert job["expires_at"] == job["ended_at"] + 3600 and job["model"] == "sdxl-mini"
@@ -82,6 +84,7 @@ def test_a_job_makes_the_pictures_of_the_same_request(tmp_path: Path) -> None:
             direct = api.http.post(path, json=body).json()
             assert pictures(job["result"]) == pictures(direct)
             assert job["result"].keys() == direct.keys()
+            assert job["result"]["size"] == direct["size"]
 
 
 def test_a_job_without_a_seed_has_one(tmp_path: Path) -> None:
@@ -123,6 +126,10 @@ def test_a_wrong_request_is_refused_and_makes_no_job(tmp_path: Path) -> None:
         for body, status, param in WRONG:
             answer = api.http.post(JOBS, json=body)
             assert (answer.status_code, error_of(answer)["param"]) == (status, param), answer.text
+        headers = {"content-type": "multipart/form-data"}
+        for content in (b"[" * 100_000, json.dumps(ASKED).encode("utf-16")):
+            answer = api.http.post(JOBS, content=content, headers=headers)
+            assert (answer.status_code, error_of(answer)["param"]) == (400, None), answer.text
         assert api.http.get(JOBS).json()["data"] == []
         assert api.service.jobs.records.store.names("data") == []
 

@@ -69,8 +69,12 @@ def test_the_warm_up_measures_the_calls_of_both_models(refining: Worker) -> None
 
 
 def test_another_refiner_is_refused(refining: Worker, worker: Worker) -> None:
-    for asked, words in ((refining, "refiner must be small"), (worker, "no refiner is loaded")):
-        answer = post(asked, {**QUICK, "refiner": "sd_xl_refiner_1.0"})
+    """A name is never taken for a path."""
+    must = "refiner must be small, got "
+    paths = [(refining, name, must) for name in ("elsewhere/small", "\0", "x" * 300 + "/small")]
+    missing = (worker, "small", "no refiner is loaded")
+    for asked, name, words in ((refining, "sd_xl_refiner_1.0", must), *paths, missing):
+        answer = post(asked, {**QUICK, "refiner": name})
         assert (answer.status_code, error_of(answer)["param"]) == (400, "refiner")
         assert words in error_of(answer)["message"]
 

@@ -142,8 +142,11 @@ def lists_of(asked: TextToImage, card: ModelCard) -> tuple[dict[str, Any], Pictu
 
 
 def arguments_of(asked: TextToImage) -> list[Any]:
-    scripts = {name.lower(): script for name, script in (asked.alwayson_scripts or {}).items()}
-    script = scripts.get(UNITS)
+    scripts = (asked.alwayson_scripts or {}).items()
+    named = [script for name, script in scripts if name.lower() == UNITS]
+    if len(named) > 1:
+        raise invalid(PARAM, f"{PARAM}: ControlNet is given twice")
+    script = named[0] if named else None
     arguments = script.get("args") if isinstance(script, dict) else script
     if arguments is None:
         return []

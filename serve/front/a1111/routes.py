@@ -8,6 +8,7 @@ import asyncio
 import base64
 import os
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
@@ -105,10 +106,12 @@ class WebuiApi:
         options, model, card = await self._resolve(asked, request)
         wanted = wire.request_of(asked, options)
         lists, maps = controlnet.lists_of(asked, card)
+        until_s = self._until_s(asked, request)
         if lists:
             wanted = wanted.model_copy(update=lists)
-            await self.decoding.run(partial(check, wanted, maps, card, model.settings))
-        return await self._answer(asked, request, wanted, model, card, maps=maps)
+            read = partial(check, wanted, maps, card, model.settings)
+            await self.decoding.run(read, until_s)
+        return await self._answer(asked, request, wanted, model, card, until_s, maps=maps)
 
     async def edit(self, asked: editing.ImageToImage, request: Request) -> dict[str, Any]:
         options, model, card = await self._resolve(asked, request)
@@ -123,10 +126,17 @@ class WebuiApi:
             except InvalidParams as error:
                 raise of_params(error) from None
 
-        wanted, image = await self.decoding.run(source)
+        until_s = self._until_s(asked, request)
+        wanted, image = await self.decoding.run(source, until_s)
         # The answer does not repeat the images.
         echo = asked.model_copy(update={"init_images": [], "mask": None})
-        return await self._answer(echo, request, wanted, model, card, source=image, maps=maps)
+        files = {"source": image, "maps": maps}
+        return await self._answer(echo, request, wanted, model, card, until_s, **files)
+
+    def _until_s(self, asked: wire.TextToImage, request: Request) -> float:
+        """Return when a request within the key's rate must be done, or raise Problem."""
+        take_rate(self.limiter, request, asked.count, is_charged=False)
+        return time.monotonic() + deadline_of(None, request, self.settings)
 
     async def _answer(
         self,
@@ -135,14 +145,14 @@ class WebuiApi:
         wanted: ImageRequest,
         model: ServedModel,
         card: ModelCard,
+        until_s: float,
         **pictures: Any,
     ) -> dict[str, Any]:
         """Make the pictures. The answer repeats `asked`; `wanted` is the same request for /v1."""
-        deadline_s = deadline_of(None, request, self.settings)
         seed, marks = secrets.randbelow(DRAWN_SEEDS), marks_of(request, model)
         orders = [
             replace(each, wants_progress=True, **marks, **pictures)
-            for each in orders_of(wanted, card, model.settings, seed, deadline_s)
+            for each in orders_of(wanted, card, model.settings, seed, until_s - time.monotonic())
         ]
         take_rate(self.limiter, request, len(orders), work_of(orders, card))
         run, runs = WebuiRun(len(orders), orders[0].params.all_steps), self.state_of(request).runs

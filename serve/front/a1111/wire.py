@@ -24,6 +24,7 @@ from pydantic import (
 
 from sdxl.attachments import with_tags
 from sdxl.infotext import schedule_steps, scheduler_of, without_hash
+from sdxl.parameter import MAX_STEPS
 from sdxl.params import (
     DRAWN_SEEDS,
     LANCZOS,
@@ -105,15 +106,15 @@ class TextToImage(BaseModel):
     sampler_name: str | None = None
     sampler_index: str | None = None
     scheduler: str | None = None
-    batch_size: Annotated[Whole, Field(ge=1)] | None = 1
-    n_iter: Annotated[Whole, Field(ge=1)] | None = 1
+    batch_size: Annotated[Whole, Field(ge=1, le=MAX_N)] | None = 1
+    n_iter: Annotated[Whole, Field(ge=1, le=MAX_N)] | None = 1
     override_settings: dict[str, Any] | None = None
     alwayson_scripts: dict[str, Any] | None = None
     send_images: StrictBool | None = True
     enable_hr: StrictBool | None = False
     hr_scale: Number | None = 2.0
     hr_upscaler: str | None = None
-    hr_second_pass_steps: Annotated[Whole, Field(ge=0)] | None = 0
+    hr_second_pass_steps: Annotated[Whole, Field(ge=0, le=MAX_STEPS)] | None = 0
     denoising_strength: Annotated[Number, Field(ge=0, le=1)] | None = None
     refiner_checkpoint: str | None = None
     refiner_switch_at: Annotated[Number, Field(ge=0, le=1)] | None = None
@@ -200,8 +201,9 @@ def upscale_of(asked: TextToImage) -> dict[str, Any]:
         raise invalid("hr_upscaler", f"hr_upscaler {needed}, got {name[:60]!r}")
     given, taken = asked.denoising_strength, asked.hr_second_pass_steps or asked.steps
     strength = HIRES_STRENGTH if given is None else given
-    if not strength:
-        raise invalid("denoising_strength", "denoising_strength must be more than 0")
+    if not strength or strength < (taken or 0) / MAX_STEPS:
+        needed = "must be more than 0, and its steps part of a schedule of at most"
+        raise invalid("denoising_strength", f"denoising_strength {needed} {MAX_STEPS}")
     scale = 2.0 if asked.hr_scale is None else asked.hr_scale
     if not 1 < scale <= MAX_UPSCALE:
         needed = f"must be more than 1, at most {MAX_UPSCALE:g}"

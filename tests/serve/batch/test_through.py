@@ -244,3 +244,8 @@ def test_low_priority_needs_a_key_if_the_service_has_keys(
             InvalidParams, match="through must be a service that accepts the request .*key"
         ):
             through(prompts(tmp_path, 2), tmp_path / "other", url)
+
+
+def test_a_service_is_sent_the_name_of_a_refiner(tmp_path: Path) -> None:
+    order = order_of(prompts(tmp_path, 1), tmp_path, "--through", "http://a", "--refiner", "b/c/d")
+    assert order.parameters["refiner"] == "d"
