@@ -29,6 +29,8 @@ from serve.ray_errors import last_error
 from serve.settings import ServeSettings
 from serve.supervision import supervise
 
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""calls this service without the environment's http_proxy"""
 RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # By default Ray runs its workers at low CPU priority.
@@ -44,6 +46,8 @@ RAY_ENVIRONMENT = {
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     # Calls between processes by gRPC instead of Ray tasks take a third less time.
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+    # gRPC would send these calls through the environment's http_proxy.
+    "no_grpc_proxy": "0.0.0.0/0,::/0",
     # A replica itself logs the slow parts of its start.
     "RAY_SERVE_SLOW_STARTUP_WARNING_PERIOD_S": "600",
     # Period in which processes export metrics, also when idle; Ray's default is 100 ms. Ray
@@ -229,7 +233,7 @@ def until_ready(settings: ServeSettings) -> str:
     until_s = time.monotonic() + READY_TIMEOUT_S + llm_s
     while True:
         try:
-            with urllib.request.urlopen(f"{url}/readyz", timeout=5) as answer:
+            with DIRECT.open(f"{url}/readyz", timeout=5) as answer:
                 ready = json.load(answer)
             names = ready["models"]
             say(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} loaded")
@@ -292,7 +296,7 @@ def flush(settings: ServeSettings) -> None:
     """Let the proxy send the front ends' last answers: it answers one more request after them,
     however slow the machine is."""
     try:
-        with urllib.request.urlopen(f"{url_of(settings)}/healthz", timeout=FLUSH_TIMEOUT_S):
+        with DIRECT.open(f"{url_of(settings)}/healthz", timeout=FLUSH_TIMEOUT_S):
             pass
     except OSError as error:
         say(f"the HTTP proxy stopped answering: {type(error).__name__}")

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from typing import TypeVar
 
 from sdxl.model_names import MINI_NAMES, name_of
@@ -68,7 +69,9 @@ def deployment_names(models: Sequence[ImageModel]) -> list[str]:
 
 
 def plain(id_: str) -> str:
-    return re.sub(r"[^\w.+-]", "-", id_, flags=re.ASCII)
+    """Return a name that Ray takes. Different models have different names."""
+    name = re.sub(r"[^\w.+-]", "-", id_, flags=re.ASCII)
+    return name if name == id_ else f"{name}-{sha256(id_.encode()).hexdigest()[:8]}"
 
 
 def choose(asked: str | None, models: Sequence[M]) -> M:

@@ -54,9 +54,9 @@ def uses_gpu(settings: ServeSettings, gpus: float) -> bool:
 
 def actor_options(is_gpu: bool, replicas: int, gpu: float = 1) -> dict[str, Any]:
     """Return an actor's resources: a GPU or a part of it, or an even share of the cores. Ray does
-    not reserve cores: it would refuse a second replica on a small machine."""
+    not reserve cores: it would refuse a second replica on a small machine, and many on a GPU."""
     if is_gpu:
-        return {"num_gpus": gpu, "num_cpus": 1}
+        return {"num_gpus": gpu, "num_cpus": 0}
     share = max((os.cpu_count() or 1) // replicas, 1)
     environment = {
         **NO_GPUS,

@@ -20,6 +20,8 @@ export RAY_SERVE_PROXY_GRACEFUL_SHUTDOWN_TIMEOUT_S=2
 # A replica that does not answer is not asked to leave: the next one may need its GPU.
 export RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS=1
 export RAY_SERVE_USE_GRPC_BY_DEFAULT=1
+# gRPC would send these calls through the environment's http_proxy.
+export no_grpc_proxy=0.0.0.0/0,::/0
 # A replica says itself what takes long while it starts.
 export RAY_SERVE_SLOW_STARTUP_WARNING_PERIOD_S=600
 # Every process passes its counts on so often, idle or not; Ray's own 100 ms cost more.

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Sequence
 from contextlib import aclosing
+from contextvars import Context
 from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -73,7 +74,8 @@ class CachedCard(Generic[T]):
 
     def _renew(self) -> asyncio.Task[T]:
         if self._renewal is None or self._renewal.done():
-            self._renewal = asyncio.create_task(self._fetch())
+            # In a new context: in this request's, Ray Serve would cancel the task with the request.
+            self._renewal = asyncio.create_task(self._fetch(), context=Context())
         return self._renewal
 
     async def _fetch(self) -> T:

@@ -125,7 +125,10 @@ class Body:
             message = await self._receive()
         self.is_over = self.is_over or message["type"] == "http.disconnect"
         self.size += len(message.get("body", b""))
-        self.kept = [*self.kept, message] if self.is_kept else []
+        if self.is_kept:
+            self.kept.append(message)
+        else:
+            self.kept = []
         return message
 
 

@@ -56,6 +56,7 @@ class ServedModels:
         self._loaded: tuple[ServedModel, ...] = ()
         self._leaving: set[str] = set()
         self._loading = asyncio.Lock()
+        self._unloads = set[asyncio.Task[ServedModel]]()
         self._refreshed_s, self._changes = -math.inf, 0
         self._refresh_task: asyncio.Task[None] | None = None
         self._clock, self._until_s = clock, clock() + START_S
@@ -68,7 +69,8 @@ class ServedModels:
 
     async def choose(self, asked: str | None) -> ServedModel:
         """Return the model of this name, or raise Problem 404."""
-        if asked is not None and not any(asked in model.names for model in self.all):
+        if asked is not None and not any(asked in model.names for model in self._start):
+            # Another front end may have loaded or unloaded it.
             await self.refresh()
         return choose(asked, self.all)
 
@@ -101,7 +103,15 @@ class ServedModels:
             return served
 
     async def unload(self, asked: str) -> ServedModel:
-        """Unload a model: refuse new requests and finish the others. Raises Problem."""
+        """Unload a model: refuse new requests and finish the others, also if the client no longer
+        waits. Raises Problem."""
+        # In a new context: in this request's, Ray Serve would cancel the task with the request.
+        task = asyncio.create_task(self._unload(asked), context=Context())
+        self._unloads.add(task)
+        task.add_done_callback(self._unloads.discard)
+        return await asyncio.shield(task)
+
+    async def _unload(self, asked: str) -> ServedModel:
         pool = self._need_pool()
         async with self._loading:
             model = await self.choose(asked)

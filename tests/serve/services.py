@@ -98,7 +98,8 @@ def starting(folder: Path, *flags: str, command: Sequence[str] = COMMAND) -> Ite
     log, port = folder / "serve.log", free_port()
     argv = [*command, "--port", str(port), *flags]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("SDXL_", "RAY_"))}
-    environment |= {"PYTHONPATH": str(ROOT)}
+    # The proxy of a company, which calls within the service must not use.
+    environment |= {"PYTHONPATH": str(ROOT), "https_proxy": "http://127.0.0.1:9"}
     with log.open("wb") as file:
         process = subprocess.Popen(
             argv, cwd=folder, stdout=file, stderr=file, env=environment, preexec_fn=end_with_tests

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
+from contextvars import ContextVar
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from sdxl.source import SourceImage
 from serve import errors
 from serve.errors import Problem
 from serve.fleet import beats, liveness, replicas
-from serve.fleet.replicas import ATTEMPTS, Replicas
+from serve.fleet.replicas import ATTEMPTS, CachedCard, Replicas
 from serve.llm.text_orders import Ended
 from serve.orders import Done, ImageOrder, ImageProgress, ModelCard, Preview, Queued
 
@@ -283,6 +284,17 @@ async def test_an_unhealthy_replica_ends_its_stream(monkeypatch: pytest.MonkeyPa
 def test_a_silent_replica_s_card_is_asked_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "CARD_TIMEOUT_S", 0.05)
     assert asyncio.run(Replicas(Handle([], [CARD])).card()) == CARD
+
+
+async def test_the_card_is_asked_for_outside_of_the_request() -> None:
+    """Ray Serve cancels what a request asks for when its client leaves; others wait for it too."""
+    of_request = ContextVar("request", default="")
+    of_request.set("mine")
+
+    async def query() -> str:
+        return of_request.get()
+
+    assert await CachedCard(query).now() == ""
 
 
 async def test_a_known_card_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

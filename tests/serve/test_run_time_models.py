@@ -27,6 +27,7 @@ from serve import errors, ray_models
 from serve.errors import Problem
 from serve.front import served_models
 from serve.front.api import create_app
+from serve.front.served_models import ServedModels
 from serve.models import ImageModel
 from serve.orders import ImageOrder, Update
 from serve.ray_models import failure
@@ -35,7 +36,7 @@ from serve.settings import ServeSettings
 from serve.worker.replica import RunTimeReplica
 from serve.worker.worker import Worker
 from tests.serve.servers import GENERATE, call, client_of, error_of, file_of_keys
-from tests.serve.workers import fake_pipeline
+from tests.serve.workers import fake_pipeline, order, picture_of
 
 MODELS = "/v1/models"
 PAGE = "/sdapi/v1"
@@ -220,7 +221,27 @@ async def test_every_front_end_knows_what_is_loaded(worker: Worker, folder: Path
         await one.post(MODELS, json={"model": "other"})
         assert await made_by(two, "other") == "other"
         await one.delete(f"{MODELS}/other")
+        assert await made_by(two, "other") == 404
         assert await ids(two) == ["sdxl-mini"] and pool.forgotten == ["other"]
+
+
+async def test_an_unload_ends_also_if_its_client_no_longer_waits(
+    worker: Worker, folder: Path
+) -> None:
+    pool = FakePool(tick_s=0.02)
+    served = ServedModels(ServeSettings(models_dir=str(folder)), [worker], pool=pool)
+    await served.load("other")
+    _, other = pool.workers["other"]
+    picture = asyncio.create_task(picture_of(other, order(steps=40)))
+    while other.is_idle:
+        await asyncio.sleep(0.01)
+    unload = asyncio.create_task(served.unload("other"))
+    while pool.workers:
+        await asyncio.sleep(0.01)
+    unload.cancel()
+    assert (await picture).image
+    assert (await served.load("other")).backend is not other, "loaded after the unload"
+    assert [model.id for model in served.all] == ["sdxl-mini", "other"]
 
 
 async def test_two_that_load_a_model_at_once_get_the_same(worker: Worker, folder: Path) -> None:

@@ -274,6 +274,12 @@ def test_a_table_inherits_the_settings_for_all_models() -> None:
     assert first.settings.models == (), "another model's changes are none of its own"
 
 
+def test_names_that_ray_does_not_take_stay_different() -> None:
+    models = image_models(settings_of({"model": "/x/写实"}, {"model": "/x/动漫"}, {"model": "a b"}))
+    assert len({model.deployment for model in models}) == 3
+    assert all(model.deployment.isascii() for model in models)
+
+
 UNIQUE = "model must be unique: rename one folder"
 
 
@@ -303,7 +309,7 @@ def test_a_wrong_setting_of_models_is_named(tables: Any, rest: dict[str, Any], n
 def test_the_first_deployment_keeps_its_name_and_the_others_go_by_their_models() -> None:
     settings = settings_of({"model": "mini"}, {"model": "/m/my model"}, {"model": "/m/b"})
     names = deployment_names(image_models(settings))
-    assert names == ["ImageReplica", "ImageReplica-my-model", "ImageReplica-b"]
+    assert names == ["ImageReplica", "ImageReplica-my-model-76eeb051", "ImageReplica-b"]
 
 
 @pytest.mark.parametrize(

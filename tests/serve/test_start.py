@@ -13,6 +13,7 @@ import pytest
 from serve import cli
 from serve.ray_errors import last_error
 from serve.settings import ServeSettings
+from tests.serve.servers import listening
 from tests.serve.services import free_port
 
 
@@ -66,6 +67,14 @@ def test_a_start_is_given_up_after_the_time_of_what_it_loads(
     with pytest.raises(cli.ServeFailed, match="/readyz"):
         cli.until_ready(ServeSettings(port=free_port(), llm=llm, llm_start_s=5))
     assert next(clock) == cli.READY_TIMEOUT_S + extra_s + 2
+
+
+def test_the_environment_s_proxy_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setattr(cli, "READY_TIMEOUT_S", 10)
+    with listening() as (url, _):
+        port = int(url.rpartition(":")[2])
+        assert cli.until_ready(ServeSettings(port=port, llm="none")) == url
 
 
 def test_a_replicas_traceback_is_reported_by_its_last_error() -> None:
