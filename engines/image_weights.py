@@ -29,6 +29,7 @@ from engines.lora_weights import (
 )
 from sdxl.catalogue import ENCODER
 from sdxl.checkpoint import Checkpoint, quiet_loading
+from sdxl.checkpoint_checks import CheckpointError, foreign_errors
 from sdxl.image_prompts import COMPOSITION, STYLE, USUAL
 from sdxl.parameter import MAX_ATTACHMENTS
 from sdxl.single_file.recognition import CONTEXT_WIDTHS
@@ -49,6 +50,10 @@ MOST_TOKENS = IMAGE_TOKENS[-1] // MAX_ATTACHMENTS
 SHARED_ENCODER = Path("models") / ENCODER
 """folder of the encoder in h94/IP-Adapter; adapters of several models read it"""
 ENCODER_FILE, ENCODER_CONFIG = "model.safetensors", "config.json"
+ENCODER_DEFAULTS = {"hidden_size": 768.0, "projection_dim": 512.0, "image_size": 224.0}
+"""what transformers takes for entries that an encoder's config lacks"""
+ENCODER_PROJECTION = "visual_projection.weight"
+"""the encoder's tensor that a resampler does not read"""
 KEY = re.compile(r"(\d{1,4})\.to_([kv])_ip\.weight")
 LAYER = re.compile(r"layers\.(\d{1,2})\.([01])\.(.+)")
 RESAMPLER_NAMES = {
@@ -102,15 +107,26 @@ class ImageFile:
         return ImagePromptNetwork(vision, projection, *sides).eval().requires_grad_(False)
 
     def vision(self) -> nn.Module:
-        """Load CLIP's encoder in float32."""
+        """Load CLIP's encoder in float32; raise LoraError if it is not whole."""
         from transformers import CLIPVisionModelWithProjection
 
-        with quiet_loading():
-            model: Any = CLIPVisionModelWithProjection.from_pretrained(
-                str(self.encoder),
-                use_safetensors=True,
-                local_files_only=True,
-                torch_dtype=torch.float32,
+        try:
+            with quiet_loading(), foreign_errors(self.encoder):
+                model, report = CLIPVisionModelWithProjection.from_pretrained(
+                    str(self.encoder),
+                    use_safetensors=True,
+                    local_files_only=True,
+                    torch_dtype=torch.float32,
+                    output_loading_info=True,
+                    # In a whole CLIP's config, vision_config may have another one.
+                    projection_dim=int(_encoder_facts(self.encoder)["projection_dim"]),
+                )
+        except CheckpointError as error:
+            raise LoraError(f"has an encoder that cannot be loaded ({error})") from error
+        if missing := sorted(report["missing_keys"] - {ENCODER_PROJECTION}):
+            raise LoraError(
+                f"has an encoder without {missing[0]}: {self.encoder / ENCODER_FILE}; expected "
+                "transformers' names"
             )
         encoder: nn.Module = model.eval().requires_grad_(False)
         return encoder
@@ -272,16 +288,31 @@ def _find_encoder(path: Path, projection: Shapes) -> tuple[Path, int, int]:
             file, config = place / ENCODER_FILE, place / ENCODER_CONFIG
             if not (file.is_file() and config.is_file()):
                 continue
-            facts = read_config(ENCODER_CONFIG, config.read_bytes())
-            if facts.get(field) != width:
-                others.append(f"{place}: its {field} is {facts.get(field)}")
+            facts = _encoder_facts(place)
+            if facts[field] != width:
+                others.append(f"{place}: its {field} is {facts[field]}")
                 continue
             with open_tensors(file) as tensors:
-                numbers = sum(map(math.prod, read_shapes(tensors).values()))
-            return place, int(facts["image_size"]), numbers
+                shapes = read_shapes(tensors)
+            if is_plain and ENCODER_PROJECTION not in shapes:
+                others.append(f"{place}: its weights lack {ENCODER_PROJECTION}")
+                continue
+            side = facts["image_size"]
+            if not (isinstance(side, float) and side > 0 and side.is_integer()):
+                raise LoraError(f"has an encoder whose image_size is {side!r}; expected one number")
+            read = (shape for name, shape in shapes.items() if not name.startswith("text_"))
+            return place, int(side), sum(map(math.prod, read))
     wrong = f" ({'; '.join(others)})" if others else ""
     needed = f"a folder {ENCODER} beside it with {ENCODER_FILE} and {ENCODER_CONFIG}"
     raise LoraError(f"needs {needed}, of {field} {width}{wrong}")
+
+
+def _encoder_facts(folder: Path) -> dict[str, Any]:
+    """Return an encoder's config. A whole CLIP's has the encoder's entries in vision_config, but
+    projection_dim outside."""
+    whole = read_config(ENCODER_CONFIG, (folder / ENCODER_CONFIG).read_bytes())
+    inner = whole.get("vision_config")
+    return ENCODER_DEFAULTS | (inner if isinstance(inner, dict) else {}) | whole
 
 
 def _strip(shapes: Shapes, prefix: str) -> dict[str, tuple[int, ...]]:

@@ -31,12 +31,17 @@ PREFIXES = {
     "unet_": "unet",
     "text_encoder_2_": "text_encoder_2",
     "text_encoder_": "text_encoder",
+    "text_encoders_clip_l_transformer_": "text_encoder",
+    "text_encoders_clip_g_transformer_": "text_encoder_2",
+    "clip_l_": "text_encoder",
+    "clip_g_": "text_encoder_2",
     "diffusion_model_": "unet",
+    "model_diffusion_model_": "unet",
     PEFT_PREFIX.replace(".", "_"): "unet",
     "": "unet",
 }
 """beginnings of keys, with underscores for dots, and the part of the model for each"""
-MATRIX = re.compile(r"[._]lora(?:_linear_layer)?[._](down|up|A|B)(?:\.default)?\.weight")
+MATRIX = re.compile(r"[._]lora(?:_linear_layer)?[._](down|up|A|B)(?:\.default(?:_\d+)?)?\.weight")
 SIDES = {"down": "down", "A": "down", "up": "up", "B": "up"}
 ALPHA = ".alpha"
 ALPHA_TYPES = (*FLOATS, "F64", "I64", "I32")
@@ -49,9 +54,10 @@ OTHER_KINDS = {
     "lokr_": "a LoKr",
     "oft_": "an OFT",
     "lora_mid": "a Tucker decomposition",
-    ".diff": "a file of full weights",
+    r"\.diff(?:_b)?$": "a file of full weights",
+    r"^bundle_emb\.": "a LoRA with embeddings in it",
 }
-"""adapters that are not supported, by a part of their keys"""
+"""adapters that are not supported, by patterns of their keys"""
 PLACE = re.compile(
     r"unet\.(?P<way>down|mid|up)_blocks?(\.(?P<block>\d+))?"
     r"\.(?P<kind>resnets|attentions|(down|up)samplers)\.(?P<index>\d+)\.(?P<inner>.+)"
@@ -152,8 +158,8 @@ def _by_layer(keys: Iterable[str], layers: Shapes) -> dict[str, dict[str, str]]:
 def _parse_key(key: str) -> tuple[tuple[str, str], str]:
     """Return the part and the layer of a key, with underscores for dots, and the key's side: down,
     up or alpha."""
-    for mark, kind in OTHER_KINDS.items():
-        if mark in key:
+    for pattern, kind in OTHER_KINDS.items():
+        if re.search(pattern, key):
             raise LoraError(
                 f"is {kind}, which is not supported ({shown(key)}); expected a LoRA or LoCon"
             )

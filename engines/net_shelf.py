@@ -15,6 +15,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from engines.control_weights import ControlFile, read_control
+from engines.cuda.device import wait_for
 from engines.file_loading import START_S, LoadingShelf, ShelvedFile, load_bytes, refuse_unreadable
 from sdxl.adapters import ControlNet, LoadedFile, NoRoom
 from sdxl.catalogue import FIELDS, AdapterFile
@@ -33,7 +34,7 @@ def room_on(device: torch.device, dtype: str) -> tuple[int, int, Callable[[], No
     number_bytes = getattr(torch, dtype).itemsize
     if device.type == "cuda":
         room = int(GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
-        return room, number_bytes, partial(torch.cuda.synchronize, device)
+        return room, number_bytes, partial(wait_for, device)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return int(CPU_SHARE * memory), number_bytes, NetShelf.synchronize
 

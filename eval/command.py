@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eval.quality.inputs import EXACT, FEWEST, LOADED, add_benchmark_files, refuse
-from sdxl.arguments import MODEL, Parser, add_generation_flags, add_option, whole
+from eval.quality.inputs import EXACT, FEWEST, LOADED, add_benchmark_files
+from sdxl.arguments import MODEL, Parser, add_generation_flags, add_option, refuse, whole
 from sdxl.params import InvalidParams
 
 if TYPE_CHECKING:
@@ -25,7 +25,10 @@ COMMON_FLAGS = (
     *("--images", "--url", "--sweep", "--steps", "--scheduler", "--cache-interval"),
 )
 SOURCES = ("images", "url", "accuracy_log")
-SWEPT = ("steps", "scheduler", "cache_interval", "deep_steps", "guidance_interval")
+SWEPT = (
+    *("steps", "scheduler", "cache_interval", "deep_steps"),
+    *("guidance_interval", "guided_steps"),
+)
 """flags of a picture that each setting of a sweep replaces"""
 LABELS = {"psnr": "PSNR, dB", "ssim": "SSIM", "distance": "feature distance"}
 

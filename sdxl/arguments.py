@@ -78,6 +78,11 @@ class Parser(argparse.ArgumentParser):
     def format_help_all(self) -> str:
         return super().format_help()
 
+    def flag_of(self, dest: str) -> str:
+        """Return the name of the flag with this `dest`, such as mixed_gpus."""
+        flag = next(each.option_strings[-1] for each in self._actions if each.dest == dest)
+        return flag.removeprefix("--").replace("-", "_")
+
     def _is_common(self, action: argparse.Action) -> bool:
         names = action.option_strings
         return not names or any(each in (*HELP_FLAGS, *self.common) for each in names)
@@ -124,6 +129,14 @@ def check_positive(options: argparse.Namespace, *names: str) -> None:
     for name in names:
         if not getattr(options, name) > 0:
             raise InvalidParams(name, getattr(options, name), "must be more than 0")
+
+
+def refuse(parser: Parser, options: argparse.Namespace, names: Iterable[str], needed: str) -> None:
+    """Raise for flags that would have no effect, named by their `dest`."""
+    for name in names:
+        value = getattr(options, name, argparse.SUPPRESS)
+        if value != parser.get_default(name):
+            raise InvalidParams(parser.flag_of(name), value, needed)
 
 
 def add_generation_flags(parser: argparse.ArgumentParser) -> None:

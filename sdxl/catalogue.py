@@ -8,6 +8,7 @@ without a restart. A request gives a file's listed name, never a path. This modu
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -70,6 +71,7 @@ LABELS: Mapping[Kind, str] = {
 HASHED_KINDS: tuple[Kind, ...] = ("control", "image")
 HASHED = slice(0x100000, 0x110000)
 """the bytes that stable-diffusion-webui hashes of the files of HASHED_KINDS"""
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -264,7 +266,10 @@ def _scan(folder: Path, kind: Kind) -> Iterator[AdapterFile]:
         is_named_by_folder = path.name in NAMED_BY_FOLDER and path.parent != top
         named = path.parent if is_named_by_folder else path.with_suffix("")
         name = named.relative_to(top).as_posix()
-        if path.name == LEARNED_FILE_2 or len(name) > MAX_NAME or not NAME.fullmatch(name):
+        if path.name == LEARNED_FILE_2:
+            continue
+        if len(name) > MAX_NAME or not NAME.fullmatch(name):
+            _warn_of_name(str(path))
             continue
         try:
             stamp = tuple(stamps(files_of(path)))
@@ -272,6 +277,13 @@ def _scan(folder: Path, kind: Kind) -> Iterator[AdapterFile]:
         except OSError:
             # The file was removed meanwhile, or is a dangling link.
             continue
+
+
+@lru_cache(maxsize=4096)
+def _warn_of_name(path: str) -> None:
+    """Log once that a file is not listed."""
+    needed = f"at most {MAX_NAME} characters without : , < >"
+    log.warning("%r is not listed; rename it: names have %s", path, needed)
 
 
 def _by_depth(file: AdapterFile) -> tuple[int, str]:

@@ -100,6 +100,19 @@ def read_claim(file: bytes, format: str, trusted: bytes = b"") -> Claim | None:
     return _claim(report)
 
 
+def root_certificates(file: bytes, name: str) -> bytes:
+    """Return a file's PEM certificates without the text between them. Raise InvalidParams."""
+    _library()
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    try:
+        roots = x509.load_pem_x509_certificates(file)
+    except ValueError as error:
+        raise InvalidParams("trust", name, "must be a file of PEM certificates") from error
+    return b"".join(root.public_bytes(Encoding.PEM) for root in roots)
+
+
 def _claim(report: Mapping[str, Any]) -> Claim:
     manifest = report.get("manifests", {}).get(report.get("active_manifest"), {})
     signature = manifest.get("signature_info", {})

@@ -288,7 +288,7 @@ def all_ready_s(flights: Sequence[Flight], limits: Limits, costs: Costs, now: fl
 
 _Ticks = dict[tuple[object, ...], tuple[float, list[int]]]
 """Seconds of a tick and the steps that each image takes, by the pattern of all images' next steps
-and distances to a deep step. Patterns repeat."""
+and next deep steps. Patterns repeat."""
 
 
 def _stride(
@@ -297,12 +297,15 @@ def _stride(
     """Return the seconds of the next tick, or with `is_long` of all ticks until one image needs
     less room, and the steps that each image takes."""
     at, ends = [f.step for f in running], [f.step + f.steady_ticks for f in running]
-    facts = [((f.axes, f.variant, _windows(f)), f.plan, f.plan.to_deep) for f in running]
+    facts = [((f.axes, f.variant, _windows(f)), f.plan) for f in running]
     seconds = 0.0
     while True:
         pattern = tuple(
-            (key, plan[step], to_deep[step], key[2] and _covering(key[2], step, len(plan)))
-            for (key, plan, to_deep), step in zip(facts, at, strict=True)
+            (
+                *(key, plan[step], plan.to_deep[step], plan.deep_is_refined[step]),
+                key[2] and _covering(key[2], step, len(plan)),
+            )
+            for (key, plan), step in zip(facts, at, strict=True)
         )
         if pattern not in known:
             known[pattern] = _tick(running, at, limits, costs)

@@ -28,6 +28,8 @@ from sdxl.adapters import AdapterShelf, ControlNet, ImageAdapter, Shelf
 from sdxl.flight import PLAIN, Variant
 from sdxl.prompt import MAX_CHUNKS
 from sdxl.specs import (
+    IMAGE_COUNTS,
+    IMAGE_TOKENS,
     Architecture,
     Axes,
     Cut,
@@ -122,6 +124,10 @@ class Engines:
     """The smallest and largest latent side of the engines; None: any."""
     most_chunks: int = MAX_CHUNKS
     """The chunks of the longest prompt that the engines support."""
+    most_images: int = IMAGE_COUNTS[-1]
+    """The most image prompts of a picture; those with the same adapter, steps and mode are one."""
+    most_image_tokens: int = IMAGE_TOKENS[-1]
+    """The most tokens of an image prompt."""
     description: Mapping[str, Any] = field(default_factory=dict)
     """Backend, precision and versions, for logs and metadata."""
 

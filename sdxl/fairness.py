@@ -9,6 +9,7 @@ policy runs the images with the smallest virtual times. It knows no clock.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -28,7 +29,10 @@ def begin(flight: Flight) -> float:
 
 
 class VirtualTime:
+    """One thread admits images while another ends them."""
+
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._left_at: dict[Account, float] = {}
         """virtual times of clients that are ahead of the present and have no image in flight"""
 
@@ -36,10 +40,12 @@ class VirtualTime:
         """Return the newcomer with its virtual time. `flights` are all others."""
         peers = [f for f in flights if f.priority == newcomer.priority]
         now = present(peers)
-        if now is None:
-            self._left_at = {a: t for a, t in self._left_at.items() if a[0] != newcomer.priority}
-        dues = [f.due for f in peers if f.client == newcomer.client]
-        before = max(dues, default=self._left_at.get(account(newcomer), 0.0))
+        with self._lock:
+            if now is None:
+                kept = {a: t for a, t in self._left_at.items() if a[0] != newcomer.priority}
+                self._left_at = kept
+            left_at = self._left_at.get(account(newcomer), 0.0)
+        before = max((f.due for f in peers if f.client == newcomer.client), default=left_at)
         start = max(before, now or 0.0)
         return replace(newcomer, due=start + newcomer.work_s / newcomer.weight)
 
@@ -54,11 +60,12 @@ class VirtualTime:
 
     def _remember(self, gone: Flight, at: float, flights: Sequence[Flight]) -> None:
         now = present([f for f in flights if f.priority == gone.priority and f.id != gone.id])
-        self._left_at[account(gone)] = at
-        for known, time in list(self._left_at.items()):
-            if known[0] == gone.priority and (now is None or time <= now):
-                # A client that returns later starts at the present anyway.
-                del self._left_at[known]
+        with self._lock:
+            self._left_at[account(gone)] = at
+            for known, time in list(self._left_at.items()):
+                if known[0] == gone.priority and (now is None or time <= now):
+                    # A client that returns later starts at the present anyway.
+                    del self._left_at[known]
 
 
 def present(flights: Sequence[Flight]) -> float | None:

@@ -152,6 +152,8 @@ class Flight:
     image_windows: tuple[ImageWindow, ...] = ()
     """windows of its image prompts, which deep steps attend to"""
     later: Leg | None = None
+    is_later: bool = False
+    """True in a later leg"""
     pasted: float = 0.0
     """pixels of the images that the result is pasted into, relative to the model's own size"""
 
@@ -239,6 +241,7 @@ class Flight:
             work_s=self.later.work_s,
             images=self.images * share,
             later=None,
+            is_later=True,
         )
 
     def advanced(self, ticks: int = 1) -> Flight:

@@ -493,7 +493,7 @@ class GenerationParams:
         values = self.as_dict()
         body = {p.client_name: values[p.name] for p in of_rest()}
         body |= {"cache_interval": self.interval}
-        if self.width and self.height:
+        if self.width is not None and self.height is not None:
             body[SIZE] = f"{self.width}x{self.height}"
         return {name: value for name, value in body.items() if value is not None}
 

@@ -31,7 +31,7 @@ from sdxl.editing import SourceLatents
 from sdxl.engine import Engines, to_host
 from sdxl.flight import PLAIN, Variant
 from sdxl.image_codec import ENCODER, ImageDecoder, ImageEncoder, checked
-from sdxl.image_inputs import image_inputs
+from sdxl.image_inputs import ImageInput, image_inputs
 from sdxl.images import BrokenImage, Pixels, enlarged, forming, load_preview_map
 from sdxl.inflight import Failed, InFlight, Request
 from sdxl.params import DRAWN_SEEDS, LATENT, GenerationParams, InvalidParams, Sizes
@@ -284,11 +284,14 @@ class Pipeline:
         loop = self.in_flight()
         waiting: Iterator[_Numbered] = enumerate(self._resolved(each) for each in requests)
         pending: dict[int, _Course] = {}
+        first: list[_Numbered] = []
         while True:
-            room = ENCODE_BATCH if len(pending) < 2 * loop.limits.rows else 0
-            taken = list(itertools.islice(waiting, room))
+            has_room = len(pending) < 2 * loop.limits.rows
+            if has_room:
+                first += itertools.islice(waiting, ENCODE_BATCH - len(first))
+            taken = first[:] if has_room else []
             leased = self._leased([each.params for _, each in taken], is_idle=not pending)
-            waiting = itertools.chain(taken[len(leased) :], waiting)
+            del first[: len(leased)]
             courses, failed = self._submit(loop, taken[: len(leased)], leased)
             yield from self._pictures(failed)
             pending |= courses
@@ -405,7 +408,19 @@ class Pipeline:
         if not prompts:
             return conditioning
         with self.engines.on_stream():
-            return replace(conditioning, images=image_inputs(prompts, adapters, request.maps))
+            images = image_inputs(prompts, adapters, request.maps)
+        self._check_images(images)
+        return replace(conditioning, images=images)
+
+    def _check_images(self, images: Sequence[ImageInput]) -> None:
+        """Raise InvalidParams for more image prompts than the engines were built for."""
+        most, most_tokens = self.engines.most_images, self.engines.most_image_tokens
+        if len(images) > most:
+            needed = f"must have at most {most} adapters, modes and step ranges for these engines"
+            raise InvalidParams("image_prompts", len(images), needed)
+        if (tokens := max((each.window.tokens for each in images), default=0)) > most_tokens:
+            needed = f"must have at most {most_tokens} tokens together for these engines"
+            raise InvalidParams("image_prompts", tokens, needed)
 
     @cached_property
     def image_decoder(self) -> ImageDecoder:

@@ -119,7 +119,7 @@ def plan_tick(flights: Sequence[Flight], limits: Limits, now: float) -> TickPlan
     wanting = [f for f in alive if f.priority == active]
     limits = limits.for_load(sum(f.rows for f in wanting))
     shares = Shares.of(wanting, limits)
-    paused = [f for f in alive if f.state is State.PAUSED and f.priority == active]
+    paused = [f for f in alive if f.state is State.PAUSED]
     change = _join(wanting, kept, paused, shares, limits)
     left = {f.id for f in change.yielding}
     running = [*(f for f in kept if f.id not in left), *change.joining]
@@ -140,15 +140,13 @@ def foremost(flights: Iterable[Flight], limits: Limits) -> list[Flight]:
     flights = list(flights)
     active = _active_class(flights)
     room: dict[str, int] = {}
-    chosen = []
-    for flight in flights:
-        if flight.state is State.QUEUED:
-            left = room.get(flight.client, limits.most_rows)
-            if left <= 0 or flight.priority != active:
-                continue
+    chosen: set[int] = set()
+    for flight in sorted((f for f in flights if f.state is State.QUEUED), key=_turn):
+        left = room.get(flight.client, limits.most_rows)
+        if left > 0 and flight.priority == active:
             room[flight.client] = left - flight.rows
-        chosen.append(flight)
-    return chosen
+            chosen.add(flight.id)
+    return [f for f in flights if f.state is not State.QUEUED or f.id in chosen]
 
 
 @dataclass(frozen=True)
@@ -265,7 +263,7 @@ def _join(
             break
         rest = [f for f in staying if f not in others]
         is_ready = not _must_wait(flight, _awaited(rest)) and _can_all_pause(
-            others, [*paused, *yielding], limits
+            others, [*paused, *yielding], flight.priority, limits
         )
         if is_ready:
             joining.append(flight)
@@ -284,28 +282,32 @@ def _join(
 def _yielding(
     flight: Flight, excess: int, staying: Sequence[Flight], shares: Shares
 ) -> list[Flight]:
-    """Return the running images of other clients and lower rank that pause for this one, the lowest
-    first, until `excess` rows are free."""
+    """Return the running images of lower rank that pause for this one, the lowest first, until
+    `excess` rows are free. An image pauses others of its client only if it is in a later leg: it
+    had rows before."""
     rank, chosen = shares.rank(flight), list[Flight]()
     if excess <= 0 or flight.is_last:
         return chosen
     for other in sorted(staying, key=shares.rank, reverse=True):
         if excess <= 0 or shares.rank(other) < rank:
             break
-        if other.client != flight.client:
+        if other.client != flight.client or flight.is_later:
             chosen.append(other)
             excess -= other.rows
     return chosen
 
 
-def _can_all_pause(flights: Sequence[Flight], paused: Sequence[Flight], limits: Limits) -> bool:
-    """True if these flights may pause beside the paused ones: rows and caches are limited."""
+def _can_all_pause(
+    flights: Sequence[Flight], paused: Sequence[Flight], active: Priority, limits: Limits
+) -> bool:
+    """True if these flights may pause beside the paused ones: all caches are limited, and the rows
+    of the active priority."""
     if not flights:
         return True
     together = [*paused, *flights]
     caches = sum(_cache_rows(f) for f in together)
     is_small = caches <= limits.paused_cache_rows or not any(map(_cache_rows, flights))
-    return is_small and sum(f.rows for f in together) <= limits.rows
+    return is_small and sum(f.rows for f in together if f.priority == active) <= limits.rows
 
 
 def stepping(running: Sequence[Flight]) -> list[Flight]:

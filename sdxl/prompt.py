@@ -1,5 +1,5 @@
-"""Tokenizes prompts: CLIP's byte pairs, (weights:1.3), names of embeddings, any number of 77-token
-chunks.
+"""Tokenizes prompts: CLIP's byte pairs, (weights:1.3), names of embeddings, BREAK, any number of
+77-token chunks.
 
 `tokenizers` is imported with the first folder. The ids of text without weights equal
 `transformers.CLIPTokenizer`'s. This includes a typed "<|endoftext|>", which becomes the special
@@ -57,6 +57,8 @@ MARKUP = re.compile(
     r"|[^\\()\[\]:]+"
     r"|[\\:]"
 )
+BREAK = re.compile(r"\bBREAK\b")
+"""stable-diffusion-webui's word that ends a chunk"""
 
 
 class Fragment(NamedTuple):
@@ -125,7 +127,8 @@ def whole_chunks(tokens: int) -> int:
 
 
 def count_tokens(text: str, tokenizer: Tokenizer, learned: Learned | None = None) -> int:
-    """Count the tokens of any text without BOS and EOS, also of text too long to encode."""
+    """Count the tokens of any text without BOS and EOS, also of text too long to encode. BREAK
+    fills a chunk."""
     return _count(_split(text, tokenizer, learned or {}))
 
 
@@ -140,6 +143,9 @@ def tokenize(
     chunks = _split(text, tokenizer, learned or {}, field)
     if (count := _count(chunks)) > most:
         raise InvalidParams(field, count, f"must have at most {most} tokens")
+    if len(chunks) > 1 and not chunks[-1]:
+        # BREAK at the end begins no chunk.
+        chunks.pop()
     return Tokens(
         ids=tuple(_chunk([id for id, _ in chunk], tokenizer) for chunk in chunks),
         weights=tuple(
@@ -156,10 +162,13 @@ def _split(
     """Return the tokens of each chunk with their weights."""
     chunks: list[list[tuple[int, float]]] = [[]]
     for fragment in parse(text, field):
-        for ids in _unsplit(fragment.text, tokenizer, learned):
-            if len(chunks[-1]) + len(ids) > BODY:
+        for number, part in enumerate(BREAK.split(fragment.text)):
+            if number:
                 chunks.append([])
-            chunks[-1] += [(id, fragment.weight) for id in ids]
+            for ids in _unsplit(part, tokenizer, learned):
+                if len(chunks[-1]) + len(ids) > BODY:
+                    chunks.append([])
+                chunks[-1] += [(id, fragment.weight) for id in ids]
     return chunks
 
 

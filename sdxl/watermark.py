@@ -79,7 +79,7 @@ class WatermarkFinding:
 
 
 def mark(pixels: Pixels) -> Pixels:
-    """Return the picture with the mark, at a PSNR of 40 dB or more, always the same."""
+    """Return the picture with the mark, always the same, at a PSNR of about 40 dB or more."""
     height, width, _ = pixels.shape
     across, down = -(-width // TILE), -(-height // TILE)
     tile = np.tile(pattern().tile, (down, across))[:height, :width]

@@ -7,6 +7,7 @@ use another stream.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
@@ -19,6 +20,9 @@ from engines.cuda.recordings import CaptureFailed
 from engines.folders.targets import Target, target_of
 
 log = logging.getLogger(__name__)
+_captures = threading.RLock()
+"""held during a capture, and during a wait for the whole device: CUDA refuses one while any thread
+captures"""
 
 
 def local_target(device: torch.device | None = None) -> Target | None:
@@ -34,6 +38,11 @@ def numbered(device: torch.device | None = None) -> torch.device:
     if device is None or device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
+
+
+def wait_for(device: torch.device) -> None:
+    with _captures:
+        torch.cuda.synchronize(device)
 
 
 class CudaFence:
@@ -94,7 +103,7 @@ class CudaDevice:
         return torch.empty(size, dtype=torch.uint8, device=self.device)
 
     def synchronize(self) -> None:
-        torch.cuda.synchronize(self.device)
+        wait_for(self.device)
 
     def capture(self, enqueue: Callable[[int], None]) -> Callable[[], None]:
         """Record the work that `enqueue` puts on its stream. Calling the result runs this work on
@@ -103,7 +112,7 @@ class CudaDevice:
         graph = torch.cuda.CUDAGraph()
         if not self._graphs:
             self._pool = torch.cuda.graph_pool_handle()
-        with torch.cuda.stream(self._capturing):
+        with _captures, torch.cuda.stream(self._capturing):
             try:
                 # thread_local: other threads may allocate meanwhile.
                 graph.capture_begin(self._pool, capture_error_mode="thread_local")

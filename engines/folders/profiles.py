@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from sdxl.conditioning import MAX_CHUNKS_PER_CALL
 from sdxl.specs import (
@@ -99,6 +100,14 @@ def latent_sides(spec: ModelSpec, built: Sequence[Profile]) -> tuple[int, int]:
 def most_chunks(spec: ModelSpec, built: Sequence[Profile]) -> int:
     """Return the chunks of the longest prompt that the wide profile allows."""
     return _widest(spec, built, "tokens")[1] // CHUNK
+
+
+def image_limits(spec: ModelSpec, built: Sequence[Profile]) -> dict[str, Any]:
+    """Return the fields of `Engines` for the image prompts that the wide profile allows."""
+    return {
+        "most_images": _widest(spec, built, "images")[1],
+        "most_image_tokens": _widest(spec, built, "image_tokens")[1],
+    }
 
 
 def choose(name: str, built: Sequence[Profile], shapes: Mapping[str, Shape]) -> int:

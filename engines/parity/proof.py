@@ -27,7 +27,7 @@ from engines.parity.findings import (
 from engines.parity.pictures import Subject, paint
 from sdxl.checkpoint import Checkpoint
 from sdxl.engine import Engines, call, torch_dtype
-from sdxl.specs import VAE, ModelSpec, level_axes, plain_name
+from sdxl.specs import IMAGE_COUNTS, IMAGE_TOKENS, VAE, ModelSpec, level_axes, plain_name
 
 DECODER, ENCODER = VAE
 INTERVALS = (1, 2)
@@ -159,7 +159,7 @@ def _call_in_profile(
 def _add_empty_inputs(spec: ModelSpec, plain: EngineCall) -> EngineCall:
     """Return a plain network's call as a call of the network with LoRAs, residuals or image
     prompts. The inputs that it lacks are zeros, which add nothing."""
-    sizes: dict[str, int] = {"pages": 1}
+    sizes = {"pages": 1, "images": IMAGE_COUNTS[0], "image_tokens": IMAGE_TOKENS[0]}
     for tensor in spec.inputs:
         if tensor.name in plain.inputs:
             shape = plain.inputs[tensor.name].shape

@@ -114,7 +114,7 @@ def load_torch(
     cuda = CudaDevice(chosen) if is_cuda else None
     precision = precision or ("fp16" if is_cuda else "fp32")
     options = options or (TorchOptions() if is_cuda else PLAIN)
-    _check_precision(precision, numbers)
+    _check_precision(precision, numbers, chosen)
     dtype = PRECISIONS.get(precision, "float16" if is_cuda else "float32")
     specs = network_specs(checkpoint.arch, dtype, cut)
     engines: dict[str, Engine] = {}
@@ -311,13 +311,15 @@ def _warming(device: torch.device, ticks: Ticks | None) -> AbstractContextManage
     return measuring(triton_module("product").tiles(device), *filter(None, [ticks]))
 
 
-def _check_precision(precision: str, numbers: Sequence[Path]) -> None:
+def _check_precision(precision: str, numbers: Sequence[Path], device: torch.device) -> None:
     allowed = (*PRECISIONS, *EIGHT_BIT)
     if precision not in allowed:
         raise InvalidParams.unknown("precision", precision, allowed)
     if (precision in EIGHT_BIT) != bool(numbers):
         needed = f"must be given exactly with {' and '.join(EIGHT_BIT)}: an export's numbers"
         raise InvalidParams("numbers", [str(each) for each in numbers] or None, needed)
+    if precision == "fp8" and not has_e4m3(device):
+        raise InvalidParams("precision", precision, "needs a GPU of compute capability 8.9 or more")
 
 
 def _fit_unet(unet: nn.Module, options: TorchOptions, numbers: Sequence[Path]) -> nn.Module:

@@ -52,8 +52,9 @@ def _affine(
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    pixel = tl.program_id(1) * PIXELS + tl.arange(0, PIXELS)
+    # Only the first axis of a grid may have more than 65,535 programs.
+    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    row = tl.program_id(1).to(tl.int64)
     channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
     here = channel < channels
     target = pixel
@@ -208,7 +209,7 @@ def affine(
     sizes = (x.shape[-1], pixels, places, channels, LARGEST.get(out.dtype, 0.0))
     launch(
         _affine,
-        (rows, triton.cdiv(places, PIXELS), triton.cdiv(channels, CHANNELS)),
+        (triton.cdiv(places, PIXELS), rows, triton.cdiv(channels, CHANNELS)),
         *tensors,
         *sizes,
         HAS_SILU=has_silu,

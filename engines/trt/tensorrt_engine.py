@@ -21,8 +21,9 @@ from engines.trt.flavours import BackendFailed
 from sdxl.engine import check_inputs
 from sdxl.specs import ModelSpec, ShapeError, TensorSpec
 
-MAX_LANES = 32
-"""the most contexts of one engine, one for each shape or set of tensors"""
+MAX_LANES = 128
+"""the most contexts of one engine, one for each shape or set of tensors: enough for 16 numbers of
+rows at eight sizes"""
 
 Key = tuple[tuple[int, ...], ...]
 

@@ -11,12 +11,12 @@ from engines.bank_shelf import BankShelf, new_bank
 from engines.cuda.device import CudaDevice, numbered
 from engines.cuda.recordings import RecordingDevice
 from engines.folders.engine_folder import EngineError, EngineFolder
-from engines.folders.profiles import buckets, latent_sides, most_chunks
+from engines.folders.profiles import buckets, image_limits, latent_sides, most_chunks
 from engines.trt.flavours import Flavour
 from engines.trt.tensorrt_engine import Scratch, TensorRTEngine
 from sdxl.engine import Engine, Engines
 from sdxl.slow import log_if_slow
-from sdxl.specs import plain_name
+from sdxl.specs import IMAGE, plain_name
 
 MEMORY_GROUPS = {
     "clip_l": "encode",
@@ -38,7 +38,7 @@ def load_tensorrt(folder: EngineFolder, flavour: Flavour) -> Engines:
     """Load engines. `EngineFolder.mismatch` must have found that they run here."""
     device = numbered()
     cuda = CudaDevice(device)
-    deep = folder.plans["unet_deep"]
+    deep, prompted = folder.plans["unet_deep"], folder.plans.get(f"unet_deep+{IMAGE}")
     bank_specs = [tensor for plan in folder.plans.values() for tensor in plan.spec.bank]
     bank = new_bank(bank_specs, device) if bank_specs else {}
     return Engines(
@@ -50,6 +50,7 @@ def load_tensorrt(folder: EngineFolder, flavour: Flavour) -> Engines:
         buckets=buckets(folder.max_batch),
         latent_sides=latent_sides(deep.spec, deep.profiles),
         most_chunks=most_chunks(deep.spec, deep.profiles),
+        **(image_limits(prompted.spec, prompted.profiles) if prompted else {}),
         description={
             "backend": folder.backend,
             "precision": folder.precision,

@@ -33,6 +33,7 @@ from eval.fleet.ticks import TickFleet
 from eval.fleet.traffic import LOADING_S, Level, Traffic, bursts, day, kinds, steady
 from eval.measuring.markdown import table_lines
 from sdxl.arguments import Parser, add_option, number, whole
+from sdxl.params import InvalidParams
 
 CLUSTER, FRONT_RATE, FEWEST_FRONTS = 250, 250.0, 2
 """limits of a cluster's replicas, a front end's requests a second, a cluster's front ends"""
@@ -179,6 +180,8 @@ def build_parser() -> Parser:
 
 def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
+    if min(options.replicas) < 1:
+        raise InvalidParams("replicas", min(options.replicas), "must be at least 1")
     for name in options.gpu:
         bench = FleetBench(
             SimulatedGpu(name), options.load, options.seconds, options.price_per_hour

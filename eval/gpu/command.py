@@ -88,13 +88,14 @@ def run(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
     from eval.measuring.system_description import describe_system
 
     file = options.out / FILE
-    sections = read_sections(file, bench.is_dry)
-    report: dict[str, Any] = {
+    facts = {
         "system": describe_system(),
         "is_dry": bench.is_dry,
-        "budget_s": options.time_budget,
-        "sections": sections,
+        "precisions": options.precisions,
+        "torch_options": options.torch_options,
     }
+    sections = read_sections(file, facts)
+    report = {**facts, "budget_s": options.time_budget, "sections": sections}
     for name in options.sections:
         if is_finished(sections.get(name, {})):
             print(f"{name}: kept from an earlier run", flush=True)
@@ -130,13 +131,13 @@ def begin(name: str, bench: Bench) -> Figures:
     return figures
 
 
-def read_sections(file: Path, is_dry: bool) -> dict[str, dict[str, Any]]:
-    """The sections of earlier runs."""
+def read_sections(file: Path, facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The sections of earlier runs, on this machine and with these flags."""
     if not file.exists():
         return {}
     stored = json.loads(file.read_text(encoding="utf-8"))
-    if stored["is_dry"] != is_dry:
-        needed = "must be another folder: dry and real runs do not mix"
+    if other := [name for name in facts if stored.get(name) != facts[name]]:
+        needed = f"must be another folder: figures there have another {' and '.join(other)}"
         raise InvalidParams("out", str(file.parent), needed)
     sections: dict[str, dict[str, Any]] = stored["sections"]
     return sections

@@ -53,8 +53,7 @@ class Shapes:
 
     def axes(self, arch: Architecture) -> dict[str, int]:
         latent = self.side // arch.vae_scale
-        images = max(self.rows // 2, 1)
-        axes = {"rows": self.rows, "batch": images, "chunks": self.rows, "tokens": CHUNK}
+        axes = {"rows": self.rows, "batch": self.rows // 2, "chunks": self.rows, "tokens": CHUNK}
         axes |= {"latent_h": latent, "latent_w": latent}
         return axes | image_axes(arch, latent, latent)
 

@@ -20,8 +20,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eval.measuring.timing import wall_s
-from eval.quality.inputs import LOADED, load_pipeline, refuse
-from sdxl.arguments import MODEL, Parser, add_generation_flags, add_option, given_params, number
+from eval.quality.inputs import LOADED, load_pipeline
+from sdxl.arguments import (
+    MODEL,
+    Parser,
+    add_generation_flags,
+    add_option,
+    given_params,
+    number,
+    refuse,
+)
 from sdxl.params import GenerationParams, InvalidParams
 
 if TYPE_CHECKING:

@@ -46,8 +46,9 @@ def scene_captions(count: int) -> list[str]:
 
 
 def escape_brackets(caption: str) -> str:
-    """Escape the brackets of a caption, which would set weights in a prompt."""
-    return re.sub(r"([\\()\[\]])", r"\\\1", caption)
+    """Escape the brackets of a caption, which would set weights in a prompt, and BREAK, which would
+    end a chunk; case is nothing to CLIP."""
+    return re.sub(r"([\\()\[\]])", r"\\\1", caption).replace("BREAK", "break")
 
 
 def digest_captions(captions: Sequence[str]) -> str:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sdxl.arguments import Parser, given_params
-from sdxl.params import InvalidParams
 
 if TYPE_CHECKING:
     from eval.quality.sources import Source
@@ -34,15 +32,6 @@ def add_benchmark_files(parser: Parser) -> None:
     files = parser.add_argument_group("MLPerf's task, for real weights (docs/evaluation.md)")
     for name, text in BENCHMARK_FILES.items():
         files.add_argument(f"--{name}", metavar="FILE", help=text)
-
-
-def refuse(parser: Parser, options: argparse.Namespace, names: Sequence[str], needed: str) -> None:
-    """Raise for flags that would have no effect."""
-    for name in names:
-        value = getattr(options, name, argparse.SUPPRESS)
-        if value != parser.get_default(name):
-            field = name.removeprefix("is_").removeprefix("takes_")
-            raise InvalidParams(field, value, needed)
 
 
 def read_task(options: argparse.Namespace) -> tuple[QualityTask, Checkpoint]:

@@ -27,8 +27,9 @@ GIGA = 1e9
 
 def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
-    if min(options.rows) < 1:
-        raise InvalidParams("rows", min(options.rows), "must be at least 1")
+    for rows in options.rows:
+        if rows < 2 or rows % 2:
+            raise InvalidParams("rows", rows, "must be even and at least 2: an image has two")
     if options.gpu:
         from eval.speed import estimated_time
 
@@ -128,8 +129,7 @@ def sum_picture(call: dict[str, Any]) -> dict[str, Any]:
     """A picture of the default steps with guidance, exact and at interval 2."""
     from eval.measuring.arithmetic import calls_a_picture
 
-    usual, stages = GenerationParams(), call["stages"]
-    images = max(call["rows"] // 2, 1)
+    usual, stages, images = GenerationParams(), call["stages"], call["rows"] // 2
     by_interval = {}
     for interval in (1, 2):
         deep = -(-usual.steps // interval)

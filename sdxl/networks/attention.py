@@ -80,13 +80,16 @@ def keys_and_values(text: Text, layer: int) -> tuple[Tensor, Tensor]:
     return text[2 * layer], text[2 * layer + 1]
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, heads: int, mask: Tensor | None = None
+) -> Tensor:
     """Return the attention; all tensors are [rows, positions, width]."""
     if torch.compiler.is_exporting():
         # Every backend has a kernel for this node.
         return torch.onnx.ops.attention(query, key, value, q_num_heads=heads, kv_num_heads=heads)[0]
-    split = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (query, key, value))
-    return F.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
+    query, key, value = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (query, key, value))
+    mixed = F.scaled_dot_product_attention(query, key, value, mask)
+    return mixed.transpose(1, 2).flatten(2)
 
 
 def plus_images(mixed: Tensor, query: Tensor, layer: int, heads: int) -> Tensor:
@@ -95,7 +98,14 @@ def plus_images(mixed: Tensor, query: Tensor, layer: int, heads: int) -> Tensor:
     images = _images.get()
     if images is None:
         return mixed
-    tensors = query[:, None], *keys_and_values(images.text, layer)
+    keys, values = keys_and_values(images.text, layer)
+    if not torch.compiler.is_exporting():
+        # One after the other: the scores of all image prompts at once may take 40 GB.
+        for number, mask in enumerate(images.mask.unbind(1)):
+            key, value = keys[:, number], values[:, number]
+            mixed = mixed + attend(query, key, value, heads, mask[:, None, None])
+        return mixed
+    tensors = query[:, None], keys, values
     query, key, value = (t.unflatten(-1, (heads, -1)).transpose(2, 3) for t in tensors)
     scores = torch.matmul(query * query.shape[-1] ** -0.5, key.mT)
     shares = torch.softmax(scores + images.mask[:, :, None, None], -1)

@@ -22,6 +22,8 @@ from sdxl.specs import Cut
 SUPPORTED: Mapping[str, Any] = {
     "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
     "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"],
+    "mid_block_type": "UNetMidBlock2DCrossAttn",
+    "reverse_transformer_layers_per_block": None,
     "addition_embed_type": "text_time",
     "center_input_sample": False,
     "class_embed_type": None,

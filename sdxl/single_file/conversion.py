@@ -21,6 +21,14 @@ WRAPPER = "text_model."
 """a prefix of tensor names in some versions of transformers"""
 UNUSED = ("position_ids", "logit_scale")
 """buffers of old versions and of training"""
+PROJECTION = "text_projection.weight"
+OLD_ATTENTION = {
+    ".query.": ".to_q.",
+    ".key.": ".to_k.",
+    ".value.": ".to_v.",
+    ".proj_attn.": ".to_out.0.",
+}
+"""diffusers' names of a VAE's attention, by its older ones"""
 
 
 def parts_of(file: Path, tensors: Tensors, configs: Configs) -> dict[str, dict[str, Tensor]]:
@@ -35,13 +43,22 @@ def parts_of(file: Path, tensors: Tensors, configs: Configs) -> dict[str, dict[s
     clip_g = SimpleNamespace(config=SimpleNamespace(**configs["text_encoder_2"]))
     is_refiner = "text_encoder" not in configs
     prefix = REFINER_CLIP_G if is_refiner else CLIP_G
+    unet = _below(UNET, tensors)
     with foreign_errors(file):
         parts = {
             "text_encoder_2": convert_open_clip_checkpoint(clip_g, _below(prefix, tensors), prefix),
-            "unet": convert_ldm_unet_checkpoint(_below(UNET, tensors), configs["unet"]),
+            "unet": convert_ldm_unet_checkpoint(unet, configs["unet"]),
         }
+        # The converter drops what it does not know, such as an LCM's time_embed.cond_proj.
+        converted = {id(tensor) for tensor in parts["unet"].values()}
+        parts["unet"] |= {n: tensor for n, tensor in unet.items() if id(tensor) not in converted}
+        if prefix + PROJECTION in tensors:
+            # Some programs write transformers' name, for a matrix that is not transposed.
+            parts["text_encoder_2"].setdefault(PROJECTION, tensors[prefix + PROJECTION])
         if not is_refiner:
             parts["text_encoder"] = convert_ldm_clip_checkpoint(_below(CLIP_L, tensors))
+            # SDXL does not use the first encoder's projection.
+            parts["text_encoder"].pop(PROJECTION, None)
     checked = {name: _checked_part(file, name, part, configs) for name, part in parts.items()}
     if not is_refiner and any(name.startswith(VAE) for name in tensors):
         checked["vae"] = vae_of(file, _below(VAE, tensors), configs)
@@ -53,10 +70,16 @@ def vae_of(file: Path, tensors: Tensors, configs: Configs) -> dict[str, Tensor]:
     from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint
 
     if any(name.startswith("decoder.up_blocks.") for name in tensors):
-        return _checked_part(file, "vae", dict(tensors), configs)
+        return _checked_part(file, "vae", {_renewed(n): t for n, t in tensors.items()}, configs)
     with foreign_errors(file):
         converted = convert_ldm_vae_checkpoint(dict(tensors), configs["vae"])
     return _checked_part(file, "vae", converted, configs)
+
+
+def _renewed(name: str) -> str:
+    for old, new in OLD_ATTENTION.items():
+        name = name.replace(old, new)
+    return name
 
 
 def _checked_part(

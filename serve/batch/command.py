@@ -22,6 +22,7 @@ from sdxl.arguments import (
     given_params,
     given_provenance,
     model_with,
+    refuse,
     whole,
 )
 from sdxl.model_names import name_of
@@ -37,6 +38,13 @@ COMMON_FLAGS = (
     *("--negative-prompt", "--width", "--height", "--steps", "--guidance", "--scheduler"),
     "--quality",
 )
+LOCAL = (
+    *("vae", "backend", "precision", "engines", "takes_unchecked"),
+    *("lora_folder", "control_folder", "image_folder"),
+    *("workers", "is_mixed", "address", "stall_s"),
+    *("provenance", "certificate", "private_key"),
+)
+"""Flags for workers of its own."""
 HAS_PROBLEMS = 1
 END_S = 20.0
 """After an interrupt a job has this long to record its last pictures."""
@@ -130,22 +138,15 @@ def read_order(options: argparse.Namespace) -> BatchSpec:
     if options.format not in SUFFIXES:
         raise InvalidParams.unknown("format", options.format, SUFFIXES)
     check_ranges(options, {**RANGES, "workers": (0, 4096)})
+    if options.metrics_port is not None:
+        check_ranges(options, {"metrics_port": (1, 65535)})
     if options.stall_s <= 0:
         raise InvalidParams("stall_s", options.stall_s, "must be a number of seconds above 0")
     if options.through:
-        local = {
-            "address": options.address,
-            "vae": options.vae,
-            "loras": options.lora_folder,
-            "controlnets": options.control_folder,
-            "ip-adapters": options.image_folder,
-        }
-        for name, value in local.items():
-            if value:
-                needed = "cannot be used with --through: the service has its own"
-                raise InvalidParams(name, value, needed)
+        needed = "cannot be used with --through: the service has its own"
+        refuse(build_parser(), options, LOCAL, needed)
     provenance = given_provenance(options)
-    if provenance.is_signed and options.deterministic and not options.through:
+    if provenance.is_signed and options.deterministic:
         kinds = ", ".join(kind for kind in PROVENANCES if not Provenance(kind).is_signed)
         needed = f"needs --no-deterministic, or one of {kinds}: a manifest has random salts"
         raise InvalidParams("provenance", provenance.kind, needed)

@@ -183,7 +183,7 @@ class Driver:
         done = {n: entry for n, entry in known.items() if entry.run == self.task.run}
         left = [row for row in piece.rows if row.ordinal not in done]
         entries = [done[row.ordinal] for row in piece.rows if row.ordinal in done]
-        dead = {entry.line: entry.error for entry in entries if entry.error is not None}
+        dead = {e.ordinal: f"{e.line}: {e.error}" for e in entries if e.error is not None}
         return left, Tally(made=len(entries) - len(dead), dead=dead)
 
     def _end(self, key: int, left: Sequence[BatchRow], error: str) -> None:
@@ -215,8 +215,8 @@ class Driver:
         self._made += tally.made
         self._found += tally.found
         self._dead += len(tally.dead)
-        for line, error in tally.dead.items():
-            self.progress.trouble = f"{line}: {error}"
+        for error in tally.dead.values():
+            self.progress.trouble = error
 
     def _show(self) -> None:
         live = [tally for handle in self._handles.values() for tally in handle.tallies.values()]

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from sdxl.params import PARAMETERS, PICTURED, GenerationParams, InvalidParams, Sizes
 from sdxl.presets import UNMEASURED, Presets
+from serve.batch.ledger import MAX_TEXT
 from serve.batch.reading import COLUMNS, ID, PARAMETERS_BY_COLUMN, Record
 from serve.batch.row_pictures import CONTROLS, IMAGE, MASK, controls_in, locate_pictures, places
 from serve.batch.rows import BatchRow, Maps, ShardPiece, checked_id, content_id, seed_of
@@ -83,10 +84,13 @@ class Intake:
             images, files = self._images(record, ordinal, used)
         except (InvalidParams, Problem) as error:
             given = record.values.get("custom_id", record.values.get("id"))
-            id_ = given if isinstance(given, str) and given else record.line
+            id_ = given[:MAX_TEXT] if isinstance(given, str) and given else record.line
+            if isinstance(error, InvalidParams):
+                text, problem = error.message(error.field, longest=100), of_params(error)
+            else:
+                text, problem = error.message, error
             # A name in the message may contain invalid Unicode.
-            text = str(error).encode(errors="backslashreplace").decode()
-            problem = of_params(error) if isinstance(error, InvalidParams) else error
+            text = text.encode(errors="backslashreplace").decode()
             yield BatchRow(ordinal, record.line, id_, error=text, problem=problem)
             return
         facts: dict[str, Any] = dict(files)
@@ -197,6 +201,10 @@ class Intake:
         """Fill in the size if the model's sizes are known."""
         checked_prompt(values)
         if self.sizes is None:
+            for side, other in (("width", "height"), ("height", "width")):
+                if values.get(side) is None and values.get(other) is not None:
+                    needed = f"must be set beside {other}: a service needs both"
+                    raise InvalidParams(side, None, needed)
             return values
         sides = {side: self.sizes.resolve(side, values.get(side)) for side in ("width", "height")}
         return {**values, **sides}

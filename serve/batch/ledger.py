@@ -18,6 +18,8 @@ FILE = re.compile(r"(images|loose)/\d{6,20}(\.tar)?/[\w%~-][\w.%~-]{0,254}", re.
 """Names of picture files; a line with another name was not written by a job."""
 MAX_LINE = 2**20
 """Bytes; the longest request takes a quarter of them."""
+MAX_TEXT = 4096
+"""Characters of a dead letter's texts: the row's values in them may be as long as a line."""
 MAX_NUMBER = 2**63
 
 

@@ -73,7 +73,7 @@ class BatchProgress:
         return max(self.rows - self.done, 0) / self.rate if self.rate > 0 else None
 
     def tick(self, now_s: float) -> None:
-        self.now_s = now_s
+        self.now_s, self.rows = now_s, max(self.rows, self.done)
         if not self.workers:
             # Loading does not count for the rate.
             self._history.clear()
@@ -147,7 +147,7 @@ class Bar:
             self._trouble = progress.trouble
             self._bar.write(f"sdxl batch: {self._trouble}", file=sys.stderr)
         self._bar.n = progress.done
-        self._bar.total = max(progress.rows, progress.done)
+        self._bar.total = progress.rows
         self._bar.set_postfix_str(progress.describe())
 
     def close(self) -> None:
@@ -268,12 +268,12 @@ def read_status(store: Store, job: BatchJob, now: float | None = None) -> dict[s
     # A lock shows at once that a job on this machine has ended; on others only the age does.
     is_over = age_s > SILENT_S or (last.host == socket.gethostname() and is_free(store))
     state = "broken off" if last.state == "running" and is_over else last.state
-    is_running = state == "running"
+    is_running, planned = state == "running", 0 if state == "finished" else job.rows
     return {
         "state": state,
         "images": len(dead) - sum(dead),
         "dead_letters": sum(dead),
-        "rows": max(job.rows, last.rows),
+        "rows": max(planned, last.rows, len(dead)),
         "images_per_s": last.images_per_s if is_running else 0.0,
         "eta_s": last.eta_s if is_running else None,
         "workers": {name: asdict(worker) for name, worker in last.workers.items() if is_running},
@@ -296,7 +296,7 @@ def describe(status: dict[str, Any]) -> str:
         lines.append(f"  {status['images_per_s']:.2f} images/s{left}")
         for name, worker in status["workers"].items():
             lines.append(f"  {name}: {worker['occupancy']:.0%} full, {worker['made']} made")
-    elif done < status["rows"]:
+    elif status["state"] != "finished":
         lines.append("  rerun the same command to resume")
     if status["trouble"]:
         lines.append(f"  last error: {status['trouble']}")

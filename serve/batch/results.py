@@ -37,6 +37,7 @@ SHEET, SHEET_PICTURES = "contact_sheet.png", 24
 
 def write_results(store: Store, progress: BatchProgress, facts: dict[str, Any]) -> dict[str, int]:
     counts, engines = write_lists(store)
+    progress.rows = sum(counts.values())
     unreadable = write_sheet(store, counts["images"])
     if unreadable:
         progress.trouble = f"{unreadable[0]} cannot be read; --read-back makes such pictures again"
@@ -99,10 +100,10 @@ def write_sheet(store: Store, images: int) -> list[str]:
     unreadable: list[str] = []
     if not images:
         return unreadable
-    read, period = reader(store), max(images // SHEET_PICTURES, 1)
+    read, shown = reader(store), min(images, SHEET_PICTURES)
     pictures: list[tuple[Pixels, str]] = []
     for number, entry in enumerate(e for e in ledger.read_all(store) if e.error is None):
-        if number % period == 0 and len(pictures) < SHEET_PICTURES:
+        if number * shown // images > (number - 1) * shown // images:
             try:
                 with opened(read(entry.file)) as image:
                     pictures.append((np.asarray(image.convert("RGB")), entry.params["prompt"]))

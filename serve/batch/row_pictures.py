@@ -48,10 +48,12 @@ def place(name: str, text: object, folder: str) -> str:
     if text.startswith(DATA_URL):
         return text
     root = Path(folder).resolve()
-    path = (root / text).resolve()
-    if not path.is_relative_to(root):
-        raise InvalidParams(name, text[:80], "must be a path below the input's folder")
-    return str(path)
+    # Invalid Unicode and loops of links have no path.
+    with suppress(RuntimeError, UnicodeEncodeError):
+        path = (root / text).resolve()
+        if path.is_relative_to(root):
+            return str(path)
+    raise InvalidParams(name, text[:80], "must be a path below the input's folder")
 
 
 def read(name: str, place: str) -> bytes:

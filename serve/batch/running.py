@@ -255,6 +255,7 @@ class BatchRun:
         out = self.order.out
         facts = {"model": self.job.origin or self.job.model, "engine": self.job.engine}
         counts = results.write_results(self.store, self.progress, facts)
+        self._show(self.progress)
         self.status.write(self.progress, "finished")
         self.store.tidy()
         self._close_display()

@@ -19,7 +19,7 @@ from sdxl.files import OutputError
 from serve.batch import ledger
 from serve.batch.finished import FinishedPictures
 from serve.batch.job import engine_label, engine_of
-from serve.batch.ledger import Entry
+from serve.batch.ledger import MAX_TEXT, Entry
 from serve.batch.renderers import Renderer, RendererLost
 from serve.batch.row_pictures import order_of
 from serve.batch.rows import BatchRow, ShardPiece, shard_name, stem_of
@@ -64,8 +64,8 @@ class Tally:
     found: int = 0
     damaged: int = 0
     """finished earlier, but missing or different from the ledger now"""
-    dead: dict[str, str] = field(default_factory=dict)
-    """errors of dead letters by line"""
+    dead: dict[int, str] = field(default_factory=dict)
+    """lines and errors of dead letters by ordinal"""
     failed: dict[int, str] = field(default_factory=dict)
     """errors of rows to retry by ordinal"""
 
@@ -270,8 +270,10 @@ class ShardWorker:
         self, row: BatchRow, error: str, problem: Problem | None, writer: Appender, tally: Tally
     ) -> None:
         facts = problem.as_dict() if problem else {}
+        facts = {k: v[:MAX_TEXT] if isinstance(v, str) else v for k, v in facts.items()}
+        error = error[:MAX_TEXT]
         await self._record(self._entry(row, error=error, problem=facts), writer)
-        tally.dead[row.line] = error
+        tally.dead[row.ordinal] = f"{row.line}: {error}"
 
     async def _record(self, entry: Entry, writer: Appender) -> None:
         # A slow disk may have taken so long for a picture that another worker has the rows now.

@@ -12,7 +12,7 @@ from typing import Any
 from PIL.Image import Image
 
 from sdxl.arguments import Parser
-from sdxl.content_credentials import SOURCE_TYPE, read_claim
+from sdxl.content_credentials import SOURCE_TYPE, read_claim, root_certificates
 from sdxl.picture_files import BrokenPicture, opened
 from serve.render.input_pictures import read_file
 
@@ -47,7 +47,10 @@ class Verdict:
 
 def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
-    trusted = read_file(str(Path(options.trust).expanduser()), "trust") if options.trust else b""
+    trusted = b""
+    if options.trust is not None:
+        roots = read_file(str(Path(options.trust).expanduser()), "trust")
+        trusted = root_certificates(roots, options.trust)
     verdicts = [verify(Path(file), trusted) for file in options.files]
     for verdict in verdicts:
         print(json.dumps(asdict(verdict)) if options.is_json else describe(verdict))

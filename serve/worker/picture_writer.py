@@ -142,6 +142,8 @@ class PictureWriter:
 
     def _forget(self, job: ImageJob) -> None:
         """Forget a job that is pasted or cancelled."""
+        # Its callback refers to the job, so the job would keep its LoRAs and pictures in memory.
+        job.last_file = None
         if self._pasting.pop(job, None) is not None:
             self.costs.pasting_s = sum([*self._pasting.values()])
             if not self._pasting:

@@ -18,6 +18,7 @@ from sdxl.conditioning import Conditioning
 from sdxl.cost import smoothed
 from sdxl.editing import SourceLatents
 from sdxl.flight import Priority
+from sdxl.inflight import DeadlineExceeded
 from sdxl.pipeline import ENCODE_BATCH, Pipeline
 from sdxl.source import SourceImage
 from sdxl.specs import CHUNK
@@ -40,6 +41,8 @@ class PromptEncoder:
         self.calls = Calls("encoding a prompt", pipeline.clock, stall_s)
         self._stream = SideStream(pipeline.engines)
         self._waiting: list[ImageJob] = []
+        self._without_room: list[ImageJob] = []
+        """jobs whose LoRAs or ControlNets have no room; others overtake them"""
         self._is_retrying = False
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "encode")
@@ -51,8 +54,10 @@ class PromptEncoder:
 
     def cancel(self, job: ImageJob) -> None:
         """Cancel. A job past this stage is ignored."""
-        with self._lock, suppress(ValueError):
-            self._waiting.remove(job)
+        with self._lock:
+            for jobs in (self._waiting, self._without_room):
+                with suppress(ValueError):
+                    jobs.remove(job)
 
     def begin_leg(self, job: ImageJob, source: SourceImage | SourceLatents) -> None:
         """Encode a later leg of a submitted job."""
@@ -105,8 +110,11 @@ class PromptEncoder:
         try:
             return self._stream.run(partial(self.pipeline.adapters, job.uses))
         except NoRoom:
+            if job.flight.deadline_s < self.pipeline.clock():
+                job.failed(DeadlineExceeded("the deadline passed"))
+                return None
             with self._lock:
-                self._waiting.append(job)
+                self._without_room.append(job)
             if not self._is_retrying:
                 self._is_retrying = True
                 self._thread.submit(self._retry)
@@ -117,13 +125,17 @@ class PromptEncoder:
     def _retry(self) -> None:
         time.sleep(ROOM_S)
         self._is_retrying = False
+        with self._lock:
+            self._waiting += self._without_room
+            self._without_room = []
         self._encode_waiting()
 
     def _encode(self, jobs: list[ImageJob], adapters: list[Adapters]) -> list[Conditioning]:
         began = self.pipeline.clock()
         params, rows = [job.params for job in jobs], [job.rows for job in jobs]
-        is_long = any(job.prompt_tokens > CHUNK for job in jobs)
-        with self.calls.watch(is_long):
+        # A call of many long prompts may take far longer than one of a short prompt.
+        chunks = sum(job.prompt_tokens for job in jobs) // CHUNK
+        with self.calls.watch(max(chunks, ENCODE_BATCH).bit_length()):
             conditionings = self._stream.run(partial(self.pipeline.encode, params, rows, adapters))
         for made in conditionings:
             self._stream.give(*made.tensors)

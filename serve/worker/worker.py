@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from traceback import clear_frames
 from typing import TYPE_CHECKING, Any
 
 from engines.choice import why_slower
@@ -60,7 +61,7 @@ class _Threads:
         """Set the usual times of common calls from measurements. A batch of prompts takes at most
         as long as its prompts one by one."""
         side = pipeline.sizes.default // pipeline.engines.arch.vae_scale
-        self.encoder.calls.expect(False, ENCODE_BATCH * costs.encode_s)
+        self.encoder.calls.expect(ENCODE_BATCH.bit_length(), ENCODE_BATCH * costs.encode_s)
         self.writer.calls.expect((side, side), costs.decode_s)
 
     def check(self) -> None:
@@ -184,6 +185,8 @@ class Worker:
                         outcome = "done"
                     yield update
         except Exception as error:
+            # Its frames refer to the job, so the job would keep its LoRAs and pictures in memory.
+            clear_frames(error.__traceback__)
             if isinstance(error, Refused):
                 self.meters.refusals.labels(error.reason).inc()
             problem = as_problem(error)
@@ -194,6 +197,7 @@ class Worker:
                 self._forget(job, threads)
                 self._record_trace(job, outcome)
             self.meters.ended(outcome, job.timings if job else {})
+            del job
 
     async def metrics(self) -> Sequence[Any]:
         metrics = self.meters.collect(self._started().denoiser.here, self.pipeline.engines)
@@ -318,6 +322,7 @@ class Worker:
             client=order.client,
             weight=order.weight,
             request_id=order.request_id,
+            rides=threads.denoiser.loop.limits.rides,
             windows=windows_of(params.controls or ()),
             image_windows=image_windows_of(params.image_prompts or ()),
             later=self._later_leg(params, threads, chunks),

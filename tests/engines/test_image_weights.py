@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from engines.image_weights import places_of, read_image_adapter
 from engines.lora_weights import LoraError
@@ -18,6 +19,7 @@ from tests.sdxl.control_nets import random_control
 from tests.sdxl.image_adapters import (
     PLAIN,
     PLUS,
+    PROJECTED,
     TOKENS,
     plain_tensors,
     plus_tensors,
@@ -133,3 +135,57 @@ def test_a_file_without_an_encoder_is_refused(tmp_path: Path) -> None:
     save_file(plain_tensors(1), path := tmp_path / f"{PLAIN}.safetensors")
     with pytest.raises(LoraError, match="needs a folder image_encoder beside it with"):
         read_image_adapter(path, find("mini"))
+
+
+def change_encoder(folder: Path, rename: Any, **entries: Any) -> None:
+    """Rename tensors of the encoder, without those renamed to "", and add entries to its config."""
+    weights, config = (folder / "image_encoder" / n for n in ("model.safetensors", "config.json"))
+    renamed = {rename(name): tensor for name, tensor in load_file(weights).items()}
+    save_file({n: t.clone() for n, t in renamed.items() if n}, weights, {"format": "pt"})
+    config.write_text(json.dumps(json.loads(config.read_text()) | entries))
+
+
+def without_projection(name: str) -> str:
+    return "" if name.startswith("visual_projection.") else name
+
+
+@pytest.mark.parametrize("name", [PLAIN, PLUS])
+@pytest.mark.parametrize(
+    ("rename", "entries", "message"),
+    [
+        (lambda n: n.replace("vision_model.encoder", "visual.transformer"), {}, "without vision"),
+        (lambda n: n if "layers.2.mlp.fc1" not in n else "", {}, r"without vision.*fc1\.bias"),
+        (str, {"intermediate_size": 97}, "cannot be loaded"),
+        (str, {"image_size": "large"}, "image_size is 'large'"),
+    ],
+)
+def test_no_weight_of_an_encoder_is_random(
+    name: str, rename: Any, entries: Any, message: str, tmp_path: Path
+) -> None:
+    change_encoder(write_adapters(tmp_path), rename, **entries)
+    with pytest.raises(LoraError, match=f"has an encoder .*{message}"):
+        read_image_adapter(tmp_path / f"{name}.safetensors", find("mini")).vision()
+
+
+def test_only_a_plus_adapter_needs_no_projection_of_the_encoder(tmp_path: Path) -> None:
+    change_encoder(write_adapters(tmp_path), without_projection)
+    read_image_adapter(tmp_path / f"{PLUS}.safetensors", find("mini")).vision()
+    with pytest.raises(LoraError, match="image_encoder: its weights lack visual_projection.weight"):
+        read_image_adapter(tmp_path / f"{PLAIN}.safetensors", find("mini"))
+
+
+@pytest.mark.parametrize("name", [PLAIN, PLUS])
+def test_the_encoder_may_be_a_whole_clip(name: str, folder: Path, tmp_path: Path) -> None:
+    """As in laion/CLIP-ViT-H-14; vision_config's projection_dim is not the model's."""
+    alone, whole = (f / f"{name}.safetensors" for f in (folder, write_adapters(tmp_path)))
+    vision = json.loads((tmp_path / "image_encoder" / "config.json").read_text())
+    config = {"model_type": "clip", "projection_dim": PROJECTED, "text_config": {}}
+    config["vision_config"] = vision | {"projection_dim": 512}
+    (tmp_path / "image_encoder" / "config.json").write_text(json.dumps(config))
+    weights = tmp_path / "image_encoder" / "model.safetensors"
+    text = {"text_model.x": torch.zeros(9), "text_projection.weight": torch.zeros(9)}
+    save_file(load_file(weights) | text, weights, {"format": "pt"})
+    files = [read_image_adapter(path, find("mini")) for path in (alone, whole)]
+    assert (files[0].side, files[0].numbers) == (files[1].side, files[1].numbers)
+    needed, found = (file.vision().state_dict() for file in files)
+    assert all(torch.equal(needed[key], found[key]) for key in needed.keys() | found.keys())

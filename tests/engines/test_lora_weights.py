@@ -94,6 +94,12 @@ def in_old_diffusers_names(layer: str) -> str:
     return name if name.endswith("_lora") else f"{name}.lora_linear_layer"
 
 
+def as_comfy(layer: str, unet: str = "diffusion_model.", clip: str = "clip_{}.") -> str:
+    part, _, name = layer.partition(".")
+    starts = {"unet": unet, "text_encoder": clip.format("l"), "text_encoder_2": clip.format("g")}
+    return starts[part] + full_text_name(layer, name)
+
+
 @dataclass(frozen=True)
 class Layout:
     """A program's names of a layer and of its two matrices."""
@@ -123,7 +129,14 @@ LAYOUTS = {
     "diffusers, 0.2x": Layout(str, ("lora.down", "lora.up")),
     "diffusers, 0.1x": Layout(in_old_diffusers_names, ("down", "up")),
     "of the UNet alone": Layout(without, A_B, ("unet",)),
-    "ComfyUI": Layout(lambda layer: "diffusion_model." + without(layer), A_B, ("unet",)),
+    "ComfyUI": Layout(as_comfy, A_B),
+    "ComfyUI, whole names": Layout(
+        lambda layer: as_comfy(
+            layer, "model.diffusion_model.", "text_encoders.clip_{}.transformer."
+        ),
+        DOWN_UP,
+    ),
+    "an adapter's name": Layout(str, ("lora_A.default_0", "lora_B.default_0")),
     "PEFT": Layout(lambda layer: "base_model.model." + without(layer), A_B, ("unet",)),
 }
 
@@ -209,6 +222,10 @@ def wrong_files() -> dict[str, tuple[Tensors, str]]:
         "full": (
             {f"{kohya}.diff": up, f"{kohya}.diff_b": up},
             f"is a file of full weights, {other}",
+        ),
+        "embeddings": (
+            pair() | {"bundle_emb.ink.clip_l": up},
+            f"is a LoRA with embeddings in it, {other}",
         ),
         "SD 1.5's layer": (pair(sd1), f"is for another model: no layer here for '{sd1}"),
         "SD 1.5's encoder": (pair("lora_te_text_model_encoder_layers_0_mlp_fc1"), "no layer here"),

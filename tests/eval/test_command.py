@@ -116,7 +116,7 @@ def test_too_few_pictures_and_other_sizes_are_refused(tmp_path: Path) -> None:
         *(["--precision", "int8"], ["--url", "u"], ["--accuracy-log", "f"], ["--against", "exact"]),
         *(["--save", "d"], ["--json"], ["--steps", "4"], ["--scheduler", "dpmpp_2m"]),
         *(["--cache-interval", "2"], ["--deep-steps", "0,2"], ["--images", "d"]),
-        ["--engines", "d"],
+        *(["--engines", "d"], ["--guided-steps", "0,1,2"]),
     ],
 )
 def test_a_sweep_refuses_flags_without_effect(flags: list[str]) -> None:

@@ -54,6 +54,20 @@ def test_files_are_listed_by_kind_and_name(tmp_path: Path) -> None:
         assert found[name].bytes == len(file)
 
 
+def test_a_name_that_no_request_can_give_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    catalogue = write(tmp_path, *FILES, *EMBEDDINGS, *OTHERS)
+    for kind in ("lora", "embedding", "lora"):
+        catalogue.listed(kind)
+    expected = (
+        f"{str(tmp_path / name)!r} is not listed; rename it: names have at most 200 characters "
+        "without : , < >"
+        for name in (*OTHERS[1:5], OTHERS[7])
+    )
+    assert sorted(caplog.messages) == sorted(expected)
+
+
 def test_files_come_and_go_at_run_time(tmp_path: Path) -> None:
     catalogue = write(tmp_path)
     assert catalogue.listed("lora") == [] and catalogue.embeddings_in(NEON) == []

@@ -162,6 +162,8 @@ def test_the_digest_is_that_of_the_weights(folder: Path) -> None:
         ("unet", {"sample_size": 10**9}, "sample_size is 1000000000, expected"),
         ("unet", {"transformer_layers_per_block": [1]}, "do not fit"),
         ("unet", {"addition_embed_type": "text"}, "addition_embed_type is 'text', an SDXL has"),
+        ("unet", {"mid_block_type": None}, "mid_block_type is None, an SDXL has 'UNetMid"),
+        ("unet", {"reverse_transformer_layers_per_block": [2, 1, 1]}, "an SDXL has None"),
         ("vae", {"block_out_channels": [64] * 1000}, "block_out_channels of the VAE"),
         ("vae", {"down_block_types": ["x"]}, "vae: "),
     ],

@@ -103,6 +103,25 @@ def test_batch_pauses_for_interactive_and_resumes_before_new_batch_work() -> Non
     assert (found.resumed, found.admitted) == ((5,), ())
 
 
+def test_a_later_leg_has_its_rows_again_before_images_of_its_client_that_came_later() -> None:
+    first = flight(0, client="a", later=Leg(WIDE, plan(4, 1)))
+    came = [flight(i, state=RUNNING, client="a", due=float(i)) for i in (1, 2)]
+    limits = Limits(buckets=(2, 4), rows=4)
+    assert plan_tick([*came, first], limits, 0.0).admitted == ()
+    found = plan_tick([*came, first.next_leg], limits, 0.0)
+    assert (found.admitted, found.paused) == ((0,), (2,))
+
+
+def test_caches_of_all_priorities_count_for_the_cap() -> None:
+    batch = [
+        flight(i, 1, state=state, priority=Priority.BATCH)
+        for i, state in enumerate((State.PAUSED, State.PAUSED, RUNNING))
+    ]
+    limits = Limits(buckets=(2,), rows=2, paused_cache_rows=4)
+    found = plan_tick([*batch, flight(3, client="a")], limits, 0.0)
+    assert (found.admitted, found.paused) == ((), ())
+
+
 @pytest.mark.parametrize(("cap", "paused"), [(0, ()), (2, (0,)), (4, (0, 1))])
 def test_caches_that_wait_are_capped(cap: int, paused: tuple[int, ...]) -> None:
     batch = [flight(i, 1, state=RUNNING, priority=Priority.BATCH) for i in range(2)]
@@ -222,7 +241,8 @@ def tick_by_tick(
 def any_flight(draw: st.DrawFn) -> Flight:
     steps = draw(st.integers(1, 9))
     guided = draw(st.sets(st.integers(0, steps - 1)) | st.none())
-    made = plan(steps, draw(st.integers(1, 4)), guided_steps=guided)
+    refined_from = draw(st.none() | st.integers(1, steps))
+    made = plan(steps, draw(st.integers(1, 4)), None, guided, refined_from)
     state = draw(st.sampled_from(State))
     later = Leg(WIDE, plan(draw(st.integers(1, 5)), draw(st.integers(1, 3))))
     return Flight(
@@ -233,6 +253,8 @@ def any_flight(draw: st.DrawFn) -> Flight:
         priority=draw(st.sampled_from(Priority)),
         state=state,
         later=draw(st.sampled_from((None, later))),
+        client=draw(st.sampled_from("ab")),
+        due=draw(st.integers(0, 9)),
     )
 
 

@@ -129,6 +129,48 @@ def test_one_token_too_many_is_refused_by_field(tokenizer: Tokenizer) -> None:
         tokenize("ring " * (MAX_CHUNKS * BODY + 1), tokenizer, "negative_prompt")
 
 
+@pytest.mark.parametrize(
+    ("text", "lengths", "count"),
+    [
+        ("ring BREAK red star", [1, 2], BODY + 2),
+        ("ring\nBREAK\n, star", [1, 2], BODY + 2),
+        ("(ring:1.2)BREAK[star]", [1, 1], BODY + 1),
+        ("(ring BREAK star:1.2)", [1, 1], BODY + 1),
+        ("BREAK ring", [0, 1], BODY + 1),
+        ("ring BREAK BREAK star", [1, 0, 1], 2 * BODY + 1),
+        ("ring BREAK", [1], BODY),
+        ("ring BREAK BREAK", [1, 0], 2 * BODY),
+        ("BREAK", [0], BODY),
+        ("ring " * BODY + "BREAK star", [BODY, 1], BODY + 1),
+        ("ring " * (BODY + 1) + "BREAK star", [BODY, 1, 1], 2 * BODY + 1),
+    ],
+)
+def test_break_ends_a_chunk_as_in_the_webui(
+    text: str, lengths: list[int], count: int, tokenizer: Tokenizer
+) -> None:
+    tokens = tokenize(text, tokenizer)
+    assert [chunk.index(tokenizer.eos) - 1 for chunk in tokens.ids] == lengths
+    assert count_tokens(text, tokenizer) == count
+    if len(lengths) > 1:
+        most = (len(lengths) - 1) * BODY
+        with pytest.raises(InvalidParams, match=f"at most {most} tokens, got {count}"):
+            tokenize(text, tokenizer, most=most)
+
+
+def test_break_keeps_weights_and_the_first_chunk_alone(tokenizer: Tokenizer) -> None:
+    tokens = tokenize("the (red BREAK ring:1.3) star", tokenizer)
+    assert tokens.ids == (
+        *tokenize("the red", tokenizer).ids,
+        *tokenize("ring star", tokenizer).ids,
+    )
+    assert [row[:4] for row in tokens.weights] == [(1, 1, 1.3, 1), (1, 1.3, 1, 1)]
+
+
+@pytest.mark.parametrize("text", ["break", "BREAKFAST", "a_BREAK", "BREAKS 2"])
+def test_other_words_break_nothing(text: str, tokenizer: Tokenizer) -> None:
+    assert tokenize(text, tokenizer).ids == tokenize(text.lower(), tokenizer).ids
+
+
 def test_padding_appends_chunks_of_an_empty_prompt(tokenizer: Tokenizer) -> None:
     tokens = tokenize("(ring:1.5)", tokenizer)
     padded = tokens.pad_to(3)

@@ -225,6 +225,22 @@ def test_wrong_image_prompts_are_refused(
     assert str(result.error).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"most_images": 1}, "must have at most 1 adapters, modes and step ranges for these"),
+        ({"most_image_tokens": 16}, "must have at most 16 tokens together for these engines, got"),
+    ],
+)
+def test_more_image_prompts_than_the_engines_take_are_refused(
+    model: Pipeline, limits: dict[str, Any], message: str
+) -> None:
+    built = replace(model, engines=replace(model.engines, **limits))
+    fits, (result,) = (built.generate([asked(*each)]) for each in ((ONE,), (ONE, OTHER, OTHER)))
+    assert fits[0].error is None
+    assert isinstance(result.error, InvalidParams) and message in str(result.error)
+
+
 def test_a_picture_of_several_requests_is_encoded_once(model: Pipeline) -> None:
     (adapter,) = model.adapters(model.uses(asked(ONE).params)).image_adapters.values()
     assert adapter.encode(FILES["a"]) is adapter.encode(FILES["a"])

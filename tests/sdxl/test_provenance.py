@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from sdxl import content_credentials
-from sdxl.content_credentials import SOURCE_TYPE
+from sdxl.content_credentials import SOURCE_TYPE, root_certificates
 from sdxl.images import Pixels, encode, read_parameters
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.picture_files import file_of
@@ -146,13 +146,23 @@ def test_an_operators_certificate_signs_and_its_root_is_trusted(tmp_path: Path) 
     chain, key = self_made()
     (tmp_path / "chain.pem").write_bytes(chain)
     (tmp_path / "key.pem").write_bytes(key)
-    (tmp_path / "root.pem").write_bytes(b"-----BEGIN" + chain.split(b"-----BEGIN")[-1])
+    (tmp_path / "root.pem").write_bytes(b"caf\xe9\n-----BEGIN" + chain.split(b"-----BEGIN")[-1])
     own = Provenance(C2PA, str(tmp_path / "chain.pem"), str(tmp_path / "key.pem"))
     path = stored(tmp_path, picture("png", own))
-    assert verify(path, (tmp_path / "root.pem").read_bytes()).is_trusted
+    roots = root_certificates((tmp_path / "root.pem").read_bytes(), "root.pem")
+    assert verify(path, roots).is_trusted
     for kind, code in ((own, 0), (Provenance(METADATA), 1)):
         path = stored(tmp_path, picture("png", kind))
         assert main([str(path), "--trust", str(tmp_path / "root.pem")]) == code, kind
+
+
+@pytest.mark.parametrize("content", [b"", b"hello\n", bytes(range(128, 250))])
+def test_trusted_roots_are_pem_certificates(content: bytes, tmp_path: Path) -> None:
+    pytest.importorskip("c2pa")
+    path, roots = stored(tmp_path, picture("png", Provenance(METADATA))), tmp_path / "roots.pem"
+    roots.write_bytes(content)
+    with pytest.raises(InvalidParams, match=r"trust must be a file of PEM certificates, got .*pem"):
+        main([str(path), "--trust", str(roots)])
 
 
 def test_a_key_of_another_certificate_is_refused_before_any_picture(tmp_path: Path) -> None:

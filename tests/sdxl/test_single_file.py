@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from tests.sdxl.single_files import (
     write_single_file,
 )
 
+ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 LABELS = [f"{UNET}label_emb.0.{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias")]
 
 
@@ -34,6 +34,14 @@ def test_a_single_file_equals_the_folder_it_was_made_from(tmp_path: Path) -> Non
     assert found.tokenizers[1].encode("a red circle") == find("mini").tokenizers[1].encode(
         "a red circle"
     )
+
+
+def test_projections_of_text_have_the_names_of_other_programs_too(tmp_path: Path) -> None:
+    tensors = load_file(write_single_file(MINI, tmp_path / "shapes.safetensors"))
+    tensors[f"{CLIP_G}text_projection.weight"] = tensors.pop(f"{CLIP_G}text_projection").T
+    tensors[f"{CLIP_L}text_projection.weight"] = torch.eye(4)
+    found = find(str(saved(tensors, tmp_path / "renamed.safetensors")))
+    assert found.file_digests == find("mini").file_digests
 
 
 def test_a_checkpoint_made_for_inpainting_says_so_by_its_width(tmp_path: Path) -> None:
@@ -98,10 +106,12 @@ def test_a_vae_of_its_own_replaces_the_one_in_a_file_or_a_folder(tmp_path: Path)
         find(str(bare))
 
 
-def test_a_vae_with_diffusers_names_works_too(tmp_path: Path) -> None:
-    vae = tmp_path / "vae.safetensors"
-    shutil.copyfile(next((MINI / "vae").glob("*.safetensors")), vae)
-    found = find(f"mini,vae={vae}")
+@pytest.mark.parametrize("names", [ATTENTION, ("query", "key", "value", "proj_attn")])
+def test_a_vae_with_diffusers_names_works_too(tmp_path: Path, names: tuple[str, ...]) -> None:
+    weights = load_file(next((MINI / "vae").glob("*.safetensors")))
+    for new, name in zip(ATTENTION, names, strict=True):
+        weights = {key.replace(f".{new}.", f".{name}."): t for key, t in weights.items()}
+    found = find(f"mini,vae={saved(weights, tmp_path / 'vae.safetensors')}")
     assert found.digest == find("mini").digest
 
 
@@ -166,6 +176,13 @@ def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
     wrong = {f"{UNET}out.2.bias": torch.zeros(5)}
     file = write_single_file(MINI, tmp_path / "wrong.safetensors", more=wrong)
     with pytest.raises(CheckpointError, match=r"unet conv_out.bias is \(5,\), expected \(4,\)"):
+        find(str(file))
+
+
+@pytest.mark.parametrize("name", ["time_embed.cond_proj.weight", "out.2.scale_weight", "other"])
+def test_a_tensor_that_the_unet_has_no_place_for_is_named(tmp_path: Path, name: str) -> None:
+    file = write_single_file(MINI, tmp_path / "lcm.safetensors", more={UNET + name: torch.ones(1)})
+    with pytest.raises(CheckpointError, match=f"unet has 1 tensors too many, '{UNET}{name}' the f"):
         find(str(file))
 
 

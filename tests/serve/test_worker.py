@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,6 +16,7 @@ from sdxl.adapters import Adapters, NoRoom, Use
 from sdxl.attachments import Lora
 from sdxl.flight import Priority
 from sdxl.images import read_parameters, to_pixels
+from sdxl.pipeline import ENCODE_BATCH
 from sdxl.places import LORAS
 from sdxl.warmup import standard
 from serve.errors import Problem
@@ -193,6 +196,59 @@ async def test_an_order_waits_while_loras_of_others_fill_the_bank() -> None:
         asked = [replace(plain, params=replace(plain.params, loras=(Lora("hollow"),))), plain]
         await asyncio.gather(*(picture_of(worker, each) for each in asked))
     assert next(full, None) is None
+
+
+async def test_an_order_that_waits_for_room_ends_at_its_deadline_and_others_overtake_it() -> None:
+    with running(with_loras(LORAS)) as worker:
+        lease = worker.pipeline.adapters
+
+        def adapters(uses: Sequence[Use]) -> Adapters:
+            if uses:
+                raise NoRoom("full")
+            return lease(uses)
+
+        worker.pipeline.adapters = adapters  # type: ignore[method-assign]
+        plain = order(deadline_s=0.5)
+        asked = replace(plain, params=replace(plain.params, loras=(Lora("hollow"),)))
+        waiting = [asyncio.create_task(picture_of(worker, asked)) for _ in range(ENCODE_BATCH)]
+        await asyncio.sleep(0)
+        await picture_of(worker, order())
+        ends = await asyncio.gather(*waiting, return_exceptions=True)
+    assert {getattr(end, "code", None) for end in ends} == {"deadline_exceeded"}
+
+
+@pytest.mark.parametrize("fault", [None, RuntimeError("broken")])
+async def test_an_ended_order_leaves_its_job_without_the_garbage_collector(
+    fault: Exception | None,
+) -> None:
+    """A job keeps LoRAs, ControlNets and pictures in memory."""
+    with running() as worker:
+        fake(worker.pipeline, "unet_deep").fault = fault
+        gc.disable()
+        try:
+            asked = asyncio.create_task(picture_of(worker, order()))
+            while not worker._jobs:
+                await asyncio.sleep(0)
+            (job,) = map(weakref.ref, worker._jobs)
+            await asyncio.wait([asked])
+            assert (asked.exception() is None) == (fault is None)
+            del asked
+            for _ in range(1000):
+                if job() is None:
+                    break
+                await asyncio.sleep(0.01)
+            assert job() is None
+        finally:
+            gc.enable()
+
+
+def test_orders_are_predicted_in_the_calls_that_the_loop_will_make() -> None:
+    with running() as worker:
+        denoiser = worker._started().denoiser
+        denoiser.loop.limits = replace(denoiser.loop.limits, rides=True)
+        asked = order()
+        params = worker.pipeline.resolve(asked.params)
+        assert worker._flight(asked, params, worker._started()).rides
 
 
 def test_the_first_request_takes_as_long_as_promised() -> None:

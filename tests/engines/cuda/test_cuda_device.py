@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -77,6 +79,28 @@ def test_captures_start_a_new_pool_when_all_graphs_are_gone(cuda: FakeCuda) -> N
         del ticks
     assert ran == ["first"] * 3 + ["second"] * 3
     assert cuda.captures == 2 and not device.failed_captures
+
+
+def test_no_thread_waits_for_the_device_during_a_capture(cuda: FakeCuda) -> None:
+    """CUDA refuses such a wait in any thread."""
+    loop, decoder = CudaDevice(SECOND), CudaDevice(SECOND)
+    has_begun, waited = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        has_begun.wait()
+        decoder.synchronize()
+        waited.set()
+
+    def work() -> None:
+        has_begun.set()
+        assert not waited.wait(0.05)
+        assert cuda.capturing is not None
+        cuda.capturing.launch(lambda: None)
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(wait)
+        loop.capture(lambda _: work())
+        waiting.result()
 
 
 def test_an_error_of_the_work_itself_is_raised(cuda: FakeCuda) -> None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from engines.folders.profiles import buckets, choose, latent_sides, most_chunks, profiles
+from engines.folders.profiles import (
+    buckets,
+    choose,
+    image_limits,
+    latent_sides,
+    most_chunks,
+    profiles,
+)
 from engines.folders.targets import TARGETS
 from sdxl.conditioning import MAX_CHUNKS_PER_CALL
 from sdxl.specs import (
@@ -29,10 +36,9 @@ UNION = control_specs(SDXL_1_0, ControlArchitecture((640, 1280), types=6), "floa
 
 def shapes(spec: ModelSpec, **axes: int) -> dict[str, tuple[int, ...]]:
     usual = {"rows": 2, "tokens": 77, "latent_h": 128, "latent_w": 128, "chunks": 2, "batch": 1}
-    found = usual | axes
+    found = usual | {"images": 2, "image_tokens": 16} | axes
     found |= image_axes(SDXL_1_0, found["latent_h"], found["latent_w"])
     found |= level_axes(found["latent_h"], found["latent_w"]) | {"hints": 2, "pictures": 1}
-    found |= {"images": 2, "image_tokens": 16}
     return {t.name: t.shape(found) for t in spec.inputs}
 
 
@@ -106,3 +112,14 @@ def test_the_longest_prompt_that_the_widest_profile_takes() -> None:
         choose(spec.name, found, shapes(spec, tokens=77 * most))
         with pytest.raises(ShapeError):
             choose(spec.name, found, shapes(spec, tokens=77 * (most + 1)))
+
+
+def test_the_most_image_prompts_that_the_widest_profile_takes() -> None:
+    spec = VARIED["unet_deep+image"]
+    found = profiles(spec, SDXL_1_0, 4)
+    limits = image_limits(spec, found)
+    images, tokens = limits["most_images"], limits["most_image_tokens"]
+    choose(spec.name, found, shapes(spec, images=images, image_tokens=tokens))
+    for more in ({"images": images + 1}, {"image_tokens": tokens + 1}):
+        with pytest.raises(ShapeError):
+            choose(spec.name, found, shapes(spec, **more))

@@ -32,7 +32,7 @@ from tests.engines.variant_graphs import with_variants
 MINI = find("mini")
 SUBJECT = replace(subject_of(MINI, 1, 0), steps=4)
 MAX_BATCH = 2
-ENDING = ("clip_l+lora", "unet_deep+control", "unet_shallow+locon+control")
+ENDING = ("clip_l+lora", "unet_deep+control", "unet_deep+image", "unet_shallow+locon+control")
 
 
 @dataclass

@@ -19,6 +19,7 @@ from engines.parity.calls import call_errors
 from engines.parity.findings import relative_norm
 from engines.pytorch.eight_bit import EightBit, flagged, put_control_layers, quantise
 from engines.pytorch.fast_unet import Attention, rearrange
+from engines.pytorch.launches import like_a_gpu
 from engines.pytorch.torch_engine import load_torch
 from engines.pytorch.torch_options import TorchOptions
 from eval.gpu.proof import unet_calls
@@ -294,3 +295,8 @@ def test_8_bits_and_numbers_go_together(mini: Pipeline, tmp_path: Path) -> None:
     for each in settings:
         with pytest.raises(InvalidParams, match="numbers"):
             load_torch(mini.checkpoint, device="cpu", **each)
+
+
+def test_fp8_needs_a_gpu_that_has_it(mini: Pipeline, tmp_path: Path) -> None:
+    with like_a_gpu((8, 6)), pytest.raises(InvalidParams, match="a GPU of compute capability 8.9"):
+        load_torch(mini.checkpoint, device="meta", precision="fp8", numbers=[tmp_path])

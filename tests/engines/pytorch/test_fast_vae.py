@@ -47,6 +47,17 @@ def test_rearranged_it_decodes_the_same(fits: bool) -> None:
     check_near(found, expected, MOST_ERROR)
 
 
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_the_largest_picture_fits_the_grids_of_a_gpu(precision: str) -> None:
+    """CUDA starts at most 65,535 programs on the second and third axis."""
+    pytest.importorskip("triton", reason="Triton comes for Linux alone")
+    from tests.engines.meta_launches import launches_of_a_picture
+
+    for launch in launches_of_a_picture(precision, 4096 // 8):
+        first, *others = launch.grid
+        assert first < 2**31 and max(others, default=1) <= 65_535, f"{launch.name}: {launch.grid}"
+
+
 @pytest.mark.parametrize(("width", "expected"), [(256, "attend"), (288, "attend_by_products")])
 def test_only_a_head_too_wide_for_a_fused_kernel_attends_by_products(
     width: int, expected: str, monkeypatch: pytest.MonkeyPatch

@@ -92,6 +92,30 @@ def test_every_figure_is_stored_before_the_next(
     assert [list(each) for each in seen] == [["0"], ["0", "1"], ["0", "1", "2"]]
 
 
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("is_dry", False),
+        ("precisions", ["int8"]),
+        ("torch_options", None),
+        ("system", {"processor": "another"}),
+    ],
+)
+def test_figures_of_another_machine_or_of_other_flags_are_not_kept(
+    name: str, changed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "SECTIONS", {"found": ("", 0)})
+    monkeypatch.setattr(gpu, "begin", lambda name, bench: [("found", 1)])
+    command = ["--dry-run", "--out", str(tmp_path), "--sections", "found"]
+    assert gpu.main(command) == gpu.main(command) == 0
+    file = tmp_path / FILE
+    file.write_text(json.dumps(json.loads(file.read_text()) | {name: changed}))
+    before = file.read_bytes()
+    with pytest.raises(InvalidParams, match=f"another folder: figures there have another {name},"):
+        gpu.main(command)
+    assert file.read_bytes() == before
+
+
 def test_a_missing_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(InvalidParams, match="dry-run must be set: there is no NVIDIA GPU here"):

@@ -32,3 +32,4 @@ def test_brackets_in_a_caption_set_no_weights() -> None:
     fragments = parse(escape_brackets(text))
     assert "".join(f.text for f in fragments) == text
     assert {f.weight for f in fragments} == {1.0}
+    assert escape_brackets("A sign (BREAK)") == r"A sign \(break\)"

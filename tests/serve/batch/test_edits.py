@@ -58,12 +58,15 @@ def test_rows_with_a_wrong_image_are_dead_letters(tmp_path: Path) -> None:
     (folder / "text.png").write_text("not a picture")
     (folder / "good.png").write_bytes(saved(plain(64, 64)))
     (folder / "link.png").symlink_to(tmp_path / "outside.png")
+    (folder / "loop.png").symlink_to(folder / "loop.png")
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"image": "none.png"}, "No such file"),
         ({"image": "text.png"}, "must be a PNG, JPEG or WEBP"),
         ({"image": "../outside.png"}, "below the input's folder"),
         ({"image": str(tmp_path / "outside.png")}, "below the input's folder"),
         ({"image": "link.png"}, "below the input's folder"),
+        ({"image": "loop.png"}, "below the input's folder"),
+        ({"image": "cut \ud83d.png"}, "below the input's folder"),
         ({"mask": "good.png"}, "mask needs an image"),
         ({"image": 7}, "must be a path or a data URL"),
         ({"strength": 0.5}, "needs an image to edit"),

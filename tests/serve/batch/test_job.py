@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import pytest
 from sdxl.params import InvalidParams
 from serve.batch import command
 from serve.batch.batch_spec import HAS_DEAD
-from serve.batch.results import MANIFEST
+from serve.batch.results import MANIFEST, SHEET_PICTURES
+from serve.errors import invalid
+from serve.render.contact_sheet import Pixels, contact_sheet
 from tests.serve.batch.drawers import (
     RAISES,
     SMALL,
@@ -23,9 +26,12 @@ from tests.serve.batch.drawers import (
     jsonl,
     lines_of,
     make,
+    parquet,
     pictures,
     prompts,
 )
+
+LONG = "x" * 2**20
 
 
 def rerun(folder: Path, *flags: str, **options: Any) -> int:
@@ -52,6 +58,22 @@ def test_the_manifest_lists_the_pictures_in_the_inputs_order(finished: Path) -> 
     assert [row["prompt"] for row in rows] == [f"a red circle, number {i}" for i in range(30)]
     assert [row["ordinal"] for row in rows] == list(range(30))
     assert all((finished / "out" / row["file"]).exists() and row["sha256"] for row in rows)
+
+
+def test_the_contact_sheet_is_spread_over_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def draw_sheet(pictures: Sequence[tuple[Pixels, str]]) -> Pixels:
+        shown.extend(int(caption.split()[-1]) for _, caption in pictures)
+        return contact_sheet(pictures)
+
+    monkeypatch.setattr("serve.batch.results.contact_sheet", draw_sheet)
+    for count in (3, 47):
+        shown: list[int] = []
+        assert make(prompts(tmp_path, count), tmp_path / f"out{count}") == 0
+        assert len(shown) == min(count, SHEET_PICTURES)
+        gaps = {b - a for a, b in pairwise([*shown, count])}
+        assert shown[0] == 0 and gaps <= {count // len(shown), -(-count // len(shown))}, shown
 
 
 def change(out: Path, name: str, change: Callable[[bytes], bytes]) -> None:
@@ -181,6 +203,39 @@ def test_bad_rows_are_dead_letters_with_their_line_and_an_exit_code(tmp_path: Pa
         assert lines == [f"rows.jsonl, line {i}" for i in range(2, 8)]
         assert len(pictures(out)) == 2
     assert command.main(["--verify", str(out)]) == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"scheduler": LONG},
+        {"controls": [{"name": "edges", "image": LONG, "weight": 1}]},
+        {"id": LONG},
+    ],
+)
+def test_a_row_that_is_as_long_as_a_ledger_line_may_be_is_a_dead_letter(
+    wrong: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = parquet(tmp_path, [{"prompt": "a", **wrong}]), tmp_path / "out"
+    assert make(source, out) == HAS_DEAD
+    assert len(dead_letters(out)) == 1 and command.main(["--verify", str(out)]) == 0
+    shown = json.loads((out / "summary.json").read_text())["run"]["trouble"]
+    assert len(shown) < 5000, f"the error has {len(shown)} characters"
+
+
+def test_a_long_name_or_error_is_cut_in_the_ledger(tmp_path: Path) -> None:
+    """The name of a column that does not exist, and the error of an engine."""
+
+    class Verbose(Drawer):
+        async def _misbehave(self, prompt: str) -> None:
+            raise invalid(LONG, LONG)
+
+    out = tmp_path / "out"
+    row = {"prompt": "a", LONG[: len(LONG) // 2]: 1}
+    assert make(jsonl(tmp_path, [row, {"prompt": "b"}]), out, load=Verbose) == HAS_DEAD
+    assert [letter["ordinal"] for letter in dead_letters(out)] == [0, 1]
+    longest = max(map(len, (out / "ledger" / "000000.jsonl").read_bytes().splitlines()))
+    assert longest < 20_000, f"a line has {longest} bytes"
 
 
 class Mended(Drawer):

@@ -6,13 +6,19 @@ import io
 import json
 import time
 import urllib.request
+from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sdxl.params import InvalidParams
+from serve.batch.batch_spec import HAS_DEAD
+from serve.batch.driver import Driver
+from serve.batch.intake import BATCH_URL
 from serve.batch.job import open_job
+from serve.batch.ledger import Entry
 from serve.batch.lock import locked
 from serve.batch.progress import (
     SILENT_S,
@@ -23,7 +29,10 @@ from serve.batch.progress import (
     describe,
     read_status,
 )
-from tests.serve.batch.drawers import Drawer, make, prompts
+from serve.batch.rows import BatchRow, ShardPiece
+from serve.batch.shard_worker import BatchTask
+from serve.batch.store import open_store
+from tests.serve.batch.drawers import Drawer, jsonl, make, prompts
 from tests.serve.services import free_port
 
 
@@ -127,6 +136,59 @@ def test_a_killed_job_is_broken_off_at_once_on_its_own_machine(tmp_path: Path) -
     (out / "lock").unlink()
     assert read_status(store, job)["state"] == "broken off"
     assert not (out / "lock").exists(), "reading the status changed the folder"
+
+
+BAD, SAME = {"prompt": 5}, {"prompt": "a", "id": "x"}
+LINE = {"custom_id": "x", "method": "POST", "url": BATCH_URL, "body": {"prompt": "a", "n": 4}}
+
+
+@pytest.mark.parametrize(
+    ("rows", "made", "dead"),
+    [([SAME, SAME, {"prompt": "c"}], 6, 3), ([{"prompt": "a"}, BAD], 3, 1), ([LINE], 4, 0)],
+)
+def test_a_finished_job_s_rows_are_its_pictures_and_dead_letters(
+    rows: list[dict[str, Any]], made: int, dead: int, tmp_path: Path
+) -> None:
+    """Bad rows make no pictures, and lines of the Batch API have their own number of them."""
+    out, done = tmp_path / "out", made + dead
+    make(jsonl(tmp_path, rows), out, "--n", "3")
+    run = json.loads((out / "summary.json").read_text())["run"]
+    assert {name: run[name] for name in ("made", "dead", "done", "rows")} == {
+        "made": made,
+        "dead": dead,
+        "done": done,
+        "rows": done,
+    }
+    text = describe(read_status(*open_job(str(out))))
+    assert f"finished: {done} of {done} rows" in text and "to resume" not in text
+
+
+def test_files_of_one_name_have_dead_letters_of_their_own(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        jsonl(tmp_path / folder, [BAD])
+    assert make(tmp_path / "?" / "rows.jsonl", tmp_path / "out") == HAS_DEAD
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["run"]["dead"] == 2
+
+
+def test_a_lost_worker_s_dead_letters_are_not_counted_as_pictures(tmp_path: Path) -> None:
+    """Three dead letters of one line."""
+    store = open_store(str(tmp_path), "run")
+    store.prepare("ledger")
+    rows = tuple(BatchRow(number, "line 1", f"x-{number}") for number in range(3))
+    with closing(store.append("000000")) as writer:
+        for row in rows:
+            writer.add(Entry(row.ordinal, row.id, row.line, "run", error="bad").as_line())
+    driver = Driver.__new__(Driver)
+    driver.task = BatchTask(store, "run", "png")
+    left, tally = driver._left(ShardPiece(0, rows))
+    assert (left, tally.made, len(tally.dead)) == ([], 0, 3)
+
+
+def test_the_rows_are_never_fewer_than_those_done() -> None:
+    progress = BatchProgress(2, 0.0, made=8)
+    progress.tick(1.0)
+    assert progress.rows == 8
 
 
 def test_the_summary_counts_each_workers_pictures(tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ def test_a_wrong_parquet_column_is_refused_before_a_worker_starts(
         ("--format", "bmp", "format must be one of png, jpeg, webp, got 'bmp'"),
         ("--shard-size", "0", "shard_size must be 1 to 4096, got 0"),
         ("--steps", "0", "steps must be a whole number from 1 to 1000, got 0"),
+        ("--metrics-port", "99999", "metrics_port must be 1 to 65535, got 99999"),
+        ("--metrics-port", "0", "metrics_port must be 1 to 65535, got 0"),
         ("--stall-s", "0", "stall_s must be a number of seconds above 0, got 0"),
     ],
 )
@@ -56,6 +58,21 @@ def test_a_wrong_flag_is_refused_by_name(
 ) -> None:
     with pytest.raises(InvalidParams, match=message):
         order_of(prompts(tmp_path, 1), tmp_path / "out", flag, value)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("--vae v", "--backend torch", "--precision fp16", "--engines d", "--unchecked"),
+        *("--loras d", "--controlnets d", "--ip-adapters d", "--workers 2", "--mixed-gpus"),
+        *("--address h:1", "--stall-s 9", "--provenance off", "--certificate f --private-key f"),
+    ],
+)
+def test_a_flag_for_own_workers_is_refused_with_a_service(flag: str, tmp_path: Path) -> None:
+    source, out, flags = prompts(tmp_path, 1), tmp_path / "out", flag.split()
+    name = flags[0].removeprefix("--").replace("-", "_")
+    with pytest.raises(InvalidParams, match=f"^{name} cannot be used with --through: the service"):
+        order_of(source, out, *flags, "--through", "http://there")
 
 
 def test_a_path_that_is_no_unicode_is_refused_before_a_worker_starts(tmp_path: Path) -> None:

@@ -226,6 +226,17 @@ def test_tags_are_taken_out_of_a_row_s_prompt(tmp_path: Path) -> None:
     assert wrong.error and wrong.error.startswith("prompt must name a LoRA")
 
 
+def test_a_row_for_a_service_has_both_sides_or_none() -> None:
+    sides: list[dict[str, int]] = [{}, {"width": 64, "height": 96}, {"width": 64}, {"height": 96}]
+    rows = intake(sizes=None).rows(Record(str(s), {"prompt": "a", **s}) for s in sides)
+    assert [row.error for row in rows] == [
+        None,
+        None,
+        "height must be set beside width: a service needs both",
+        "width must be set beside height: a service needs both",
+    ]
+
+
 def test_few_steps_are_all_deep(tmp_path: Path) -> None:
     contents = [
         {"prompt": "a", "steps": 4},

@@ -97,11 +97,12 @@ def test_a_job_uses_the_named_model_of_a_service(tmp_path: Path) -> None:
 
 
 def test_a_row_that_the_service_refuses_is_a_dead_letter_with_its_message(tmp_path: Path) -> None:
-    source = jsonl(tmp_path, [{"prompt": "a"}, {"prompt": "b", "width": 100, "height": 64}])
+    rows = [{"prompt": "b", "width": width, "height": 64} for width in (100, 0)]
     with listening() as (url, _):
+        source = jsonl(tmp_path, [{"prompt": "a"}, *rows])
         assert through(source, tmp_path / "out", url) == HAS_DEAD
-    (letter,) = dead_letters(tmp_path / "out")
-    assert letter["error"].startswith("size must be") and "got '100x64'" in letter["error"]
+    for letter, size in zip(dead_letters(tmp_path / "out"), ("100x64", "0x64"), strict=True):
+        assert letter["error"].startswith("size must be") and f"got '{size}'" in letter["error"]
 
 
 def picture_from(answer: Callable[[httpx.Request], httpx.Response]) -> Done:
