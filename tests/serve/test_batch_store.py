@@ -16,7 +16,7 @@ import pytest
 
 from sdxl.files import OutputError
 from serve.batch.lock import locked
-from serve.batch_api.records import BatchRecord, FileRecord, Records
+from serve.batch_api.records import FILES, BatchRecord, FileRecord, Records
 from serve.batch_api.runner import SWEEP_S, BatchRunner, sweep
 from tests.serve.test_batch_api import batch_api, line
 from tests.waiting import wait_until
@@ -83,6 +83,32 @@ def test_data_that_a_crash_left_without_a_record_are_removed_by_the_second_sweep
         runner.clock = lambda: time.time() + SWEEP_S + 1
         runner.poll()
         assert records.store.names("data") == [kept.id]
+
+
+def test_a_batch_that_ends_during_a_sweep_keeps_its_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with batch_api(tmp_path) as api:
+        output = api.ended(api.begin(line("a"))).output_file_id
+        api.runner.close()
+        records, ids, listed = api.runner.records, Records.ids, list[str]()
+        (batch,) = records.read_all(BatchRecord, "anybody")
+        file = records.read(FileRecord, "anybody", output)
+        assert file is not None
+        records.put(replace(batch, status="in_progress", ended_at=None))
+        records.drop_file("anybody", file)
+
+        def ids_before_the_end(records: Records, folder: str, owner: str) -> list[str]:
+            found = ids(records, folder, owner)
+            listed.append(folder)
+            if len(listed) == 2:
+                records.add_file(owner, file)
+                records.put(batch)
+            return found
+
+        monkeypatch.setattr(Records, "ids", ids_before_the_end)
+        sweep(records, int(time.time()))
+        assert listed[0] == FILES and len(api.lines(output)) == 1
 
 
 def test_the_event_loop_reads_no_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
