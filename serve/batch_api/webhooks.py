@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from sdxl.files import read_entries
 from sdxl.params import InvalidParams
-from serve.batch_api.records import OUTBOX, Records, WorkRecord, id_of, kind_of
+from serve.batch_api.records import OUTBOX, Records, WorkRecord, adapter_of, id_of, kind_of
 from serve.errors import Problem
 
 log = logging.getLogger(__name__)
@@ -169,7 +169,8 @@ class Outbox:
     def _read(self, place: str) -> Pending | None:
         try:
             data = self.records.store.get(f"{OUTBOX}/{place}.json")
-            return TypeAdapter(Pending).validate_json(data)
+            event: Pending = adapter_of(Pending).validate_json(data)
+            return event
         except (FileNotFoundError, ValidationError):
             return None
 

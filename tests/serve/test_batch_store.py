@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from sdxl.files import OutputError
 from serve.batch.lock import locked
@@ -109,6 +110,22 @@ def test_a_batch_that_ends_during_a_sweep_keeps_its_pictures(
         monkeypatch.setattr(Records, "ids", ids_before_the_end)
         sweep(records, int(time.time()))
         assert listed[0] == FILES and len(api.lines(output)) == 1
+
+
+def test_the_reader_of_a_kind_of_record_is_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, records, init = list[type](), Records(str(tmp_path)), TypeAdapter.__init__
+
+    def make(adapter: TypeAdapter[Any], kind: Any) -> None:
+        made.append(kind)
+        init(adapter, kind)
+
+    monkeypatch.setattr(TypeAdapter, "__init__", make)
+    records.prepare()
+    for number in range(3):
+        records.add_file("anybody", FileRecord(f"file-{number:032}", "x", "batch", 5, 0, 1, 0.0))
+    assert len(records.read_all(FileRecord, "anybody")) == 3 and len(made) <= 1
 
 
 def test_the_event_loop_reads_no_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
