@@ -327,9 +327,10 @@ class OpenRecords(Generic[W]):
 
     def read(self) -> list[W]:
         """Return the open records, the oldest first."""
-        open_records = list[W]()
+        open_records, found = list[W](), set[str]()
         for owner in self.records.owners(self.kind.folder):
             for id_ in self.records.ids(self.kind.folder, owner):
+                found.add(id_)
                 if id_ in self._ended:
                     continue
                 try:
@@ -341,6 +342,8 @@ class OpenRecords(Generic[W]):
                     self._ended.add(id_)
                 elif record is not None:
                     open_records.append(record)
+        # A removed one may be made again.
+        self._ended &= found
         return sorted(open_records, key=lambda record: record.arrived_s)
 
     def _report(self, owner: str, id_: str, error: Problem) -> None:
