@@ -400,6 +400,7 @@ def image_bytes(text: str, param: str = "image", name: str = "image") -> bytes:
     """Decode base64, with or without the prefix of a data URL."""
     _, _, data = text.rpartition(",")
     try:
-        return base64.b64decode(data, validate=True)
+        # Some programs break the lines.
+        return base64.b64decode("".join(data.split()), validate=True)
     except ValueError:
         raise invalid(param, f"{name} must be a picture in base64") from None
