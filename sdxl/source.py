@@ -165,12 +165,14 @@ class GivenImage:
         if params.mask_padding is None:
             picture = picture if picture.size == size else picture.resize(size, SHARP)
             mask = mask and (mask if mask.size == size else mask.resize(size, EVEN))
-        mask = mask and blurred(mask, params.mask_blur)
-        if params.mask_padding is None:
+            mask = mask and blurred(mask, params.mask_blur)
             return SourceImage(filled(picture), mask, self.digests)
         if mask is None:
             return SourceImage(picture.resize(size, SHARP), None, self.digests)
-        box = around(mask, params.mask_padding, params.width / params.height)
+        given, mask = mask, blurred(mask, params.mask_blur)
+        # The blur may leave nothing of a small or faint mask; then the picture stays as it is.
+        part = mask if mask.getbbox() else given
+        box = around(part, params.mask_padding, params.width / params.height)
         text = json.dumps([*self.digests.items(), picture.size, box, params.mask_blur])
         key = hashlib.sha256(text.encode()).hexdigest()
         whole = WholeImage(*self.files, picture.size, box, params.mask_blur or 0, key)

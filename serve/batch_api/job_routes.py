@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request
@@ -105,7 +105,9 @@ class ImageJobApi:
 
     def _keep(self, job: ImageJobRecord, body: bytes) -> ImageJobObject:
         if (known := self.records.read(ImageJobRecord, job.owner, job.id)) is not None:
-            return ImageJobObject.of(known)
+            if not known.has_expired(time.time()):
+                return ImageJobObject.of(known)
+            return self._keep(replace(job, id=id_of("image_job_", job.id, known.ended_at)), body)
         jobs = self.records.read_all(ImageJobRecord, job.owner)
         if sum(not each.is_ended for each in jobs) >= MOST_OPEN:
             raise Problem(429, f"{MOST_OPEN} jobs wait already.", None, "too_many_jobs", 60.0)

@@ -401,8 +401,10 @@ def sweep(records: Records, now: int) -> None:
             if file.expires_at < now:
                 records.drop_file(owner, file)
     for owner in records.owners():
+        # Before the files are listed: a batch that ends in between has a file by then.
+        batches = records.read_all(BatchRecord, owner)
         files = set(records.ids(FILES, owner))
-        for batch in records.read_all(BatchRecord, owner):
+        for batch in batches:
             if not batch.is_ended:
                 continue
             is_old = (batch.ended_at or 0) + batch.files_live_s < now

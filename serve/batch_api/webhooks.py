@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from sdxl.files import read_entries
 from sdxl.params import InvalidParams
-from serve.batch_api.records import OUTBOX, Records, WorkRecord, id_of, kind_of
+from serve.batch_api.records import OUTBOX, Records, WorkRecord, adapter_of, id_of, kind_of
 from serve.errors import Problem
 
 log = logging.getLogger(__name__)
@@ -122,13 +122,18 @@ class Outbox:
             self._keep(id_of("evt_", id_, endpoint.url), pending)
 
     def deliver(self) -> None:
+        """Send what is due; to an address that fails, the rest in later calls, so that it delays no
+        other for long."""
+        failing = set[str]()
         for name in self.records.store.names(OUTBOX):
             place = name.removesuffix(".json")
             if time.monotonic() >= self._retry_s.get(place, 0.0):
                 try:
                     event = self._read(place)
-                    if event is not None and event.due_s <= time.time() and self._has_ended(event):
-                        self._try(place, event)
+                    if event is None or event.url in failing or event.due_s > time.time():
+                        continue
+                    if self._has_ended(event):
+                        self._try(place, event, failing)
                 except Exception:
                     # The event's state could not be stored; retrying at once would repeat it.
                     log.exception("webhooks: %s: retry in %g s", place, RETRY_S)
@@ -141,11 +146,12 @@ class Outbox:
             except Exception:
                 log.exception("webhooks: cannot read the outbox")
 
-    def _try(self, place: str, event: Pending) -> None:
+    def _try(self, place: str, event: Pending, failing: set[str]) -> None:
         endpoint = next((each for each in self.endpoints if each.url == event.url), None)
         if endpoint is None:
             log.warning("webhook %s: %s is no longer configured", event.id, event.url)
         elif error := send(endpoint, event, int(time.time())):
+            failing.add(event.url)
             if event.tries < len(self.pauses_s):
                 pause_s = self.pauses_s[event.tries]
                 message = "webhook %s: %s: %s; retry in %g s"
@@ -169,7 +175,8 @@ class Outbox:
     def _read(self, place: str) -> Pending | None:
         try:
             data = self.records.store.get(f"{OUTBOX}/{place}.json")
-            return TypeAdapter(Pending).validate_json(data)
+            event: Pending = adapter_of(Pending).validate_json(data)
+            return event
         except (FileNotFoundError, ValidationError):
             return None
 

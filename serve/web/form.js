@@ -65,13 +65,14 @@ export function offerModels(models) {
   list.disabled = list.closest(".field").hidden = models.length < 2;
 }
 
-export function limitForm({ images, chat }) {
+/** With the model's name: the draft's may be gone. */
+export function limitForm({ id, images, chat }) {
   limits = images;
   learn(images.parameters);
   buildControls(form, images);
   byId("source").hidden = !images.can_edit;
   limitSize(images);
-  writeForm({ ...usualSettings(), ...draft() });
+  writeForm({ ...usualSettings(), ...draft(), model: id });
   const expand = form.elements.expand_prompt;
   expand.disabled = expand.closest("label").hidden = !chat;
   form.elements.steps.max = images.max_steps;

@@ -32,7 +32,9 @@ export async function startGallery() {
   byId("zip").onclick = downloadZip;
   byId("clear").onclick = clear;
   try {
-    pictures = (await store.kept()).reverse().map(withUrl);
+    const kept = (await store.kept()).reverse().map(withUrl);
+    // Some may have been made meanwhile.
+    pictures = [...pictures, ...kept];
     await store.keepSourcesOf(new Set(pictures.flatMap(sourcesOf)));
   } catch {
     notify("This browser stores nothing for this page: the gallery ends with it.");

@@ -16,12 +16,26 @@ import { joinTiles, offer, say, secondsLeft, setStage, tidyStage } from "./stage
 import { keepWork, keptWork } from "./store.js";
 
 const REFRESH_MS = 200;
-sessionStorage.tab ??= Math.random();
-const WORK = `queue of ${sessionStorage.tab}`;
+const CLAIM_MS = 1000;
+const work = claim();
 
 /** { settings, axes, isTimed }; the first is running. Without axes it is no comparison. */
 let orders = [];
 let running = null;
+
+/** Its queue's name. A duplicated tab has the first one's, which stays locked, and draws another; a
+    reloaded one waits for its last page. Only secure origins have locks. */
+function claim() {
+  const name = `queue of ${(sessionStorage.tab ??= Math.random())}`;
+  return new Promise((resolve) => {
+    const hold = () => new Promise(() => resolve(name));
+    if (!navigator.locks) return hold();
+    navigator.locks.request(name, { signal: AbortSignal.timeout(CLAIM_MS) }, hold).catch(() => {
+      sessionStorage.removeItem("tab");
+      resolve(claim());
+    });
+  });
+}
 
 export const cancel = () => running?.abort();
 export function cancelAll() {
@@ -44,13 +58,13 @@ function order(axes, isTimed = false) {
 }
 
 export async function resume() {
-  const kept = await keptWork(WORK).catch(() => null);
+  const kept = await work.then(keptWork).catch(() => null);
   if (!orders.length) put(kept ?? []);
 }
 
 function put(next, isGoingOn = true) {
   orders = next;
-  keepWork(WORK, orders).catch(() => {});
+  work.then((name) => keepWork(name, orders)).catch(() => {});
   if (isGoingOn && !running && orders.length) begin(orders[0]);
   else showQueue();
 }

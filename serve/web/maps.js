@@ -1,7 +1,7 @@
 // The pictures of ControlNets and image prompts. They outlive a reload.
 
 import { refuseFile } from "./notices.js";
-import { picturedOf } from "./parameters.js";
+import { picturedIn, picturedOf } from "./parameters.js";
 import { preprocessed } from "./service.js";
 import * as store from "./store.js";
 
@@ -10,8 +10,11 @@ const WORK = "maps";
 let maps = {};
 const shown = new Map();
 
-export async function startMaps() {
-  maps = { ...(await store.keptWork(WORK).catch(() => null)), ...maps };
+/** Those that no settings name are forgotten; waiting orders have their own. */
+export async function startMaps(settings) {
+  const kept = (await store.keptWork(WORK).catch(() => null)) ?? {};
+  maps = { ...mapsIn(picturedIn(settings), kept), ...maps };
+  store.keepWork(WORK, maps).catch(() => {});
 }
 
 export async function keepMap(file, key = `map-${Date.now()}-${Object.keys(maps).length}`) {
@@ -26,8 +29,8 @@ export async function keepMap(file, key = `map-${Date.now()}-${Object.keys(maps)
   return key;
 }
 
-export const mapsIn = (entries) =>
-  Object.fromEntries(entries.filter(({ image }) => maps[image]).map(({ image }) => [image, maps[image]]));
+export const mapsIn = (entries, among = maps) =>
+  Object.fromEntries(entries.filter(({ image }) => among[image]).map(({ image }) => [image, among[image]]));
 
 export async function restoreMaps(entries) {
   const found = await Promise.all(entries.filter(({ image }) => image).map(async ({ image }) => {

@@ -34,10 +34,10 @@ function textOf(type, data) {
   return [name, new TextDecoder().decode(data.subarray(translated + 1))];
 }
 
-/** A seed may exceed a number here, so it stays text. */
+/** Seeds may exceed a number here, so they stay text. */
 export function parse(text = "") {
   try {
-    return JSON.parse(text.replace(/("seed": *)(\d+)/, '$1"$2"'));
+    return JSON.parse(text.replace(/("(?:variation_)?seed": *)(\d+)/g, '$1"$2"'));
   } catch {
     return null;
   }

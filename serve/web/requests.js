@@ -24,10 +24,12 @@ function withMap({ image, ...entry }, maps) {
   return maps[image] ? { ...entry, image: maps[image].url } : entry;
 }
 
-/** The seed is inserted as text: it may exceed a number here. */
-function jsonOf({ seed, ...fields }) {
+/** Seeds are inserted as text: they may exceed a number here. */
+function jsonOf({ seed, variation_seed, ...fields }) {
   const { body, headers } = json(fields);
-  return { body: seed ? `${body.slice(0, -1)},"seed":${BigInt(seed)}}` : body, headers };
+  const seeds = Object.entries({ seed, variation_seed }).filter(([, text]) => text)
+    .map(([name, text]) => `,"${name}":${BigInt(text)}`);
+  return { body: `${body.slice(0, -1)}${seeds.join("")}}`, headers };
 }
 
 function formOf(fields, { file, mask }) {

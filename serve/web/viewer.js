@@ -25,9 +25,9 @@ const ACTIONS = {
     viewer.close();
     await editPicture(shown);
     const anew = { size: "auto", strength: "", upscale: 2, upscale_strength: 0.2 };
-    // Step numbers belong to this picture.
-    const old = settingsOf(shown.params);
-    writeForm({ ...old, ...anew, deep_steps: "", guided_steps: "" });
+    // Step numbers and the upscaler belong to this picture.
+    const own = { deep_steps: "", guided_steps: "", upscaler: "", upscale_steps: "" };
+    writeForm({ ...settingsOf(shown.params), ...anew, ...own });
     byId("ask").requestSubmit();
   },
   wipe: () => showWipe(!wipe),

@@ -6,6 +6,7 @@ import math
 import struct
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -201,6 +202,21 @@ def test_the_masked_part_is_cut_out_as_diffusers_cuts_it() -> None:
         found = around(mask, padding, 1.0)
         theirs = VaeImageProcessor.get_crop_region(mask, 128, 128, pad=padding)
         assert np.abs(np.subtract(found, theirs)).max() <= 1, (found, theirs)
+
+
+@pytest.mark.parametrize(("value", "side", "blur"), [(255, 1, 64), (2, 3, 4)])
+def test_a_mask_that_its_blur_removes_changes_nothing(value: int, side: int, blur: int) -> None:
+    picture, mask = Image.effect_noise((90, 70), 60).convert("RGB"), Image.new("L", (90, 70), 0)
+    mask.paste(value, (20, 30, 20 + side, 30 + side))
+    given = GivenImage.read(saved(picture), saved(mask))
+    params = GenerationParams("a", width=64, height=64, mask_padding=8, mask_blur=blur)
+    source = given.source(params)
+    assert source.whole is not None and source.whole.box == around(mask, 8, 1.0)
+    green = Image.new("RGB", (64, 64), (0, 255, 0))
+    whole = given.source(replace(params, mask_padding=None, width=96, height=64))
+    assert whole.mask is not None
+    assert source.whole.decoded().mask.getbbox() is whole.mask.getbbox() is None
+    assert np.array_equal(np.asarray(source.pasted(green)), np.asarray(picture))
 
 
 def test_pasting_back_changes_only_the_masked_part() -> None:

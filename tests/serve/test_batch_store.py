@@ -13,10 +13,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from sdxl.files import OutputError
 from serve.batch.lock import locked
-from serve.batch_api.records import BatchRecord, FileRecord, Records
+from serve.batch_api.records import FILES, BatchRecord, FileRecord, Records
 from serve.batch_api.runner import SWEEP_S, BatchRunner, sweep
 from tests.serve.test_batch_api import batch_api, line
 from tests.waiting import wait_until
@@ -83,6 +84,48 @@ def test_data_that_a_crash_left_without_a_record_are_removed_by_the_second_sweep
         runner.clock = lambda: time.time() + SWEEP_S + 1
         runner.poll()
         assert records.store.names("data") == [kept.id]
+
+
+def test_a_batch_that_ends_during_a_sweep_keeps_its_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with batch_api(tmp_path) as api:
+        output = api.ended(api.begin(line("a"))).output_file_id
+        api.runner.close()
+        records, ids, listed = api.runner.records, Records.ids, list[str]()
+        (batch,) = records.read_all(BatchRecord, "anybody")
+        file = records.read(FileRecord, "anybody", output)
+        assert file is not None
+        records.put(replace(batch, status="in_progress", ended_at=None))
+        records.drop_file("anybody", file)
+
+        def ids_before_the_end(records: Records, folder: str, owner: str) -> list[str]:
+            found = ids(records, folder, owner)
+            listed.append(folder)
+            if len(listed) == 2:
+                records.add_file(owner, file)
+                records.put(batch)
+            return found
+
+        monkeypatch.setattr(Records, "ids", ids_before_the_end)
+        sweep(records, int(time.time()))
+        assert listed[0] == FILES and len(api.lines(output)) == 1
+
+
+def test_the_reader_of_a_kind_of_record_is_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, records, init = list[type](), Records(str(tmp_path)), TypeAdapter.__init__
+
+    def make(adapter: TypeAdapter[Any], kind: Any) -> None:
+        made.append(kind)
+        init(adapter, kind)
+
+    monkeypatch.setattr(TypeAdapter, "__init__", make)
+    records.prepare()
+    for number in range(3):
+        records.add_file("anybody", FileRecord(f"file-{number:032}", "x", "batch", 5, 0, 1, 0.0))
+    assert len(records.read_all(FileRecord, "anybody")) == 3 and len(made) <= 1
 
 
 def test_the_event_loop_reads_no_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,8 +36,8 @@ class JobClient:
     http: httpx.Client
     service: BatchService
 
-    def begin(self, **body: Any) -> str:
-        answer = self.http.post(JOBS, json=body)
+    def begin(self, headers: Any = None, **body: Any) -> str:
+        answer = self.http.post(JOBS, json=body, headers=headers)
         assert answer.status_code == 202, answer.text
         assert answer.json()["status"] == "queued"
         return str(answer.json()["id"])
@@ -234,3 +234,20 @@ def test_a_job_past_its_time_is_not_shown_before_the_sweep(tmp_path: Path) -> No
         for path in (f"{JOBS}/{id_}", url):
             assert api.http.get(path).status_code == 404
         assert api.http.get(JOBS).json()["data"] == []
+
+
+def test_a_repeated_request_is_the_same_job_until_that_has_expired(tmp_path: Path) -> None:
+    again: dict[str, Any] = {"headers": {"x-request-id": "req_again"}, **ASKED}
+    with jobs(tmp_path, results_ttl_s=60) as api:
+        first, records = api.begin(**again), api.service.jobs.records
+        done = api.ended(first)
+        assert api.http.post(JOBS, json=ASKED, headers=again["headers"]).json()["id"] == first
+        job = records.read(ImageJobRecord, "anybody", first)
+        assert job is not None
+        records.put(replace(job, ended_at=int(time.time()) - 62))
+        second = api.begin(**again)
+        assert second != first and pictures(api.ended(second)["result"]) == pictures(done["result"])
+        sweep(records, int(time.time()))
+        # Once the runner has seen that it is gone.
+        wait_until(lambda: first not in api.service.jobs._open._ended)
+        assert api.begin(**again) == first and api.ended(first)["status"] == "completed"

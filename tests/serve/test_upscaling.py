@@ -224,6 +224,7 @@ def webui(worker: Worker, path: str, body: dict[str, Any] | None = None) -> http
         ({}, "latent", 0.75, 6),
         ({"hr_upscaler": "Lanczos", "denoising_strength": 0.3}, "lanczos", 0.3, 6),
         ({"hr_second_pass_steps": 4, "denoising_strength": 0.7}, "latent", 0.7, 4),
+        ({"steps": None}, "latent", 0.75, 20),
     ],
 )
 def test_hires_fix_has_the_webuis_meaning(

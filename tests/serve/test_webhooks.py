@@ -85,6 +85,28 @@ def test_an_event_that_is_always_refused_is_given_up(tmp_path: Path) -> None:
     assert len(heard.heard) == 3 and not outbox.records.store.names("outbox")
 
 
+def test_an_address_that_fails_is_tried_once_a_round_and_delays_no_other(tmp_path: Path) -> None:
+    with receiver(refusals=10**6) as (url, refuses), receiver() as (other, takes):
+        outbox = outbox_to(tmp_path, url, 60.0)
+        outbox.endpoints = [Endpoint(url, SECRET), Endpoint(other, SECRET)]
+        for number in range(3):
+            work: Any = SimpleNamespace(
+                owner="anybody",
+                id=f"batch_{number:032}",
+                event="batch",
+                status="failed",
+                ended_at=1,
+            )
+            outbox.add(work)
+        outbox.deliver()
+        names = outbox.records.store.names("outbox")
+        left = [json.loads(outbox.records.store.get(f"outbox/{name}")) for name in names]
+        assert (len(takes.heard), len(refuses.heard)) == (3, 1)
+        assert sorted(each["tries"] for each in left) == [0, 0, 1]
+        outbox.deliver()
+        assert len(refuses.heard) == 2
+
+
 def test_a_full_disk_delays_no_other_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(name: str, data: bytes) -> None:
         raise OutputError(name, OSError(errno.ENOSPC, "No space left on device"))

@@ -283,6 +283,23 @@ def test_img2img_is_the_edit_that_v1_makes(served: tuple[str, Worker]) -> None:
     assert theirs["images"] == [ours["data"][0]["b64_json"]]
 
 
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_an_edited_picture_is_white_where_it_is_transparent(
+    http: httpx.Client, has_mask: bool
+) -> None:
+    """Here the base64 has lines."""
+
+    def edited(picture: Image.Image) -> str:
+        picture.paste((200, 40, 40), (16, 16, 64, 64))
+        image, mask = (base64.encodebytes(file_of(each)).decode() for each in (picture, hole()))
+        body = {"prompt": PROMPT, "seed": 3, "steps": 4, "init_images": [image]}
+        answer = http.post("/sdapi/v1/img2img", json=body | ({"mask": mask} if has_mask else {}))
+        return str(answer.json()["images"][0])
+
+    clear, white = Image.new("RGBA", (128, 128)), Image.new("RGB", (128, 128), "white")
+    assert edited(clear) == edited(white)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [("resize_mode", 1), ("inpainting_fill", 2), ("init_images", []), ("init_images", ["x"])],

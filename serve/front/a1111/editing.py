@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 from pydantic import Field, StrictBool
 
 from sdxl.picture_files import file_of
-from sdxl.source import GivenImage, decode
+from sdxl.source import GivenImage, decode, transparent
 from serve.errors import invalid
 from serve.front.a1111.wire import Number, TextToImage, Whole, image_bytes, request_of
 from serve.front.openai_images import ImageRequest
@@ -55,17 +55,25 @@ def edit_of(asked: ImageToImage, chosen: dict[str, Any]) -> tuple[ImageRequest, 
 def image_of(asked: ImageToImage) -> GivenImage:
     image = image_bytes(asked.init_images[0])
     if asked.mask is None:
-        return GivenImage.read(as_png(decode(image, "init_images").convert("RGB")))
+        return GivenImage.read(as_png(on_white(decode(image, "init_images"))))
     white = redrawn_part(decode(image_bytes(asked.mask), "mask"))
     white = ImageOps.invert(white) if asked.inpainting_mask_invert else white
     if asked.inpainting_fill == ORIGINAL:
         return GivenImage.read(image, as_png(white))
     # A hole is filled with the colours around it.
-    whole = decode(image, "init_images").convert("RGB")
+    whole = on_white(decode(image, "init_images"))
     if whole.size != white.size:
         raise invalid("mask", "mask must have the image's size, {}x{}".format(*whole.size))
     whole.putalpha(ImageOps.invert(white))
     return GivenImage.read(as_png(whole))
+
+
+def on_white(picture: Image.Image) -> Image.Image:
+    """Return the image without transparency, as stable-diffusion-webui reads it."""
+    whole, holes = picture.convert("RGB"), transparent(picture)
+    if holes is not None:
+        whole.paste("white", (0, 0, *whole.size), holes)
+    return whole
 
 
 def redrawn_part(mask: Image.Image) -> Image.Image:

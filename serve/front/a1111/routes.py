@@ -29,7 +29,7 @@ from serve.front.access import check_operator, client_of
 from serve.front.answering import deadline_of, fan_out, take_rate
 from serve.front.edits import check_can_edit, prepare_edit
 from serve.front.generations import marks_of, work_of
-from serve.front.image_orders import orders_of
+from serve.front.image_orders import orders_of, params_of
 from serve.front.keys import RateLimiter
 from serve.front.openai_images import ImageRequest
 from serve.front.sent_pictures import DecodingThread, check, preview_of
@@ -104,7 +104,8 @@ class WebuiApi:
 
     async def make(self, asked: wire.TextToImage, request: Request) -> dict[str, Any]:
         options, model, card = await self._resolve(asked, request)
-        wanted = wire.request_of(asked, options)
+        usual_steps = params_of(ImageRequest(prompt=""), card, model.settings).steps
+        wanted = wire.request_of(asked, options, usual_steps)
         lists, maps = controlnet.lists_of(asked, card)
         until_s = self._until_s(asked, request)
         if lists:

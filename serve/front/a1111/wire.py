@@ -147,8 +147,11 @@ def name_in(options: dict[str, Any]) -> str | None:
     return None if title is None else str(title).removesuffix(SUFFIX)
 
 
-def request_of(asked: TextToImage, chosen: dict[str, Any]) -> ImageRequest:
-    """Return the same request for /v1. Raises Problem for unsupported features."""
+def request_of(
+    asked: TextToImage, chosen: dict[str, Any], usual_steps: int | None = None
+) -> ImageRequest:
+    """Return the same request for /v1. Raises Problem for unsupported features. `usual_steps`: the
+    first leg's if `asked` has none."""
     check_features(asked)
     if asked.count > MAX_N:
         raise invalid("n_iter", f"batch_size × n_iter: {asked.count} images; at most {MAX_N}")
@@ -164,7 +167,7 @@ def request_of(asked: TextToImage, chosen: dict[str, Any]) -> ImageRequest:
         "n": asked.count,
         "scheduler": scheduler_asked(asked),
         "output_format": FORMATS[chosen.get(FORMAT, "png")],
-        **(upscale_of(asked) if asked.enable_hr else {}),
+        **(upscale_of(asked, usual_steps) if asked.enable_hr else {}),
         **variation_of(asked),
         **refiner_of(asked),
     }
@@ -191,7 +194,7 @@ def size_asked(asked: TextToImage) -> str | None:
     return f"{asked.width}x{asked.height}" if asked.width else None
 
 
-def upscale_of(asked: TextToImage) -> dict[str, Any]:
+def upscale_of(asked: TextToImage, usual_steps: int | None) -> dict[str, Any]:
     """Return the fields of the second leg. A1111 counts the steps taken, /v1 those of the
     schedule."""
     check_unset(asked, UNSET_OF_HIRES)
@@ -199,7 +202,8 @@ def upscale_of(asked: TextToImage) -> dict[str, Any]:
     if name not in HIRES_UPSCALERS:
         needed = f"must be one of {', '.join(HIRES_UPSCALERS)}"
         raise invalid("hr_upscaler", f"hr_upscaler {needed}, got {name[:60]!r}")
-    given, taken = asked.denoising_strength, asked.hr_second_pass_steps or asked.steps
+    given = asked.denoising_strength
+    taken = asked.hr_second_pass_steps or asked.steps or usual_steps
     strength = HIRES_STRENGTH if given is None else given
     if not strength or strength < (taken or 0) / MAX_STEPS:
         needed = "must be more than 0, and its steps part of a schedule of at most"
@@ -396,6 +400,7 @@ def image_bytes(text: str, param: str = "image", name: str = "image") -> bytes:
     """Decode base64, with or without the prefix of a data URL."""
     _, _, data = text.rpartition(",")
     try:
-        return base64.b64decode(data, validate=True)
+        # Some programs break the lines.
+        return base64.b64decode("".join(data.split()), validate=True)
     except ValueError:
         raise invalid(param, f"{name} must be a picture in base64") from None

@@ -89,6 +89,13 @@ def test_an_upscaled_picture_is_shown_in_its_larger_size_and_a_result_is_upscale
     stored = made(web)
     assert (stored["width"], stored["height"], stored["strength"]) == (256, 256, 0.4)
     assert web.violations() == []
+    web.page.click("#source-remove")
+    web.generate(PROMPT, steps="5", upscale="1.5", upscaler="latent", upscale_strength="0.7")
+    expect(web.page.locator("#thumbs li")).to_have_count(3)
+    web.page.locator("#thumbs button").first.click()
+    web.page.get_by_role("button", name="Upscale", exact=True).click()
+    expect(web.page.locator("#thumbs li")).to_have_count(4)
+    assert made(web)["strength"] == 0.2
 
 
 def test_a_source_outlives_a_reload_and_comes_back_with_its_result_s_settings(web: Visit) -> None:

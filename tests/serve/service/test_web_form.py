@@ -53,6 +53,12 @@ def test_a_model_is_chosen_and_makes_the_picture(browser: Browser, view: View) -
         web.drop("made.png", made)
         expect(page.locator("#notices")).to_contain_text("Generate makes the same picture.")
         expect(page.locator("#service")).to_have_text("other")
+        # A model that is served no longer.
+        page.evaluate("localStorage.setItem('settings', JSON.stringify({ model: 'gone' }))")
+        web.reload()
+        expect(page.locator("#service")).to_have_text("sdxl-mini")
+        expect(model).to_have_value("sdxl-mini")
+        expect(model.locator("option")).to_have_count(2)
 
 
 def test_a_size_is_a_usual_one_or_typed_and_can_be_swapped(web: Visit) -> None:

@@ -21,6 +21,17 @@ from tests.serve.workers import running
 PROMPTS = ("a red circle", "a green star", "a blue ring")
 
 
+LATE = """
+const getAll = IDBObjectStore.prototype.getAll;
+IDBObjectStore.prototype.getAll = function () {
+  const wait = () => { if (!window.isRead) this.count().onsuccess = wait; };
+  wait();
+  return getAll.call(this);
+};
+"""
+"""Reading the gallery takes until `isRead` is set."""
+
+
 @pytest.fixture
 def three(web: Visit) -> Visit:
     """The page with three pictures, the last of PROMPTS first."""
@@ -117,6 +128,22 @@ def test_a_picture_gives_its_settings_and_its_removal_is_undone(web: Visit) -> N
     undo.click()
     web.reload()
     expect(pictures).to_have_count(1)
+
+
+def test_a_picture_made_before_the_gallery_is_read_stays(web: Visit) -> None:
+    pictures = web.page.locator("#thumbs .words")
+    web.generate("a red circle", steps="2")
+    expect(pictures).to_have_text(["a red circle"])
+    web.page.add_init_script(LATE)
+    web.reload()
+    web.generate("a blue ring", steps="2")
+    expect(pictures).to_have_text(["a blue ring"])
+    web.page.evaluate("isRead = true")
+    both = ["a blue ring", "a red circle"]
+    expect(pictures).to_have_text(both)
+    web.reload()
+    web.page.evaluate("isRead = true")
+    expect(pictures).to_have_text(both)
 
 
 def test_a_blurred_picture_says_why(browser: Browser, view: View) -> None:

@@ -106,7 +106,9 @@ def test_a_dropped_picture_gives_its_settings_and_is_rendered_again(
         "guidance_scale": 3.25,
         "scheduler": "dpmpp_2m_karras",
         "cache_interval": 4,
-        # The seed has more digits than a browser's number can hold.
+        # The seeds have more digits than a browser's number can hold.
+        "variation_seed": 2**60 + 3,
+        "variation_strength": 0.25,
         "seed": 2**60 + 1,
     }
     (data,) = http.post(GENERATE, json=asked).json()["data"]
@@ -119,8 +121,6 @@ def test_a_dropped_picture_gives_its_settings_and_is_rendered_again(
         "deep_steps",
         "guidance_interval",
         "guided_steps",
-        "variation_strength",
-        "variation_seed",
         "loras",
         "controls",
         "image_prompts",

@@ -158,3 +158,7 @@ def test_a_refused_entry_is_shown_at_its_list_until_it_is_removed(web: Visit) ->
     expect(alert).to_contain_text("its map is 128x128")
     page.get_by_role("button", name="Remove depth").click()
     expect(alert).to_have_count(0)
+    kept = "async () => Object.keys(await (await import('/web/store.js')).keptWork('maps'))"
+    assert len(page.evaluate(kept)) == 1
+    web.reload()
+    assert page.evaluate(kept) == []
