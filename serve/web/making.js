@@ -16,26 +16,12 @@ import { joinTiles, offer, say, secondsLeft, setStage, tidyStage } from "./stage
 import { keepWork, keptWork } from "./store.js";
 
 const REFRESH_MS = 200;
-const CLAIM_MS = 1000;
-const work = claim();
+sessionStorage.tab ??= Math.random();
+const WORK = `queue of ${sessionStorage.tab}`;
 
 /** { settings, axes, isTimed }; the first is running. Without axes it is no comparison. */
 let orders = [];
 let running = null;
-
-/** Its queue's name. A duplicated tab has the first one's, which stays locked, and draws another; a
-    reloaded one waits for its last page. Only secure origins have locks. */
-function claim() {
-  const name = `queue of ${(sessionStorage.tab ??= Math.random())}`;
-  return new Promise((resolve) => {
-    const hold = () => new Promise(() => resolve(name));
-    if (!navigator.locks) return hold();
-    navigator.locks.request(name, { signal: AbortSignal.timeout(CLAIM_MS) }, hold).catch(() => {
-      sessionStorage.removeItem("tab");
-      resolve(claim());
-    });
-  });
-}
 
 export const cancel = () => running?.abort();
 export function cancelAll() {
@@ -58,13 +44,13 @@ function order(axes, isTimed = false) {
 }
 
 export async function resume() {
-  const kept = await work.then(keptWork).catch(() => null);
+  const kept = await keptWork(WORK).catch(() => null);
   if (!orders.length) put(kept ?? []);
 }
 
 function put(next, isGoingOn = true) {
   orders = next;
-  work.then((name) => keepWork(name, orders)).catch(() => {});
+  keepWork(WORK, orders).catch(() => {});
   if (isGoingOn && !running && orders.length) begin(orders[0]);
   else showQueue();
 }

@@ -82,22 +82,6 @@ def test_a_reload_loses_no_order(slow: Visit) -> None:
     expect(slow.page.locator("#generate")).to_have_text("Generate")
 
 
-def test_a_duplicated_tab_begins_with_an_empty_queue_of_its_own(slow: Visit) -> None:
-    slow.generate(PROMPT, steps="60")
-    slow.generate(OTHER, steps="60")
-    expect(slow.page.locator("#queue button")).to_have_count(1)
-    with slow.page.context.expect_page() as opening:
-        slow.page.evaluate("() => { window.open(location.href); }")
-    tab = slow.page.evaluate("sessionStorage.tab")
-    opening.value.wait_for_function("tab => sessionStorage.tab !== tab", arg=tab)
-    expect(opening.value.locator("#queue button")).to_have_count(0)
-    expect(slow.page.locator("#thumbs li")).to_have_count(2)
-    slow.reload()
-    assert slow.page.evaluate("sessionStorage.tab") == tab
-    expect(slow.page.locator("#thumbs li")).to_have_count(2)
-    assert sum("v1/images/generations" in url for url in slow.asked) == 2
-
-
 def opened_without(page: Page, url: str, path: str) -> Callable[[], None]:
     """Open the page; its request for `path` waits until the returned function is called."""
     held: list[Route] = []
