@@ -30,6 +30,7 @@ from serve.batch_api.wire import (
 )
 from serve.errors import Problem, invalid
 from serve.front.api import JOBS_PATH
+from serve.front.body_limit import is_form
 from serve.front.edits import EditBody
 from serve.front.openai_images import ErrorDetail, ImageRequest, ImagesResponse, Reply
 from serve.front.pictures import PicturesResponse
@@ -157,6 +158,8 @@ def add_job_routes(app: FastAPI, api: ImageJobApi) -> None:
     async def create_job(request: Request) -> ImageJobObject:
         """Make pictures later; the answer names the job. The body is as for
         `/v1/images/generations`, or with `images` as the JSON for `/v1/images/edits`."""
+        if is_form(request.headers):
+            raise Problem(415, "The body must be JSON.", None, "unsupported_media_type")
         return await api.make(await request.body(), request)
 
     @app.get(JOBS_PATH)

@@ -138,8 +138,7 @@ def create_app(
     add_tags(app)
     keyring = Keyring.read(Path(settings.keys)) if settings.keys else None
     # The middleware that is added last is the outermost.
-    larger, forms = larger_bodies(settings), (EDITS_PATH, FILES_PATH)
-    app.add_middleware(BodyLimit, settings=settings, larger=larger, forms=forms)
+    app.add_middleware(BodyLimit, settings=settings, larger=larger_bodies(settings))
     app.add_middleware(Access, keyring=keyring, hosts=Hosts.of(settings))
     tracer = tracer_to(settings.trace_to)
     if tracer is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
@@ -73,15 +73,10 @@ class HeldBody:
 
 class BodyLimit:
     def __init__(
-        self,
-        app: ASGIApp,
-        settings: ServeSettings,
-        larger: Mapping[str, tuple[int, float]],
-        forms: Collection[str],
+        self, app: ASGIApp, settings: ServeSettings, larger: Mapping[str, tuple[int, float]]
     ) -> None:
-        """`larger`: limits in bytes and seconds for paths whose bodies contain files; `forms`:
-        paths that read forms."""
-        self.app, self.settings, self.larger, self.forms = app, settings, larger, forms
+        """`larger`: limits in bytes and seconds for paths whose bodies contain files."""
+        self.app, self.settings, self.larger = app, settings, larger
         self.budget, self.trimming = BodyBudget(settings.bodies_bytes), Trimming()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -114,7 +109,7 @@ class BodyLimit:
                 body = carried if carried is not None else await _collect(receive, most, size, held)
         except TimeoutError:
             raise Problem(408, "The body did not arrive in time.", None, "body_timeout") from None
-        if body is not None and not (scope["path"] in self.forms and is_form(scope)):
+        if body is not None and not is_form(Headers(scope=scope)):
             check_json(body, self.settings.max_json_depth)
         return body
 
@@ -169,8 +164,8 @@ def too_large(most: int) -> Problem:
     return Problem(413, f"The body is too large; at most {most} bytes.", None, "body_too_large")
 
 
-def is_form(scope: Scope) -> bool:
-    return Headers(scope=scope).get("content-type", "").lower().startswith(FORM)
+def is_form(headers: Headers) -> bool:
+    return headers.get("content-type", "").lower().startswith(FORM)
 
 
 def check_json(body: bytes, most: int) -> None:

@@ -10,7 +10,7 @@ const WORK = "maps";
 let maps = {};
 const shown = new Map();
 
-/** Those that no settings name are forgotten; waiting orders have their own. */
+/** Forgets what the settings do not name; waiting orders have their own. */
 export async function startMaps(settings) {
   const kept = (await store.keptWork(WORK).catch(() => null)) ?? {};
   maps = { ...mapsIn(picturedIn(settings), kept), ...maps };
@@ -30,7 +30,7 @@ export async function keepMap(file, key = `map-${Date.now()}-${Object.keys(maps)
 }
 
 export const mapsIn = (entries, among = maps) =>
-  Object.fromEntries(entries.filter(({ image }) => among[image]).map(({ image }) => [image, among[image]]));
+  Object.fromEntries(entries.flatMap(({ image: key }) => among[key] ? [[key, among[key]]] : []));
 
 export async function restoreMaps(entries) {
   const found = await Promise.all(entries.filter(({ image }) => image).map(async ({ image }) => {

@@ -24,12 +24,10 @@ function withMap({ image, ...entry }, maps) {
   return maps[image] ? { ...entry, image: maps[image].url } : entry;
 }
 
-/** Seeds are inserted as text: they may exceed a number here. */
-function jsonOf({ seed, variation_seed, ...fields }) {
+/** Seeds are text here, as they may exceed a number. */
+function jsonOf(fields) {
   const { body, headers } = json(fields);
-  const seeds = Object.entries({ seed, variation_seed }).filter(([, text]) => text)
-    .map(([name, text]) => `,"${name}":${BigInt(text)}`);
-  return { body: `${body.slice(0, -1)}${seeds.join("")}}`, headers };
+  return { body: body.replace(/("(?:variation_)?seed":)"(\d+)"/g, (_, name, seed) => name + BigInt(seed)), headers };
 }
 
 function formOf(fields, { file, mask }) {

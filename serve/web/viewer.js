@@ -24,10 +24,10 @@ const ACTIONS = {
   upscale: async () => {
     viewer.close();
     await editPicture(shown);
-    const anew = { size: "auto", strength: "", upscale: 2, upscale_strength: 0.2 };
     // Step numbers and the upscaler belong to this picture.
     const own = { deep_steps: "", guided_steps: "", upscaler: "", upscale_steps: "" };
-    writeForm({ ...settingsOf(shown.params), ...anew, ...own });
+    const anew = { size: "auto", strength: "", upscale: 2, upscale_strength: 0.2 };
+    writeForm({ ...settingsOf(shown.params), ...own, ...anew });
     byId("ask").requestSubmit();
   },
   wipe: () => showWipe(!wipe),
