@@ -284,14 +284,15 @@ class Pipeline:
         loop = self.in_flight()
         waiting: Iterator[_Numbered] = enumerate(self._resolved(each) for each in requests)
         pending: dict[int, _Course] = {}
-        first: list[_Numbered] = []
+        read: list[_Numbered] = []
         while True:
             has_room = len(pending) < 2 * loop.limits.rows
             if has_room:
-                first += itertools.islice(waiting, ENCODE_BATCH - len(first))
-            taken = first[:] if has_room else []
+                read += itertools.islice(waiting, ENCODE_BATCH - len(read))
+            taken = read[:] if has_room else []
             leased = self._leased([each.params for _, each in taken], is_idle=not pending)
-            del first[: len(leased)]
+            # The others wait for room for their LoRAs.
+            del read[: len(leased)]
             courses, failed = self._submit(loop, taken[: len(leased)], leased)
             yield from self._pictures(failed)
             pending |= courses

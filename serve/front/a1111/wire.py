@@ -206,8 +206,8 @@ def upscale_of(asked: TextToImage, usual_steps: int | None) -> dict[str, Any]:
     taken = asked.hr_second_pass_steps or asked.steps or usual_steps
     strength = HIRES_STRENGTH if given is None else given
     if not strength or strength < (taken or 0) / MAX_STEPS:
-        needed = "must be more than 0, and its steps part of a schedule of at most"
-        raise invalid("denoising_strength", f"denoising_strength {needed} {MAX_STEPS}")
+        least = f"at least {taken / MAX_STEPS:g} for {taken} steps" if taken else "more than 0"
+        raise invalid("denoising_strength", f"denoising_strength must be {least}, got {strength}")
     scale = 2.0 if asked.hr_scale is None else asked.hr_scale
     if not 1 < scale <= MAX_UPSCALE:
         needed = f"must be more than 1, at most {MAX_UPSCALE:g}"
