@@ -5,7 +5,8 @@ the work in kernel_work.py and measured rates.
                        plus its operations after the sums
 
 A gap follows each kernel. `fill` is the cost of a tile before and after its sums, in units of their
-depth. Kernels were measured alone on an H200 (docs/gpus); in a picture the power limit slows them.
+depth. Products and attention among pixels were measured alone on an H200, convolutions and
+attention to a prompt in a call (docs/gpus).
 """
 
 from __future__ import annotations
@@ -102,13 +103,13 @@ RATES: dict[tuple[Unit, bool, int], KernelRate] = {
     ("convolution", True, 8): KernelRate(1210, 800, "22.9 ms of a call of 16 rows on an H200"),
 }
 ATTENTION = {
-    16: {4096: 444.0, 1024: 437.0, 0: 300.0},
+    16: {4096: 444.0, 1024: 437.0, 0: 123.0},
     8: {4096: 533.0, 1024: 457.0, 0: 300.0},
 }
 """TFLOP/s with heads of 64, by bits and by the smallest number of tokens"""
 ATTENTION_SOURCE = (
-    "an H200 with heads of 64, 4096 and 1024 tokens: in 16 bits cuDNN's 444 and 437 TFLOP/s; in "
-    "FP8, ours, 533 and 457"
+    "an H200 with heads of 64, 4096 and 1024 tokens: in 16 bits cuDNN's 444 and 437 TFLOP/s, to a "
+    "prompt 123; in FP8, ours, 533 and 457"
 )
 LANES, CLOCK = 128, 1.7e9
 OPERATIONS_SOURCE = (
